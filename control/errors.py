@@ -1,0 +1,169 @@
+"""Every error that Furrow raises on purpose, as one tree; the data travels on the exception, never only in its text."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+RankErrorKind = Literal[
+    "nccl_init_failed",
+    "nccl_not_initialised",
+    "unknown_op",
+    "bad_request",
+    "already_loaded",
+    "model_not_loaded",
+    "unsupported_arch",
+    "cuda_unavailable",
+    "load_failed",
+    "forward_failed",
+]
+"""What a rank may answer a command with; the wire's closed list."""
+
+
+class FurrowError(Exception):
+    """Root of the tree. `str(error)` is always fit to be shown to a user: it names the value and the remedy."""
+
+
+# --- what a client did -------------------------------------------------------------------------------------------------
+
+
+class RequestError(FurrowError):
+    """A request that can't be served as it was sent.
+
+    `param` names the offending field where there is one, `code` is OpenAI's machine-readable code or None.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt and requested tokens don't fit the model's context."""
+
+    def __init__(self, prompt_tokens: int, max_tokens: int, context: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context} tokens. However, you requested "
+            f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} in the completion). "
+            "Please reduce the length of the prompt or of the completion.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+        self.prompt_tokens, self.max_tokens, self.context = prompt_tokens, max_tokens, context
+
+
+class RequestTooLarge(RequestError):
+    """A request that could never fit the KV memory of the model's tightest rank."""
+
+
+class TemplateFailed(RequestError):
+    """The model's chat template refused the messages."""
+
+
+class ModelNotFound(RequestError):
+    """No such model in the farm's catalog."""
+
+    def __init__(self, model: str, known: list[str]) -> None:
+        served = ", ".join(sorted(known)) or "none: load one with `furrow models load`"
+        super().__init__(
+            f"The model '{model}' does not exist. Models served here: {served}.", param="model", code="model_not_found"
+        )
+        self.model, self.known = model, known
+
+
+class RequestNotFound(RequestError):
+    """No such request, or it belongs to another tenant, or its retention has passed."""
+
+
+class IdempotencyConflict(RequestError):
+    """An Idempotency-Key was used again with another body."""
+
+
+class QueueFull(FurrowError):
+    """The model's queue is at its bound. `retry_after` is in seconds, from the measured drain rate."""
+
+    def __init__(self, model: str, queued: int, retry_after: float) -> None:
+        super().__init__(
+            f"The queue of model '{model}' is full ({queued} requests waiting). Retry in {retry_after:.0f} s."
+        )
+        self.model, self.queued, self.retry_after = model, queued, retry_after
+
+
+class ModelUnavailable(FurrowError):
+    """The model is known but can't serve: failed after back-off, draining, unloading, or no asset yet."""
+
+    def __init__(self, model: str, state: str, detail: str, retry_after: float = 5.0) -> None:
+        super().__init__(f"The model '{model}' is {state}: {detail}")
+        self.model, self.state, self.detail, self.retry_after = model, state, detail, retry_after
+
+
+# --- what the operator set up ------------------------------------------------------------------------------------------
+
+
+class SettingsError(FurrowError):
+    """A setting that can't be used. The message names it, its value and what is accepted."""
+
+
+class RedisUnavailable(FurrowError):
+    """Redis could not be reached, refused the password, or is not set up for Furrow."""
+
+
+class ModelFilesError(FurrowError):
+    """A model's files are missing or unreadable; the message names the file and the repository or folder."""
+
+
+class UnsupportedArchitecture(FurrowError):
+    """The model's type is unknown, or it can't be sharded as asked. Raised before any process is spawned."""
+
+
+class DevicesError(FurrowError):
+    """The devices asked for are absent, or their count differs from the world size."""
+
+
+# --- what the group met ------------------------------------------------------------------------------------------------
+
+
+class RankError(FurrowError):
+    """A rank answered a command with an error, or was gone."""
+
+    def __init__(self, rank: int, kind: RankErrorKind, message: str) -> None:
+        super().__init__(f"rank {rank}: {kind}: {message}")
+        self.rank, self.kind, self.message = rank, kind, message
+
+
+class GroupError(FurrowError):
+    """The combined outcome of leader and ranks: every side that failed is named.
+
+    `leader` is the leader's own exception or None, `ranks` the errors of ranks 1..N-1.
+    """
+
+    def __init__(self, what: str, leader: BaseException | None, ranks: list[RankError]) -> None:
+        sides = [f"leader {what} failed: {leader}"] if leader is not None else []
+        if ranks:
+            joined = "; ".join(str(error) for error in ranks)
+            sides.append(f"ranks also failed: {joined}" if sides else f"{what} failed on ranks: {joined}")
+        super().__init__(" and ".join(sides))
+        self.what, self.leader, self.ranks = what, leader, ranks
+
+
+class EpochOver(FurrowError):
+    """This life of the group is over; its process must leave the epoch. The base of the three ways it can end."""
+
+
+class Lost(EpochOver):
+    """The lock is gone but nobody else took it: the same process may acquire again and keep its weights."""
+
+
+class Fenced(EpochOver):
+    """The epoch has moved on: another leader holds the lock."""
+
+
+class Poisoned(EpochOver):
+    """Device or collective state of this epoch can't be trusted any more.
+
+    `rank` is who noticed or caused it (-1: the agent), `kind` a short machine-readable reason.
+    """
+
+    def __init__(self, kind: str, message: str, rank: int) -> None:
+        super().__init__(f"epoch poisoned by rank {rank}: {kind}: {message}")
+        self.kind, self.message, self.rank = kind, message, rank

@@ -1,0 +1,166 @@
+"""Every Redis key of the farm: builder, type, life time, who writes it and who reads it. The one table.
+
+All keys of one model share the hash tag `{model}`, so that a script never crosses a Cluster slot.
+ops/redis-cli.md shows how to read them by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from control.errors import RequestError
+
+PREFIX = "furrow:"
+
+LOCK_MS = 2_000
+"""Life of a replica's lock; renewed every quarter of it."""
+HEARTBEAT_MS = 2_000
+"""Life of a heartbeat; beaten every quarter of it."""
+COMMAND_MS = 60_000
+"""Life of an epoch's command and reply streams, refreshed by each renewal of the lock."""
+COMMAND_LENGTH = 1_024
+"""Entries kept in a command or reply stream."""
+BELL_LENGTH = 128
+POISONS_LENGTH = 64
+DEAD_LENGTH = 1_000
+RETENTION_MS = 120_000
+"""How long a request can be read after its end."""
+
+GROUP = "leaders"
+"""The consumer group on every queue; a consumer is a replica id, stable over epochs."""
+CLASSES = ("high", "normal", "low")
+"""Priority classes in the order in which they are served."""
+
+_MODEL_NAME = re.compile(r"[^\s{}]{1,200}")
+
+
+def check_model_name(name: str) -> str:
+    """Return `name`, or raise RequestError: braces would break the hash tag, white space every tool."""
+    if not _MODEL_NAME.fullmatch(name):
+        raise RequestError(
+            f"model name {name!r} can't be used: 1 to 200 characters, no white space and no braces", param="model"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKeys:
+    """Keys that belong to one model, whichever replica serves it."""
+
+    model: str
+
+    @property
+    def base(self) -> str:
+        """`furrow:{model}:`, from which scripts derive keys that they learn only while they run."""
+        return f"{PREFIX}{{{self.model}}}:"
+
+    # name                                                 type     written by -> read by             life
+    def queue(self, priority: str, tenant: str) -> str:  # stream   enqueue -> claim                  XDEL at the end
+        return f"{self.base}queue:{priority}:{tenant}"
+
+    def turns(self, priority: str) -> str:  # zset tenant -> virtual tokens served; enqueue, emit -> claim
+        return f"{self.base}turns:{priority}"
+
+    @property
+    def load(self) -> str:  # hash: queued, queued_tokens, enqueued, claimed, ended, rate; scripts -> enqueue, api
+        return f"{self.base}load"
+
+    @property
+    def bell(self) -> str:  # stream, capped: enqueue, cancel, drain -> idle leaders
+        return f"{self.base}bell"
+
+    def request(self, rid: str) -> str:  # hash: scripts -> all; deadline + retention, after the end retention
+        return f"{self.base}req:{rid}"
+
+    def followers(self, rid: str) -> str:  # set of api ids: follow, unfollow -> emit; as the request
+        return f"{self.base}followers:{rid}"
+
+    def log(self, rid: str) -> str:  # stream `<seq>-0`: emit -> api; as the request
+        return f"{self.base}log:{rid}"
+
+    def blob(self, rid: str, index: int) -> str:  # string: api -> ranks; as the request
+        return f"{self.base}blob:{rid}:{index}"
+
+    def events(self, api: str) -> str:  # pub/sub: emit -> api
+        return f"{self.base}events:{api}"
+
+    def idempotency(self, tenant: str, key: str) -> str:  # string `rid body-hash`: enqueue; as the request
+        return f"{self.base}idem:{tenant}:{key}"
+
+    @property
+    def dead(self) -> str:  # stream, capped: bury -> operator
+        return f"{self.base}dead"
+
+    @property
+    def spec(self) -> str:  # hash: operator -> agents; until the model is unloaded
+        return f"{self.base}spec"
+
+    @property
+    def assets(self) -> str:  # hash: leader -> api (tokenizer, template, generation config, context length)
+        return f"{self.base}assets"
+
+    def replica(self, replica: str) -> ReplicaKeys:
+        return ReplicaKeys(self.model, replica)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaKeys:
+    """Keys that belong to one running copy of a model."""
+
+    model: str
+    replica: str
+
+    @property
+    def base(self) -> str:
+        return f"{PREFIX}{{{self.model}}}:{self.replica}:"
+
+    @property
+    def lock(self) -> str:  # string `owner:epoch`: acquire, renew -> every script of the leader; 2 s
+        return f"{self.base}lock"
+
+    @property
+    def epoch(self) -> str:  # string: acquire -> ranks; no TTL
+        return f"{self.base}epoch"
+
+    def commands(self, epoch: int, rank: int) -> str:  # stream `<seq>-0`, capped: leader -> rank; 60 s
+        return f"{self.base}cmd:{epoch}:{rank}"
+
+    def replies(self, epoch: int) -> str:  # stream, capped: rank -> leader; 60 s
+        return f"{self.base}reply:{epoch}"
+
+    def heartbeat(self, rank: int) -> str:  # hash: rank -> agents, api, operator; 2 s
+        return f"{self.base}hb:{rank}"
+
+    @property
+    def poison(self) -> str:  # hash epoch, rank, kind, message: first to notice -> all; until the next epoch
+        return f"{self.base}poison"
+
+    @property
+    def poisons(self) -> str:  # stream, capped: the history of poison; also wakes blocked leaders and ranks
+        return f"{self.base}poisons"
+
+    @property
+    def status(self) -> str:  # hash: the agent's view (state, detail, host, attempts) -> api, operator; no TTL
+        return f"{self.base}status"
+
+
+MODELS = f"{PREFIX}models"  # set of model names: operator -> all
+PLACEMENT_LOCK = f"{PREFIX}placement:lock"  # string host: agents; 2 s
+HOSTS = f"{PREFIX}hosts"  # set of host ids ever seen: agents -> placement
+APIS = f"{PREFIX}apis"  # set of api ids ever seen: apis -> operator
+
+
+def host(host_id: str) -> str:
+    """hash devices, memory, pid: agent -> placement, operator; 2 s."""
+    return f"{PREFIX}host:{host_id}"
+
+
+def assignments(host_id: str) -> str:
+    """hash `model replica` -> JSON Assignment: placement -> agent; no TTL."""
+    return f"{PREFIX}host:{host_id}:assignments"
+
+
+def api(api_id: str) -> str:
+    """hash url, started: api -> operator, orphan policy; 2 s."""
+    return f"{PREFIX}api:{api_id}"

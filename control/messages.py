@@ -1,0 +1,299 @@
+"""Every message of the farm as a tagged struct: commands and replies between leader and ranks, requests, log entries, events.
+
+On the wire a message is one JSON object. Commands and replies are told apart by `op`; the protocol evolves by adding
+ops, never by a version field. Each command is answered by exactly one reply that echoes `epoch` and `seq`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from control.errors import RankErrorKind
+
+# --- leader -> rank ----------------------------------------------------------------------------------------------------
+
+
+class Command(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
+    """What a leader sends to a rank. `seq` counts from 1 without a gap within an epoch."""
+
+    epoch: int
+    seq: int
+
+
+class Ping(Command, tag="ping"):
+    """Answered by Pong."""
+
+
+class Init(Command, tag="init"):
+    """Join the rendezvous `comm_id` (`host:port` of the leader's store). Sent to all before the leader joins."""
+
+    comm_id: str
+    world_size: int
+
+
+class NcclSanityCheck(Command, tag="nccl_sanity_check"):
+    """All-reduce a 1: every rank must see the world size. The name is the wire's, on gloo too."""
+
+
+class LoadDenseShard(Command, tag="load_dense_shard"):
+    """Build this rank's shard of the model. A rank that kept its weights answers `already_loaded`."""
+
+    model_id: str
+    config_json: str
+    safetensors_paths: list[str]
+    dtype: str = "float32"
+    quant: str | None = None
+    kv_tokens: int | None = None
+    """Tokens of KV memory to reserve; None lets the rank choose from its free memory."""
+
+
+class GenerateStep(Command, tag="generate_step"):
+    """One forward of the whole batch; the command holds what changes.
+
+    Row i feeds `tokens[i]` to sequence `sequences[i]` whose KV holds `offset[i]` positions so far (a sequence that is
+    new to the rank has offset 0). A sequence whose last row was sampled and that has no row here decodes by itself:
+    it feeds the token that was broadcast at the end of the previous step. `left` are forgotten before the step.
+    `sample[i]` tells whether row i's last position is sampled (the last chunk of a prefill).
+    `paused` are sequences that sit this step out, KV kept.
+    """
+
+    model_id: str
+    sequences: list[int] = []
+    tokens: list[list[int]] = []
+    offset: list[int] = []
+    sample: list[bool] = []
+    left: list[int] = []
+    paused: list[int] = []
+
+
+class GenerateStepWithImages(GenerateStep, tag="generate_step_with_images", kw_only=True):
+    """A step whose chunks hold image pads; every rank walks the same windows of `chunk_size`."""
+
+    image_token_id: int
+    image_data_uris: list[str]
+    chunk_size: int
+
+
+class ClearKvCache(Command, tag="clear_kv_cache"):
+    """Forget every sequence of the model."""
+
+    model_id: str
+
+
+class UnloadModel(Command, tag="unload_model"):
+    """Free the shard; later steps for that model are an error."""
+
+    model_id: str
+
+
+class Shutdown(Command, tag="shutdown"):
+    """Answer bye and exit 0."""
+
+
+AnyCommand = (
+    Ping
+    | Init
+    | NcclSanityCheck
+    | LoadDenseShard
+    | GenerateStep
+    | GenerateStepWithImages
+    | ClearKvCache
+    | UnloadModel
+    | Shutdown
+)
+
+# --- rank -> leader ----------------------------------------------------------------------------------------------------
+
+
+class Reply(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
+    """What a rank answers; `epoch` and `seq` are the command's."""
+
+    epoch: int
+    seq: int
+    rank: int
+
+
+class Pong(Reply, tag="pong"):
+    world_size: int
+    cuda_device: str
+
+
+class InitOk(Reply, tag="init_ok"):
+    pass
+
+
+class NcclSanityResult(Reply, tag="nccl_sanity_result"):
+    observed_sum: float
+
+
+class LoadDenseShardOk(Reply, tag="load_dense_shard_ok"):
+    kv_tokens: int
+    """Tokens of KV memory that this rank can hold; the leader admits by the tightest rank."""
+    weight_bytes: int
+
+
+class GenerateStepOk(Reply, tag="generate_step_ok"):
+    checksum: int
+    """Of the batch's layout and the tokens broadcast at its end; equal on every rank."""
+
+
+class KvCacheCleared(Reply, tag="kv_cache_cleared"):
+    pass
+
+
+class Unloaded(Reply, tag="unloaded"):
+    pass
+
+
+class Bye(Reply, tag="bye"):
+    pass
+
+
+class ErrorReply(Reply, tag="error"):
+    kind: RankErrorKind
+    message: str
+
+
+AnyReply = (
+    Pong
+    | InitOk
+    | NcclSanityResult
+    | LoadDenseShardOk
+    | GenerateStepOk
+    | KvCacheCleared
+    | Unloaded
+    | Bye
+    | ErrorReply
+)
+
+# --- requests ----------------------------------------------------------------------------------------------------------
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "expired", "error"]
+"""Why a choice ended. The last three never come from a model: a cancel, a deadline, a failure."""
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a request's tokens are chosen; every default has been resolved by the API.
+
+    `seed` is a decimal string of an unsigned 64-bit number ("" until enqueue draws one): Lua's numbers are doubles.
+    `stop_ids` holds every end-of-sequence id of the model too, unless `ignore_eos`.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: str = ""
+    stop: list[str] = []
+    stop_ids: list[int] = []
+    logprobs: int | None = None
+    """None: none. k ≥ 0: the chosen token's and the k most likely ones'."""
+    n: int = 1
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a leader needs to generate; the `params` field of the request's hash."""
+
+    prompt: list[int]
+    sampling: Sampling
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probability of the chosen token, and `(token, logprob)` of the most likely ones, best first."""
+
+    chosen: float
+    top: list[tuple[int, float]] = []
+
+
+class LogEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of a request's token log, and one element of an event's row.
+
+    `seq` counts from 1 over all choices in emission order. `token` is None where a choice ends without one (cancel,
+    deadline, error). `cause` says what ended it: "token", a stop string, or a message.
+    """
+
+    seq: int
+    choice: int
+    token: int | None
+    finish: FinishReason | None = None
+    cause: str | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+class EventRow(msgspec.Struct, frozen=True, array_like=True):
+    """What one request emitted in one step; an event is a JSON list of rows."""
+
+    rid: str
+    entries: list[LogEntry]
+
+
+RequestState = Literal["queued", "running", "finished", "cancelled", "expired", "dead"]
+
+# --- what the farm should run ------------------------------------------------------------------------------------------
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as the operator wants it; kept as the fields of its `spec` hash."""
+
+    name: str
+    source: str
+    """A folder, or a Hugging Face repository id."""
+    tp: int = 1
+    replicas: int = 1
+    devices: list[str] = []
+    """Empty: the host chooses. Else one per rank: `cpu`, `cuda:0`, …"""
+    dtype: str = "auto"
+    max_context: int | None = None
+    kv_tokens: int | None = None
+    revision: int = 1
+    """Grows with each change; a replica of an older revision is replaced."""
+    unload: bool = False
+    """The tombstone: only this means unload, never the absence of a spec."""
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks of one replica that one host shall run."""
+
+    spec: ModelSpec
+    replica: str
+    ranks: list[int]
+    devices: list[str]
+    """One per entry of `ranks`."""
+
+
+class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API process needs of a model, so that it needs only Redis."""
+
+    tokenizer_json: str
+    tokenizer_config: dict[str, Any]
+    chat_template: str | None
+    generation_config: dict[str, Any]
+    context_length: int
+    vocab_size: int
+    eos_ids: list[int]
+    kv_tokens: int
+    """Tokens of KV memory on the tightest rank: a longer request can never fit."""
+    created: int
+    """Unix seconds at which the model was loaded first."""
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: Any) -> bytes:
+    """One JSON object or list, without white space."""
+    return _encoder.encode(message)
+
+
+decode_command = msgspec.json.Decoder(AnyCommand).decode
+decode_reply = msgspec.json.Decoder(AnyReply).decode
+decode_request = msgspec.json.Decoder(GenerationRequest).decode
+decode_event = msgspec.json.Decoder(list[EventRow]).decode

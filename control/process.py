@@ -1,0 +1,39 @@
+"""What a child process owes its parent: to die with it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Arrange that this process ends when its parent does, kill -9 included. Call first thing in a child's main.
+
+    Linux: the kernel sends SIGKILL (prctl PR_SET_PDEATHSIG), bound to the parent *thread* that forked, so a parent
+    must spawn from a thread that lives as long as itself. Elsewhere a thread watches for a change of parent.
+    """
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        expected = os.environ.get("FURROW_PARENT")
+        if expected is not None and int(expected) != os.getppid():  # it died before the call above
+            os._exit(0)
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def child_environment(**extra: str) -> dict[str, str]:
+    """The environment for a child that will call `die_with_parent`."""
+    return {**os.environ, "FURROW_PARENT": str(os.getpid()), **extra}

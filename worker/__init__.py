@@ -1,0 +1,1 @@
+"""Agents and ranks: the processes that own devices and run models. Never imports the HTTP API."""
