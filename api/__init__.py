@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP API. Knows litestar and tokenizers, never torch and never the worker."""
