@@ -1,0 +1,98 @@
+"""Makes tiny random checkpoints that a whole farm can serve: weights, configuration, tokenizer, chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+VOCAB_SIZE = 131
+"""Not divisible by 2 or 4 on purpose; 128 ASCII bytes, then <s>, </s>, <pad>."""
+
+BOS, EOS, PAD = 128, 129, 130
+
+TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 90,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+    "pad_token_id": PAD,
+    # Far from uniform logits, so that greedy ties are out of the question.
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+}
+
+FAMILY_SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"tie_word_embeddings": True},
+    "qwen3_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 33,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+    },
+    "mistral": {"sliding_window": 12},
+    "gemma3_text": {
+        "sliding_window": 12,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
+
+
+def make(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Save a random model of `family` in `folder`, float32; `changes` override the shape. Returns `folder`."""
+    shape = SHAPE | FAMILY_SHAPES[family] | changes
+    config = CONFIG_MAPPING[family](**shape)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Norms start as constants and biases as zeros: a mistake in either would go unseen.
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.generation_config.eos_token_id = EOS
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per ASCII byte."""
+    alphabet = {chr(byte): byte for byte in range(128)}
+    # Byte-level BPE writes bytes as printable characters; the map below is its own.
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    names = bytes_to_unicode()
+    alphabet = {names[byte]: byte for byte in range(128)}
+    core = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<s>", "</s>", "<pad>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    fast.chat_template = TEMPLATE
+    return fast

@@ -1,0 +1,23 @@
+"""What distinguishes one layer's attention from plain scaled dot products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """`window` counts the positions that a token sees, itself included (None: all before it). `softcap` bounds scores
+    by `softcap · tanh(score / softcap)`. `sinks` (heads,) are learned scores that take weight but give no value."""
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """True where torch's fused kernel can do it."""
+        return self.softcap is None and self.sinks is None

@@ -1,0 +1,55 @@
+"""A step's batch: the rows of all sequences, flattened one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.kv.base import CacheStep, Extent
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens that one sequence feeds in a step; `offset` counts the positions that its cache holds before them."""
+
+    sid: int
+    tokens: list[int]
+    offset: int
+    sample: bool
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.sid, self.offset, len(self.tokens))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model's forward reads. T counts all tokens, S the rows that are sampled."""
+
+    tokens: Tensor
+    """(T,) int64."""
+    positions: Tensor
+    """(T,) int64: each token's place in its own sequence."""
+    sampled: Tensor
+    """(S,) int64: indices into T of the last token of each sampled row."""
+    cache: CacheStep
+
+
+def flatten(rows: list[Row], cache: CacheStep, device: torch.device) -> Batch:
+    """The rows, in their order, as one batch."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    sampled: list[int] = []
+    for row in rows:
+        tokens.extend(row.tokens)
+        positions.extend(range(row.offset, row.offset + len(row.tokens)))
+        if row.sample:
+            sampled.append(len(tokens) - 1)
+    return Batch(
+        tokens=torch.tensor(tokens, dtype=torch.int64, device=device),
+        positions=torch.tensor(positions, dtype=torch.int64, device=device),
+        sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
+        cache=cache,
+    )

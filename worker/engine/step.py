@@ -1,0 +1,173 @@
+"""The engine: applies a GenerateStep to the running batch, runs the forward and spreads the sampled tokens.
+
+Every rank of a group runs the same engine over the same commands; only rank 0 is given a sampler. A command is checked
+in full before anything is changed, by rules that depend only on what is equal on all ranks, so they refuse alike.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from control.errors import RankError, RankErrorKind
+from control.messages import GenerateStep
+from worker.collective import Collective
+from worker.engine.batch import Row, flatten
+from worker.kv.base import KVStore
+from worker.models.served import ServedModel
+
+Sample = Callable[[Tensor, list[int]], list[int]]
+"""(logits (rows, vocabulary), sids of the rows) → one token per row."""
+
+NO_TOKEN = -1
+"""What rank 0 broadcasts for every row when it could not sample."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`tokens[i]` was sampled for `sids[i]`; NO_TOKEN everywhere on the other ranks where rank 0 could not sample.
+
+    `fed` counts the forward's tokens. `checksum` is equal on ranks that ran the same batch and got the same tokens.
+    """
+
+    sids: list[int]
+    tokens: list[int]
+    checksum: int
+    fed: int
+
+
+class Engine:
+    """One model's running batch on this rank."""
+
+    def __init__(self, model: ServedModel, store: KVStore, collective: Collective) -> None:
+        self.model, self.store, self.collective = model, store, collective
+        self._pending: dict[int, int] = {}
+        """Sequence → the token sampled last, which it feeds in its next row."""
+
+    def run(self, command: GenerateStep, sample: Sample | None) -> StepResult:
+        """One step. Rows are the continuing sequences by ascending sid, then the command's rows in their order.
+
+        Raises RankError: `bad_request` or `forward_failed` with nothing changed where the command doesn't fit the
+        batch; `forward_failed` where the forward failed, with no length changed. What `sample` raises comes through
+        after the broadcast: the rows are cached, and those that should have been sampled wait for a row of their own.
+        """
+        rows = self._rows(command)
+        for sid in command.left:
+            self._pending.pop(sid, None)
+            self.store.drop(sid)
+        if not rows:
+            return StepResult([], [], _checksum(command.seq, rows, []), 0)
+        logits = self._forward(rows)
+        sids = [row.sid for row in rows if row.sample]
+        for row in rows:
+            self._pending.pop(row.sid, None)
+        tokens = self._agree(logits, sids, sample) if sids else []
+        self._pending.update((sid, token) for sid, token in zip(sids, tokens, strict=True) if token != NO_TOKEN)
+        return StepResult(sids, tokens, _checksum(command.seq, rows, tokens), sum(len(row.tokens) for row in rows))
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        self._pending.clear()
+        self.store.clear()
+
+    def join(self, collective: Collective) -> None:
+        """Go on in a new epoch's group: weights stay, sequences are forgotten (their ranks may differ by a step)."""
+        self.model.join(collective)
+        self.collective = collective
+        self.clear()
+
+    # --- the batch ---------------------------------------------------------------------------------------------------
+
+    def _rows(self, command: GenerateStep) -> list[Row]:
+        self._check_shape(command)
+        left, paused, explicit = set(command.left), set(command.paused), set(command.sequences)
+        continuing = sorted(self._pending.keys() - left - paused - explicit)
+        rows = [Row(sid, [self._pending[sid]], self.store.length(sid) or 0, True) for sid in continuing]
+        for sid, tokens, offset, sampled in zip(
+            command.sequences, command.tokens, command.offset, command.sample, strict=True
+        ):
+            self._check_row(sid, tokens, offset, fresh=sid in left)
+            rows.append(Row(sid, tokens, offset, sampled))
+        freed = sum(self.store.length(sid) or 0 for sid in left)
+        needed = self.store.used_tokens - freed + sum(len(row.tokens) for row in rows)
+        if needed > self.store.capacity_tokens:
+            raise self._error(
+                "forward_failed",
+                f"the step needs {needed} cached tokens, but there is room for {self.store.capacity_tokens}",
+            )
+        return rows
+
+    def _check_shape(self, command: GenerateStep) -> None:
+        counts = {len(command.sequences), len(command.tokens), len(command.offset), len(command.sample)}
+        if len(counts) != 1:
+            raise self._error("bad_request", f"sequences, tokens, offset and sample differ in length: {sorted(counts)}")
+        if len(set(command.sequences)) != len(command.sequences):
+            raise self._error("bad_request", f"a sequence has two rows in one step: {sorted(command.sequences)}")
+        for sid in command.paused:
+            if sid in command.sequences or self.store.length(sid) is None:
+                why = "has a row in the same step" if sid in command.sequences else "is not known here"
+                raise self._error("bad_request", f"sequence {sid} can't be paused: it {why}")
+
+    def _check_row(self, sid: int, tokens: list[int], offset: int, fresh: bool) -> None:
+        if not tokens:
+            raise self._error("bad_request", f"sequence {sid} has a row without tokens")
+        lowest, highest = min(tokens), max(tokens)
+        if lowest < 0 or highest >= self.model.vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise self._error(
+                "bad_request", f"sequence {sid} has token {wrong}; the vocabulary has {self.model.vocab_size}"
+            )
+        cached = None if fresh else self.store.length(sid)
+        if cached is None and offset != 0:
+            raise self._error(
+                "forward_failed", f"sequence {sid} is unknown, so it must start at offset 0, not {offset}"
+            )
+        if cached is not None and offset != cached:
+            raise self._error(
+                "forward_failed", f"sequence {sid} has {cached} cached tokens, but its row says offset {offset}"
+            )
+
+    # --- the forward -------------------------------------------------------------------------------------------------
+
+    def _forward(self, rows: list[Row]) -> Tensor:
+        extents = [row.extent for row in rows]
+        try:
+            batch = flatten(rows, self.store.begin(extents), self.model.device)
+            logits = self.model.forward(batch)
+        except Exception as error:
+            shape = ", ".join(f"{row.sid}: {len(row.tokens)} at {row.offset}" for row in rows)
+            raise self._error("forward_failed", f"{type(error).__name__}: {error} (rows {shape})") from error
+        self.store.commit(extents)
+        return logits
+
+    def _agree(self, logits: Tensor, sids: list[int], sample: Sample | None) -> list[int]:
+        """Rank 0's tokens on every rank. The broadcast happens whatever the sampler did: peers are waiting in it."""
+        chosen, failure = [NO_TOKEN] * len(sids), None
+        if self.collective.rank == 0:
+            try:
+                if sample is None:
+                    raise self._error("bad_request", "rank 0 was given no sampler")
+                chosen = sample(logits, sids)
+                if len(chosen) != len(sids):
+                    raise self._error("forward_failed", f"the sampler gave {len(chosen)} tokens for {len(sids)} rows")
+            except Exception as error:
+                chosen, failure = [NO_TOKEN] * len(sids), error
+        agreed = torch.tensor(chosen, dtype=torch.int64, device=self.model.device)
+        tokens: list[int] = self.collective.broadcast(agreed).tolist()
+        if failure is not None:
+            raise failure
+        return tokens
+
+    def _error(self, kind: RankErrorKind, message: str) -> RankError:
+        return RankError(self.collective.rank, kind, message)
+
+
+def _checksum(seq: int, rows: list[Row], tokens: list[int]) -> int:
+    """crc32 over seq, each row's (sid, offset, count) and the tokens, as little-endian 64-bit numbers."""
+    numbers = [seq, *(part for row in rows for part in (row.sid, row.offset, len(row.tokens))), *tokens]
+    return zlib.crc32(struct.pack(f"<{len(numbers)}q", *numbers))

@@ -1,0 +1,1 @@
+"""Where sequences keep their keys and values: stores behind one interface."""

@@ -1,0 +1,78 @@
+"""The interface of a cache store. There is no rewind: a recurrent state could not follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.attention.variant import Variant
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """What one rank keeps per position: `kv_heads` are this rank's own. `windows` has one entry per layer."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one position in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The tokens that one sequence adds in a step: `count` of them from position `offset` on."""
+
+    sid: int
+    offset: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.count
+
+
+class CacheStep(Protocol):
+    """One step's view of a store: places for the new tokens are already reserved."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
+        """Store key and value (kv heads, T, dim), attend query (heads, T, dim) → (T, heads, dim)."""
+        ...
+
+
+class KVStore(Protocol):
+    """Keys and values by sequence. A sequence exists from its first committed token until it is dropped."""
+
+    capacity_tokens: int
+
+    @property
+    def used_tokens(self) -> int: ...
+
+    def length(self, sid: int) -> int | None:
+        """Positions that are cached, or None for a sequence that is unknown."""
+        ...
+
+    def begin(self, extents: list[Extent]) -> CacheStep:
+        """Reserve room for a step whose tokens lie in the batch in the order of `extents`. Changes no length."""
+        ...
+
+    def commit(self, extents: list[Extent]) -> None:
+        """The step is done: its tokens count from now on."""
+        ...
+
+    def drop(self, sid: int) -> None:
+        """Forget a sequence; an unknown one is no error."""
+        ...
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        ...

@@ -1,0 +1,44 @@
+"""The table of model types that are served: what each needs known before any process is spawned. Torch-free.
+
+A type is in the table because the parity tests hold it: greedy tokens equal to transformers' own in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a model type names and divides what tensor parallelism must split.
+
+    `kv_heads` is what transformers assumes where config.json is silent (None: as many as query heads). `experts` names
+    the config field with the number of experts, and `expert_keys` how one expert's matrices are called on disk (gate,
+    up, down; `{}` is the expert's number); both are None for a dense model.
+    """
+
+    kv_heads: int | None = None
+    experts: str | None = None
+    expert_keys: tuple[str, str, str] | None = None
+
+
+_QWEN_EXPERTS = (
+    "mlp.experts.{}.gate_proj.weight",
+    "mlp.experts.{}.up_proj.weight",
+    "mlp.experts.{}.down_proj.weight",
+)
+
+FAMILIES: dict[str, Family] = {
+    "gemma3_text": Family(kv_heads=4),
+    "llama": Family(),
+    "mistral": Family(kv_heads=8),
+    "qwen2": Family(kv_heads=32),
+    "qwen3": Family(kv_heads=32),
+    "qwen3_moe": Family(kv_heads=4, experts="num_experts", expert_keys=_QWEN_EXPERTS),
+}
+
+TEXT_PART: dict[str, str] = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
+"""Multimodal types whose text part alone would be served, so that their refusal can say so."""
+
+UNBATCHABLE_ROPE = {"dynamic", "longrope"}
+"""Rotary embeddings that depend on the batch's longest sequence: one user's length would change another's answer."""

@@ -1,0 +1,115 @@
+"""A model folder read without torch: its configuration, weight files and tokenizer, each fault with its own message."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from control.errors import ModelFilesError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What a rank needs to build its shard, and what the farm needs to describe the model.
+
+    `tokenizer` is None where only weights travelled (a rank's load command).
+    """
+
+    config: dict[str, Any]
+    weights: list[Path]
+    folder: Path | None = None
+    tokenizer: Path | None = None
+    tokenizer_config: dict[str, Any] = field(default_factory=dict)
+    generation_config: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_command(cls, config_json: str, safetensors_paths: list[str]) -> ModelFiles:
+        """The files as a load command names them."""
+        return cls(config=json.loads(config_json), weights=[Path(path) for path in safetensors_paths])
+
+    @property
+    def where(self) -> str:
+        """The folder, for messages."""
+        return str(self.folder or (self.weights[0].parent if self.weights else "?"))
+
+
+def inspect(folder: Path) -> ModelFiles:
+    """Read `folder`; raises ModelFilesError that names the file at fault. No weight is read, only file headers."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelFilesError(f"Model folder {folder} does not exist. Give a folder with config.json and safetensors.")
+    config = _read_json(folder / "config.json", required=True)
+    if not isinstance(config.get("model_type"), str):
+        raise ModelFilesError(f"{folder / 'config.json'} has no model_type, so its architecture is unknown.")
+    weights = _weight_files(folder)
+    for path in weights:
+        _check_header(path)
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise ModelFilesError(
+            f"{folder} has no tokenizer.json. Save a fast tokenizer there (`tokenizer.save_pretrained(folder)`)."
+        )
+    return ModelFiles(
+        config=config,
+        weights=weights,
+        folder=folder,
+        tokenizer=tokenizer,
+        tokenizer_config=_read_json(folder / "tokenizer_config.json"),
+        generation_config=_read_json(folder / "generation_config.json"),
+    )
+
+
+def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    if not path.is_file():
+        if required:
+            raise ModelFilesError(f"{path} is missing: is {path.parent} a model folder?")
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelFilesError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFilesError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
+    return content
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The unique shard files of the index, else the single file."""
+    if (folder / INDEX).is_file():
+        named = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(named, dict) or not named:
+            raise ModelFilesError(f"{folder / INDEX} has no weight_map.")
+        files = [folder / name for name in sorted(set(named.values()))]
+        missing = [path.name for path in files if not path.is_file()]
+        if missing:
+            raise ModelFilesError(f"{folder / INDEX} names files that are missing in {folder}: {', '.join(missing)}.")
+        return files
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    found = sorted(path.name for path in folder.iterdir() if path.suffix in {".safetensors", ".bin", ".gguf", ".pt"})
+    there = f" There is {', '.join(found)}, which is not read." if found else ""
+    raise ModelFilesError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}.{there}")
+
+
+def _check_header(path: Path) -> None:
+    """A file cut short by a broken download, or a Git LFS pointer, is refused here and not inside a rank."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > size:
+                raise ValueError(f"its header should have {length} bytes")
+            header = json.loads(file.read(length))
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise ModelFilesError(
+            f"{path} is not a safetensors file ({size} bytes): {error}. Download it again."
+        ) from error
+    if size < 8 + length + end:
+        raise ModelFilesError(f"{path} is cut short: {size} bytes of {8 + length + end}. Download it again.")

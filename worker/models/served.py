@@ -1,0 +1,56 @@
+"""A model that is loaded on this rank: its forward over a batch, and the group that it talks through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from control.errors import RankError
+from worker.collective import Collective
+from worker.engine.batch import Batch
+from worker.kv.base import CacheLayout
+from worker.models.parallel import Link
+
+
+class ServedModel:
+    """One rank's shard. Public: `vocab_size`, `cache_layout`, `dtype`, `device`, `weight_bytes`."""
+
+    def __init__(self, module: Any, link: Link, cache_layout: CacheLayout, vocab_size: int) -> None:
+        self._module, self._link = module, link
+        self.cache_layout, self.vocab_size = cache_layout, vocab_size
+        self.dtype, self.device = cache_layout.dtype, cache_layout.device
+        # A tied head and embedding are one parameter and counted once.
+        self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters())
+
+    @property
+    def collective(self) -> Collective:
+        return self._link.collective
+
+    def join(self, collective: Collective) -> None:
+        """Talk through another group from now on, with the weights as they are. Rank and size must be the same."""
+        old = self._link.collective
+        if (collective.rank, collective.world_size) != (old.rank, old.world_size):
+            raise RankError(
+                collective.rank,
+                "bad_request",
+                f"the shard was loaded as rank {old.rank} of {old.world_size}, but the group says rank "
+                f"{collective.rank} of {collective.world_size}; load the model again",
+            )
+        self._link.collective = collective
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (sampled rows, vocabulary), whole on every rank; float32, or float64 for a float64 model.
+
+        Also stores the batch's keys and values, but leaves committing them to the caller.
+        """
+        logits = self._module(
+            input_ids=batch.tokens.unsqueeze(0),
+            position_ids=batch.positions.unsqueeze(0),
+            logits_to_keep=batch.sampled,
+            use_cache=False,
+            cache_step=batch.cache,
+        ).logits[0]
+        return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,0 +1,52 @@
+"""A transformers model without weights: its modules on the meta device, its computed buffers real."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from worker.attention import registered
+
+AttentionInterface.register(registered.NAME, registered.attend)
+
+
+def configuration(config: dict[str, Any]) -> PreTrainedConfig:
+    """config.json as transformers' own class, with its defaults filled in."""
+    return CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(config))
+
+
+def skeleton(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """The causal language model of `config` in evaluation mode, every parameter on the meta device.
+
+    Buffers are computed on `device`: rotary frequencies and embedding scales are in no checkpoint. As in transformers'
+    own loading, `dtype` is the default type while they are made, so scalars get the same rounding.
+    """
+    # The eager loop over experts: the grouped kernels want bf16 and equal widths.
+    experts = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=registered.NAME, **experts
+            )
+        _compute_buffers(model, device)
+    finally:
+        torch.set_default_dtype(previous)
+    return model.eval()
+
+
+def _compute_buffers(model: Any, device: torch.device) -> None:
+    """Run the model's own initialisation for modules with buffers; on their parameters, still meta, it does nothing."""
+    for module in model.modules():
+        names = [name for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+        for name in names:
+            module._buffers[name] = torch.empty_like(module._buffers[name], device=device)
+        if names:
+            with torch.no_grad():
+                model._init_weights(module)
