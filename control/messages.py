@@ -38,7 +38,10 @@ class NcclSanityCheck(Command, tag="nccl_sanity_check"):
 
 
 class LoadDenseShard(Command, tag="load_dense_shard"):
-    """Build this rank's shard of the model. A rank that kept its weights answers `already_loaded`."""
+    """Build this rank's shard of the model; a rank that kept its weights from an older epoch answers at once.
+
+    A second load in one epoch is `already_loaded`.
+    """
 
     model_id: str
     config_json: str
@@ -267,6 +270,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[int]
     devices: list[str]
     """One per entry of `ranks`."""
+    withdrawn: bool = False
+    """The tombstone: its host drains and stops the ranks. A missing assignment changes nothing."""
 
 
 class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,5 @@
+"""`python -m control.cli`: the same as `furrow`."""
+
+from control.cli import main
+
+main()

@@ -1,0 +1,113 @@
+"""Options that several verbs share, and the checks of what they may hold."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import redis
+
+from control.connection import connect, wait_until_ready
+from control.errors import DevicesError, SettingsError
+from control.keys import check_model_name
+from control.messages import ModelSpec
+from control.settings import redis_url_from_environment
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+_DEVICE = re.compile(r"cpu|cuda:\d+")
+
+
+def redis_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--redis URL`, else FURROW_REDIS_URL, else REDIS_URL."""
+    return click.option("--redis", "redis_url", metavar="URL", help="Redis to use [default: $REDIS_URL].")(function)
+
+
+def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What describes how a model is run; `build_spec` takes them all."""
+    for option in reversed(
+        [
+            click.option("--name", help="Name that clients use [default: the last part of MODEL]."),
+            click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks per replica."),
+            click.option("--devices", help="One per rank: cpu, or cuda:0,cuda:1 [default: the GPUs, else the CPU]."),
+            click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True),
+            click.option("--max-context", type=click.IntRange(16), help="Serve a shorter context than the model's."),
+            click.option("--kv-tokens", type=click.IntRange(16), help="Tokens of KV memory [default: from free memory]."),
+            click.option("--quant", help="Not available yet."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def build_spec(
+    model: str,
+    *,
+    name: str | None,
+    tp: int,
+    devices: str | None,
+    dtype: str,
+    max_context: int | None,
+    kv_tokens: int | None,
+    quant: str | None,
+    replicas: int = 1,
+) -> ModelSpec:
+    """The desired state that the options describe. Raises RequestError, DevicesError or SettingsError naming the value."""
+    if quant is not None:
+        raise SettingsError(f"--quant {quant} is not available: this version serves unquantized weights; leave it out")
+    source = model_source(model)
+    return ModelSpec(
+        name=check_model_name(name or model_name(model)),
+        source=source,
+        tp=tp,
+        replicas=replicas,
+        devices=parse_devices(devices, tp),
+        dtype=dtype,
+        max_context=max_context,
+        kv_tokens=kv_tokens,
+    )
+
+
+def model_source(model: str) -> str:
+    """`demo` is the model that comes with Furrow; a folder becomes absolute; anything else is a repository id."""
+    if model == "demo":
+        package = importlib.util.find_spec("ops.demo")
+        if package is None or package.origin is None:
+            raise SettingsError("the demonstration model is not part of this installation; name a folder or a repository")
+        return str(Path(package.origin).parent / "model")
+    if Path(model).is_dir() or model.startswith((".", "/", "~")):
+        return str(Path(model).expanduser().resolve())
+    return model
+
+
+def model_name(model: str) -> str:
+    """A folder is served under its last part, a repository under its full id."""
+    return Path(model).expanduser().resolve().name if model_source(model).startswith("/") and model != "demo" else model
+
+
+def parse_devices(devices: str | None, tp: int) -> list[str]:
+    """Raises DevicesError naming both numbers where there is not one device per rank. `cpu` alone serves all ranks."""
+    if not devices:
+        return []
+    named = [device.strip() for device in devices.split(",")]
+    for device in named:
+        if not _DEVICE.fullmatch(device):
+            raise DevicesError(f"device {device!r} is unknown: use cpu, or cuda:0, cuda:1 and so on")
+    if named == ["cpu"]:
+        named *= tp
+    if len(named) != tp:
+        raise DevicesError(f"{len(named)} devices were given for {tp} ranks (--tp {tp}): name one device per rank")
+    return named
+
+
+def connect_to_farm(redis_url: str | None) -> redis.Redis:
+    """The farm's Redis, waited for with a visible message. Raises SettingsError where none is named."""
+    url = redis_url or redis_url_from_environment()
+    if url is None:
+        raise SettingsError("no Redis is named: give --redis redis://host:port or set REDIS_URL")
+    client = connect(url)
+    wait_until_ready(client, 10.0, lambda line: click.echo(line, err=True))
+    return client

@@ -1,0 +1,150 @@
+"""`furrow serve`: the whole farm on one machine, the same code as the big one, started and stopped by one parent."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+import redis
+
+from control import catalog, health
+from control.cli.options import build_spec, connect_to_farm, model_options, redis_option
+from control.cli.supervisor import Part, Supervisor
+from control.embedded import EmbeddedServer
+from control.errors import ModelUnavailable, SettingsError
+from control.messages import ModelSpec
+from control.process import die_with_parent
+
+TICK_S = 0.1
+
+
+@click.command(short_help="Serve one model on this machine.")
+@click.argument("model")
+@model_options
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@redis_option
+@click.option("--data", type=click.Path(file_okay=False), help="Folder of the private server [default: by port].")
+def serve(model: str, host: str, port: int, redis_url: str | None, data: str | None, **options: Any) -> None:
+    """Serve MODEL (`demo`, a folder or a Hugging Face repository) and print the URL once it is ready.
+
+    Without --redis a private server is started, listening on loopback only.
+    """
+    if "FURROW_PARENT" in os.environ:
+        die_with_parent()
+    spec = build_spec(model, **options)
+    port = free_port(host, port)
+    stopping = Stopping()
+    with ExitStack() as stack:
+        private = redis_url is None and not (os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL"))
+        if private:
+            server = EmbeddedServer(data_folder(data, port, stack))
+            redis_url = stack.enter_context(server)
+        client = connect_to_farm(redis_url)
+        desire(client, spec, alone=private)
+        url = redis_url or os.environ.get("FURROW_REDIS_URL") or os.environ["REDIS_URL"]
+        supervisor = Supervisor({"FURROW_REDIS_URL": url}, say)
+        stack.callback(supervisor.stop)
+        supervisor.start(Part("agent", "worker", ["agent"]))
+        supervisor.start(Part("api", "api", ["--host", host, "--port", str(port)]))
+        wait_until_served(client, spec, (host, port), supervisor, stopping)
+        if not stopping:
+            say(f"{spec.name} is served at http://{host}:{port}/v1 (Ctrl-C stops)")
+        while not stopping:
+            supervisor.tend()
+            time.sleep(TICK_S)
+        say("stopping")
+
+
+class Stopping:
+    """True once SIGINT or SIGTERM came."""
+
+    def __init__(self) -> None:
+        self._set = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._set = True
+
+    def __bool__(self) -> bool:
+        return self._set
+
+
+def say(line: str) -> None:
+    """The parent's own voice; the parts log to standard error too."""
+    click.echo(f"furrow: {line}", err=True)
+
+
+def free_port(host: str, port: int) -> int:
+    """`port` if it can be bound, a free one for 0. Raises SettingsError naming the remedy."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise SettingsError(f"can't listen on {host}:{port}: {error.strerror}; choose another --port") from error
+        return int(probe.getsockname()[1])
+
+
+def data_folder(data: str | None, port: int, stack: ExitStack) -> Path:
+    """Where the private server keeps its data: requests survive a restart on the same port."""
+    if data is not None:
+        return Path(data)
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    folder = state / "furrow" / f"serve-{port}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-")))
+    return folder
+
+
+def desire(client: redis.Redis, spec: ModelSpec, alone: bool) -> None:
+    """Make `spec` the desired state; on a private server the only one, whatever an earlier run left."""
+    if alone:
+        for other in catalog.list_specs(client):
+            if other.name != spec.name:
+                catalog.forget(client, other.name)
+    catalog.put_spec(client, spec)
+
+
+def wait_until_served(
+    client: redis.Redis, spec: ModelSpec, address: tuple[str, int], supervisor: Supervisor, stopping: Stopping
+) -> None:
+    """Tell what goes on until /ready is true. Raises ModelUnavailable where the model can't be served."""
+    last = ""
+    while not stopping:
+        supervisor.tend()
+        overview = health.overview(client, spec.name)
+        line = f"{spec.name}: {overview.state}" + (f" ({overview.detail})" if overview.detail else "")
+        if line != last:
+            say(line)
+            last = line
+        if overview.state == "failed":
+            raise ModelUnavailable(spec.name, "failed", overview.detail)
+        if overview.state == "loaded" and is_ready(address):
+            return
+        time.sleep(TICK_S)
+
+
+def is_ready(address: tuple[str, int]) -> bool:
+    """Whether the API says so itself."""
+    connection = http.client.HTTPConnection(*address, timeout=10)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,69 @@
+"""The parts that `furrow serve` runs as one: started together, restarted when they die, stopped in order."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from control.process import child_environment
+
+RESTART_PAUSE_S = 1.0
+STOP_LIMIT_S = 90.0
+
+
+@dataclass
+class Part:
+    """One child process: `python -m module arguments`."""
+
+    name: str
+    module: str
+    arguments: list[str]
+    stop_limit_s: float = STOP_LIMIT_S
+    process: subprocess.Popen[bytes] | None = None
+    restart_at: float = 0.0
+
+
+@dataclass
+class Supervisor:
+    """Runs parts in the order given and stops them in the reverse order. Use from one thread that lives as long."""
+
+    environment: dict[str, str]
+    say: Callable[[str], None]
+    parts: list[Part] = field(default_factory=list)
+
+    def start(self, part: Part) -> None:
+        """Start `part` and keep it running."""
+        self.parts.append(part)
+        self._spawn(part)
+
+    def _spawn(self, part: Part) -> None:
+        command = [sys.executable, "-m", part.module, *part.arguments]
+        part.process = subprocess.Popen(command, env=child_environment(**self.environment), start_new_session=True)
+
+    def tend(self) -> None:
+        """Restart what died, after a short pause."""
+        for part in self.parts:
+            if part.process is None:
+                if time.monotonic() >= part.restart_at:
+                    self._spawn(part)
+            elif part.process.poll() is not None:
+                self.say(f"{part.name} ended with status {part.process.returncode}; starting it again")
+                part.process, part.restart_at = None, time.monotonic() + RESTART_PAUSE_S
+
+    def stop(self) -> None:
+        """SIGTERM in reverse order, each part waited for before the next, SIGKILL past its limit."""
+        for part in reversed(self.parts):
+            if part.process is None:
+                continue
+            part.process.send_signal(signal.SIGTERM)
+            try:
+                part.process.wait(part.stop_limit_s)
+            except subprocess.TimeoutExpired:
+                self.say(f"{part.name} did not stop within {part.stop_limit_s:.0f} s and is killed")
+                part.process.kill()
+                part.process.wait()
+        self.parts.clear()

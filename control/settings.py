@@ -1,0 +1,62 @@
+"""Settings from the environment, each with its default in one place. Command-line options override them."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, cast
+
+import msgspec
+
+from control.errors import SettingsError
+
+LogFormat = Literal["auto", "json", "console"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What every process of the farm takes from its environment."""
+
+    redis_url: str
+    redis_wait_s: float = 30.0
+    """How long to wait for Redis at start, with a visible message, before giving up."""
+    log_format: LogFormat = "auto"
+    log_level: str = "info"
+    has_parent: bool = False
+    """Started by another Furrow process, with which this one must end."""
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """Read FURROW_REDIS_URL (else REDIS_URL), FURROW_REDIS_WAIT, FURROW_LOG_FORMAT and FURROW_LOG_LEVEL.
+
+        Raises SettingsError naming the variable, its value and what is accepted.
+        """
+        url = redis_url_from_environment()
+        if url is None:
+            raise SettingsError("no Redis is named: set REDIS_URL or give --redis redis://host:port")
+        log_format = os.environ.get("FURROW_LOG_FORMAT") or "auto"
+        if log_format not in ("auto", "json", "console"):
+            raise SettingsError(f"FURROW_LOG_FORMAT={log_format!r} is unknown: use auto, json or console")
+        level = (os.environ.get("FURROW_LOG_LEVEL") or "info").lower()
+        if level not in ("debug", "info", "warning", "error", "critical"):
+            raise SettingsError(f"FURROW_LOG_LEVEL={level!r} is unknown: use debug, info, warning, error or critical")
+        return cls(
+            redis_url=url,
+            redis_wait_s=_number("FURROW_REDIS_WAIT", 30.0),
+            log_format=cast(LogFormat, log_format),
+            log_level=level,
+            has_parent="FURROW_PARENT" in os.environ,
+        )
+
+
+def redis_url_from_environment() -> str | None:
+    """FURROW_REDIS_URL, else REDIS_URL, else None; an empty variable counts as unset."""
+    return os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL") or None
+
+
+def _number(name: str, default: float) -> float:
+    value = os.environ.get(name)
+    if not value:
+        return default
+    try:
+        return float(value)
+    except ValueError:
+        raise SettingsError(f"{name}={value!r} is not a number of seconds") from None

@@ -1,0 +1,59 @@
+"""Entry points: `python -m worker agent` runs a host's agent, `python -m worker rank` one rank (spawned by an agent)."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+from control import logs
+from control.settings import Settings
+
+
+def run_agent() -> None:
+    """The agent of this host, until SIGTERM or SIGINT."""
+    from control.connection import connect, wait_until_ready
+    from control.placement import Host
+    from control.process import die_with_parent
+    from worker.agent import Agent
+    from worker.devices import accelerators
+    from worker.replica import host_id
+
+    settings = Settings.from_environment()
+    if settings.has_parent:
+        die_with_parent()
+    logs.configure(settings.log_format, settings.log_level)
+    client = connect(settings.redis_url)
+    wait_until_ready(client, settings.redis_wait_s, say)
+    agent = Agent(client, settings.redis_url, Host(host_id(), accelerators()))
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        agent.stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    agent.run()
+
+
+def say(line: str) -> None:
+    """Tell whoever started the process."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Run the part named by the first argument."""
+    part = sys.argv[1] if len(sys.argv) > 1 else "agent"
+    if part == "agent":
+        run_agent()
+    elif part == "rank":
+        from worker.process import run_rank
+
+        return run_rank()
+    else:
+        say(f"unknown part {part!r}: python -m worker agent|rank")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The address at which this host's ranks can be reached by the other ranks of a group."""
+
+from __future__ import annotations
+
+import os
+import socket
+from urllib.parse import urlsplit
+
+import redis
+
+
+def rendezvous_address(client: redis.Redis) -> str:
+    """FURROW_ADDRESS if set, else the local end of the way to Redis: where Redis is reached, the other hosts are too.
+
+    A private server on loopback or a unix socket gives 127.0.0.1, so nothing listens on a network unless told.
+    """
+    told = os.environ.get("FURROW_ADDRESS")
+    if told:
+        return told
+    options = client.connection_pool.connection_kwargs
+    host, port = options.get("host"), options.get("port", 6379)
+    if not host:
+        return "127.0.0.1"
+    with socket.create_connection((host, port), timeout=5) as way:
+        return str(way.getsockname()[0])
+
+
+def is_loopback(url: str) -> bool:
+    """Whether `url` leads to this machine only."""
+    parts = urlsplit(url)
+    return parts.scheme == "unix" or parts.hostname in ("127.0.0.1", "localhost", "::1")

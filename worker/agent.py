@@ -1,0 +1,210 @@
+"""The agent of one host: runs what the farm assigned to it, notices what died or hangs, and takes its turn at planning.
+
+It never imports torch and never touches a device, so it always survives to start a new rank.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import redis
+import structlog
+
+from control import catalog, farm, health, lease
+from control.connection import run
+from control.errors import FurrowError, RedisUnavailable
+from control.messages import Assignment
+from control.placement import Assign, Host, Unplaceable, Withdraw, plan
+from worker.exits import REFUSED, STOPPED, describe
+from worker.models import gates, source
+from worker.replica import Exit, ReplicaProcesses
+from worker.watch import Watch
+
+log = structlog.get_logger()
+
+TICK_S = 0.2
+
+Place = tuple[str, str]
+"""Model and replica."""
+
+
+class Agent:
+    """One host's agent. `run` returns after `stopping` was set and every rank has ended."""
+
+    def __init__(self, client: redis.Redis, redis_url: str, host: Host) -> None:
+        self._client, self._redis_url, self._host = client, redis_url, host
+        self._replicas: dict[Place, ReplicaProcesses] = {}
+        self._preparing: dict[Place, tuple[Assignment, Future[Path]]] = {}
+        self._refused: dict[Place, int] = {}
+        self._exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
+        self._workers = ThreadPoolExecutor(4, thread_name_prefix="prepare")
+        self._watches: dict[Place, Watch] = {}
+        self.stopping = False
+
+    def run(self) -> None:
+        """Tick until told to stop; an exit is handled the moment that waitpid reports it."""
+        log.info("agent ready", host=self._host.id, devices=list(self._host.devices) or ["cpu"])
+        while not self.stopping or self._replicas:
+            try:
+                self._tick()
+            except RedisUnavailable as error:
+                log.warning("waiting for Redis", error=str(error))
+            try:
+                self._on_exit(self._exits.get(timeout=TICK_S))
+            except queue.Empty:
+                pass
+            except RedisUnavailable as error:
+                log.warning("could not report an exit; the lock lapses by itself", error=str(error))
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _tick(self) -> None:
+        if self.stopping:
+            for replica in self._replicas.values():
+                replica.stop()
+        else:
+            farm.beat_host(self._client, self._host, os.getpid(), psutil.virtual_memory().available)
+            if farm.hold_placement(self._client, self._host.id):
+                self._place()
+            self._reconcile()
+        for replica in list(self._replicas.values()):
+            self._tend(replica)
+
+    # --- planning --------------------------------------------------------------------------------------------------------
+
+    def _place(self) -> None:
+        specs = catalog.list_specs(self._client)
+        held = {host: farm.assignments(self._client, host) for host in farm.known_hosts(self._client)}
+        hosts = farm.living_hosts(self._client)
+        living = {host.id for host in hosts}
+        for action in plan(specs, hosts, held):
+            match action:
+                case Assign(host, assignment):
+                    log.info("assigns", host=host, model=assignment.spec.name, replica=assignment.replica)
+                    farm.assign(self._client, host, assignment)
+                case Withdraw(host, model, replica) if host not in living:
+                    farm.remove_assignment(self._client, host, model, replica)
+                case Withdraw(host, model, replica):
+                    for assignment in held[host]:
+                        if (assignment.spec.name, assignment.replica) == (model, replica) and not assignment.withdrawn:
+                            farm.withdraw(self._client, host, assignment)
+                case Unplaceable(model, replica, why):
+                    self._report(model, replica, "failed", why)
+        assigned = {assignment.spec.name for assignments in held.values() for assignment in assignments}
+        for spec in specs:
+            if spec.unload and spec.name not in assigned:
+                catalog.forget(self._client, spec.name)
+                log.info("unloaded", model=spec.name)
+
+    # --- assignments to processes ------------------------------------------------------------------------------------------
+
+    def _reconcile(self) -> None:
+        """Bring this host's processes in line with its assignments. A missing assignment changes nothing: Redis may
+        have lost it, so what runs is published again."""
+        held = {(a.spec.name, a.replica): a for a in farm.assignments(self._client, self._host.id)}
+        for place, replica in self._replicas.items():
+            if place not in held and not replica.stopping:
+                farm.assign(self._client, self._host.id, replica.assignment)
+                catalog.restore_spec(self._client, replica.assignment.spec)
+        for place, assignment in held.items():
+            replica = self._replicas.get(place)
+            if assignment.withdrawn:
+                self._refused.pop(place, None)
+                if replica is None:
+                    farm.remove_assignment(self._client, self._host.id, *place)
+                    health.clear_status(self._client, *place)
+                else:
+                    replica.stop()
+            elif replica is None and self._refused.get(place) != assignment.spec.revision:
+                self._prepare(place, assignment)
+
+    def _prepare(self, place: Place, assignment: Assignment) -> None:
+        """Resolve the files and pass the gates off the main thread (a download may take long), then admit the replica."""
+        if place not in self._preparing:
+            self._report(*place, "starting", f"resolving {assignment.spec.source}", assignment)
+            self._preparing[place] = (assignment, self._workers.submit(check, assignment))
+            return
+        assignment, future = self._preparing[place]
+        if not future.done():
+            return
+        del self._preparing[place]
+        try:
+            folder = future.result()
+        except FurrowError as error:
+            log.error("refused", model=place[0], error=str(error))
+            self._refused[place] = assignment.spec.revision
+            self._report(*place, "failed", str(error), assignment)
+            return
+        self._replicas[place] = ReplicaProcesses(
+            assignment, str(folder), self._host.id, self._redis_url, self._exits
+        )
+        self._watches[place] = Watch(self._client, self._replicas[place])
+        self._report(*place, "running", "", assignment)
+
+    def _tend(self, replica: ReplicaProcesses) -> None:
+        replica.spawn_missing()
+        replica.press()
+        if replica.stopping:
+            if not replica.processes:
+                self._finish(replica)
+            return
+        self._watches[replica.place].look()
+
+    def _finish(self, replica: ReplicaProcesses) -> None:
+        """The last process of a stopped replica has ended."""
+        del self._replicas[replica.place], self._watches[replica.place]
+        farm.remove_assignment(self._client, self._host.id, *replica.place)
+        health.clear_status(self._client, *replica.place)
+        log.info("stopped", model=replica.place[0], replica=replica.place[1])
+
+    # --- exits -----------------------------------------------------------------------------------------------------------
+
+    def _on_exit(self, exit: Exit) -> None:
+        """A process ended: poison its epoch at once, free a dead leader's lock, and plan the next life."""
+        replica = self._replicas.get(exit.place)
+        if replica is None or not replica.ended(exit):
+            return
+        what = f"rank {exit.rank} (pid {exit.pid}) {describe(exit.status)}"
+        if replica.stopping and exit.status == STOPPED:
+            log.info("rank ended", model=exit.place[0], rank=exit.rank, status=exit.status)
+            return
+        log.error("rank died", model=exit.place[0], replica=exit.place[1], rank=exit.rank, status=what)
+        if exit.status == REFUSED:
+            self._give_up(replica, health.last_poison(self._client, *exit.place) or what)
+        elif not replica.pause():
+            cause = health.last_poison(self._client, *exit.place)
+            self._give_up(replica, f"{what}, {replica.attempts} times without being ready; last cause: {cause}")
+        else:
+            self._report(*exit.place, "backoff" if replica.attempts > 1 else "running", what, replica.assignment)
+        model, name = exit.place
+        epoch = health.read_epoch(self._client, model, name)
+        health.write_poison(self._client, model, name, epoch, exit.rank, "exited", what)
+        if exit.rank == 0:
+            holder = lease.holder(self._client, model, name)
+            if holder is not None and holder.rpartition(":")[0] == replica.owner(exit.pid):
+                run(self._client, lease.release_token(model, name, holder))
+
+    def _give_up(self, replica: ReplicaProcesses, why: str) -> None:
+        """Failed after back-off: the ranks that are left end, the model answers 503 with this reason."""
+        replica.failed = why
+        for rank in list(replica.processes):
+            replica.kill(rank)
+        self._report(*replica.place, "failed", why, replica.assignment)
+        log.error("gave the replica up", model=replica.place[0], replica=replica.place[1], error=why)
+
+    def _report(
+        self, model: str, replica: str, state: health.AgentState, detail: str, assignment: Assignment | None = None
+    ) -> None:
+        fields = {"host": self._host.id, "tp": len(assignment.ranks) if assignment else 0}
+        health.write_status(self._client, model, replica, state, detail, **fields)
+
+
+def check(assignment: Assignment) -> Path:
+    """Resolve the model's files and hold the gates, before any process is spawned. Returns the folder."""
+    folder = source.resolve(assignment.spec.source)
+    gates.check(gates.inspect(folder).config, assignment.spec.tp)
+    return folder

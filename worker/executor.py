@@ -1,0 +1,200 @@
+"""A rank's own part of every command: the device, the weights, the KV memory and the seat in the group.
+
+Rank 0 uses it inside the leader, the others behind their mailbox, so both sides do exactly the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import structlog
+import torch
+import torch.distributed as dist
+
+from control.errors import RankError
+from control.messages import (
+    AnyCommand,
+    Bye,
+    ClearKvCache,
+    Command,
+    ErrorReply,
+    GenerateStep,
+    GenerateStepOk,
+    GenerateStepWithImages,
+    Init,
+    InitOk,
+    KvCacheCleared,
+    LoadDenseShard,
+    LoadDenseShardOk,
+    NcclSanityCheck,
+    NcclSanityResult,
+    Ping,
+    Pong,
+    Reply,
+    Shutdown,
+    Unloaded,
+    UnloadModel,
+)
+from worker.collective import Collective, ProcessGroupCollective, Solo
+from worker.engine.step import Engine, Sample, StepResult
+from worker.kv.slabs import SlabStore
+from worker.models.files import ModelFiles
+from worker.models.loading import ServedModel, load
+
+log = structlog.get_logger()
+
+COLLECTIVE_TIMEOUT = timedelta(seconds=120)
+"""The last resort only: step deadlines and the agent's waitpid decide long before."""
+
+
+class Executor:
+    """Executes commands on one device. Raises RankError for what a rank answers with `error`; nothing else is expected."""
+
+    def __init__(self, rank: int, world_size: int, device: str) -> None:
+        self.rank, self.world_size, self.device = rank, world_size, device
+        self._model: ServedModel | None = None
+        self._model_id: str | None = None
+        self._loaded_in = 0
+        self._engine: Engine | None = None
+        self._collective: Collective | None = Solo() if world_size == 1 else None
+        self._handlers: dict[type[Command], Callable[..., Reply]] = {
+            Ping: self._ping,
+            Init: self._init,
+            NcclSanityCheck: self._sanity_check,
+            LoadDenseShard: self._load,
+            GenerateStep: self._step,
+            GenerateStepWithImages: self._step_with_images,
+            ClearKvCache: self._clear,
+            UnloadModel: self._unload,
+            Shutdown: self._shutdown,
+        }
+
+    def answer(self, command: AnyCommand) -> Reply:
+        """Execute `command`; what it refuses becomes an `error` reply, so that exactly one reply is always sent."""
+        try:
+            return self._handlers[type(command)](command)
+        except RankError as error:
+            return self.refusal(command, error)
+
+    def refusal(self, command: AnyCommand, error: RankError) -> ErrorReply:
+        return ErrorReply(
+            epoch=command.epoch, seq=command.seq, rank=self.rank, kind=error.kind, message=error.message
+        )
+
+    def leave(self) -> None:
+        """Leave the epoch: give up the seat in the group and every sequence, keep the weights."""
+        self.clear()
+        if self.world_size > 1:
+            self._collective = None
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        if self._engine is not None:
+            self._engine.clear()
+
+    def run_step(self, command: GenerateStep, sample: Sample | None) -> StepResult:
+        """One forward of the batch; rank 0 passes `sample`. Raises RankError before anything is changed."""
+        if self._engine is None or self._model_id != command.model_id:
+            raise RankError(self.rank, "model_not_loaded", f"no shard of {command.model_id!r} is loaded here")
+        return self._engine.run(command, sample)
+
+    # --- one handler per op --------------------------------------------------------------------------------------------
+
+    def _ping(self, command: Ping) -> Pong:
+        return Pong(
+            epoch=command.epoch, seq=command.seq, rank=self.rank, world_size=self.world_size, cuda_device=self.device
+        )
+
+    def _init(self, command: Init) -> InitOk:
+        if command.world_size != self.world_size:
+            raise self._error("nccl_init_failed", f"world size {command.world_size}, expected {self.world_size}")
+        host, _, port = command.comm_id.rpartition(":")
+        try:
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=COLLECTIVE_TIMEOUT)
+            self.join(store, command.epoch)
+        except (RuntimeError, ValueError) as error:
+            raise self._error("nccl_init_failed", f"could not join the rendezvous {command.comm_id}: {error}") from error
+        return InitOk(epoch=command.epoch, seq=command.seq, rank=self.rank)
+
+    def join(self, store: dist.Store, epoch: int) -> None:
+        """Take the seat in the group of `epoch`, and hand it to a model that is already loaded."""
+        backend = "nccl" if self.device.startswith("cuda") else "gloo"
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore(str(epoch), store),
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+        self._collective = ProcessGroupCollective(dist.group.WORLD)
+        if self._model is not None and self._engine is not None:
+            self._engine.join(self._collective)
+
+    def _sanity_check(self, command: NcclSanityCheck) -> NcclSanityResult:
+        ones = torch.ones(1, device=self.device)
+        self._seat("sanity check").all_reduce(ones)
+        return NcclSanityResult(
+            epoch=command.epoch, seq=command.seq, rank=self.rank, observed_sum=float(ones.item())
+        )
+
+    def _load(self, command: LoadDenseShard) -> LoadDenseShardOk:
+        collective = self._seat("load")
+        if command.quant is not None:
+            raise self._error("load_failed", f"quant {command.quant!r} is not supported; leave it out")
+        if self._model is None:
+            try:
+                files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
+                self._model = load(files, collective=collective, dtype=command.dtype, device=self.device)
+            except Exception as error:
+                raise self._error("load_failed", f"{type(error).__name__}: {error}") from error
+            self._model_id = command.model_id
+            store = SlabStore(self._model.cache_layout, tokens=command.kv_tokens, device=self.device)
+            self._engine = Engine(self._model, store, collective)
+        elif self._model_id != command.model_id or self._loaded_in == command.epoch:
+            raise self._error("already_loaded", f"{self._model_id!r} is loaded; unload it first")
+        self._loaded_in = command.epoch
+        assert self._engine is not None
+        return LoadDenseShardOk(
+            epoch=command.epoch,
+            seq=command.seq,
+            rank=self.rank,
+            kv_tokens=self._engine.store.capacity_tokens,
+            weight_bytes=self._model.weight_bytes,
+        )
+
+    def _step(self, command: GenerateStep) -> GenerateStepOk:
+        result = self.run_step(command, None)
+        return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=self.rank, checksum=result.checksum)
+
+    def _step_with_images(self, command: GenerateStepWithImages) -> GenerateStepOk:
+        raise self._error("unsupported_arch", f"{command.model_id!r} takes text only; send no images")
+
+    def _clear(self, command: ClearKvCache) -> KvCacheCleared:
+        self._require(command.model_id)
+        self.clear()
+        return KvCacheCleared(epoch=command.epoch, seq=command.seq, rank=self.rank)
+
+    def _unload(self, command: UnloadModel) -> Unloaded:
+        self._require(command.model_id)
+        self._model = self._engine = self._model_id = None
+        return Unloaded(epoch=command.epoch, seq=command.seq, rank=self.rank)
+
+    def _shutdown(self, command: Shutdown) -> Bye:
+        return Bye(epoch=command.epoch, seq=command.seq, rank=self.rank)
+
+    # --- refusals ------------------------------------------------------------------------------------------------------
+
+    def _error(self, kind: str, message: str) -> RankError:
+        return RankError(self.rank, kind, message)  # type: ignore[arg-type]  # kinds are spelled at each call
+
+    def _require(self, model_id: str) -> None:
+        if self._model_id != model_id:
+            raise self._error("model_not_loaded", f"no shard of {model_id!r} is loaded here")
+
+    def _seat(self, what: str) -> Collective:
+        if self._collective is None:
+            raise self._error("nccl_not_initialised", f"{what} before init: this rank has no seat in the group")
+        return self._collective

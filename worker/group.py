@@ -1,0 +1,212 @@
+"""Forming a group, seen from its leader: everyone there, one rendezvous, a sum that proves it, the shards loaded.
+
+Order (no deadlock): a command goes to all ranks before the leader does its own part, replies are read afterwards.
+Exactly one reply per rank is accounted for, whatever the leader's own outcome.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import redis
+import structlog
+import torch.distributed as dist
+
+from control import commands
+from control.errors import GroupError, Poisoned, RankError
+from control.lease import Lease
+from control.messages import (
+    AnyReply,
+    Command,
+    ErrorReply,
+    GenerateStep,
+    GenerateStepOk,
+    Init,
+    LoadDenseShard,
+    LoadDenseShardOk,
+    NcclSanityCheck,
+    NcclSanityResult,
+    Ping,
+    Pong,
+    Reply,
+    Shutdown,
+)
+from worker.engine.step import Sample, StepResult
+from worker.executor import Executor
+from worker.progress import Deadlines, Progress
+
+log = structlog.get_logger()
+
+FORM_DEADLINE_S = 180.0
+"""For every rank to appear: a rank process may have to be started and to import its libraries."""
+LOAD_DEADLINE_S = 1_800.0
+PING_DEADLINE_S = 10.0
+DRAIN_S = 1.0
+
+T = TypeVar("T", bound=Reply)
+
+
+class Group:
+    """The ranks of one epoch. Every method raises EpochOver when the epoch ends while it waits."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        blocking: redis.Redis,
+        lease: Lease,
+        executor: Executor,
+        progress: Progress,
+        check: Callable[[], None],
+        address: str,
+    ) -> None:
+        self._client, self._lease, self._executor = client, lease, executor
+        self._progress, self._check, self._address = progress, check, address
+        self._replies = commands.Replies(blocking, lease, executor.world_size)
+        self._deadlines = Deadlines()
+        self._seq = 0
+
+    @property
+    def stale_replies(self) -> int:
+        """Replies of another epoch or seq that were dropped."""
+        return self._replies.stale
+
+    # --- forming -------------------------------------------------------------------------------------------------------
+
+    def form(self, load: Callable[..., LoadDenseShard]) -> int:
+        """Bring every rank to life in this epoch; returns the tokens of KV memory on the tightest rank.
+
+        `load` builds the load command from keyword arguments epoch and seq. Raises GroupError naming every side that
+        failed.
+        """
+        self._progress.phase = "forming"
+        if self._executor.world_size > 1:
+            self.ping(FORM_DEADLINE_S)
+            self._rendezvous()
+            self._prove()
+        self._progress.phase = "loading"
+        loaded = self._together("load", load(epoch=self._lease.epoch, seq=self._next()), LOAD_DEADLINE_S)
+        self._progress.phase = "ready"
+        return min(reply.kv_tokens for reply in self._all(LoadDenseShardOk, loaded))
+
+    def ping(self, deadline_s: float = PING_DEADLINE_S) -> None:
+        """One pong per rank, in rank order; a pong from a rank that is not the expected one names both."""
+        command = Ping(epoch=self._lease.epoch, seq=self._next())
+        for expected, reply in enumerate(self._together("ping", command, deadline_s)):
+            if not isinstance(reply, Pong) or reply.rank != expected:
+                raise GroupError("ping", None, [RankError(expected, "bad_request", f"expected its pong, got {reply}")])
+
+    def _rendezvous(self) -> None:
+        """One store, made by the leader and bound to the address that the other ranks are told."""
+        listener = socket.create_server((self._address, 0), backlog=128)
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            self._address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        command = Init(
+            epoch=self._lease.epoch,
+            seq=self._next(),
+            comm_id=f"{self._address}:{port}",
+            world_size=self._executor.world_size,
+        )
+        self._together("init", command, FORM_DEADLINE_S, own=lambda: self._executor.join(store, self._lease.epoch))
+
+    def _prove(self) -> None:
+        """Every rank all-reduces a 1 and must see the world size."""
+        replies = self._together("sanity check", NcclSanityCheck(epoch=self._lease.epoch, seq=self._next()), 30.0)
+        wrong = [
+            RankError(reply.rank, "nccl_init_failed", f"saw a sum of {reply.observed_sum:g}, expected {len(replies)}")
+            for reply in self._all(NcclSanityResult, replies)
+            if reply.observed_sum != len(replies)
+        ]
+        if wrong:
+            raise GroupError("sanity check", None, wrong)
+
+    # --- running -------------------------------------------------------------------------------------------------------
+
+    def step(self, build: Callable[..., GenerateStep], sample: Sample) -> StepResult:
+        """Fan a step out, run the leader's own part, and wait until every rank acknowledged it.
+
+        Raises GroupError with both sides' errors; RankError alone where all refused the command alike, which poisons
+        nothing.
+        """
+        command = build(epoch=self._lease.epoch, seq=self._next())
+        prompt_tokens = sum(map(len, command.tokens))
+        deadline = self._deadlines.step(prompt_tokens)
+        results: list[StepResult] = []
+
+        def own() -> GenerateStepOk:
+            results.append(self._executor.run_step(command, sample))
+            return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=0, checksum=results[0].checksum)
+
+        replies = self._together("step", command, deadline, own=own)
+        desynced = [
+            RankError(reply.rank, "forward_failed", f"its batch of step {command.seq} differs from the leader's")
+            for reply in self._all(GenerateStepOk, replies)
+            if reply.checksum != results[0].checksum
+        ]
+        if desynced:
+            raise GroupError("step", None, desynced)
+        self._deadlines.observe(self.last_seconds, prompt_tokens)
+        return results[0]
+
+    def shutdown(self) -> None:
+        """Ask every rank to end; best effort, one bad rank does not stop the sweep."""
+        command = Shutdown(epoch=self._lease.epoch, seq=self._next())
+        try:
+            self._together("shutdown", command, 2.0)
+        except Exception as error:
+            log.warning("not every rank said bye", error=str(error))
+
+    # --- one command, all ranks ------------------------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _together(
+        self, what: str, command: Command, deadline_s: float, own: Callable[[], Any] | None = None
+    ) -> list[AnyReply]:
+        """Send `command` to every rank, do the leader's part, read every reply; the replies in rank order."""
+        self._check()
+        self._progress.begin(deadline_s)
+        commands.send(self._client, self._lease, command, self._executor.world_size)
+        own_error: Exception | None = None
+        first: Any = None
+        try:
+            first = own() if own else self._executor.answer(command)  # type: ignore[arg-type]
+        except Exception as error:  # accounted for below, together with the ranks' replies
+            own_error = error
+        replies, failed = self._drain(command.seq, deadline_s, own_failed=own_error is not None)
+        self.last_seconds = self._progress.end(command.seq)
+        if isinstance(first, ErrorReply):
+            own_error = RankError(0, first.kind, first.message)
+        if own_error is not None or failed:
+            log.error(f"{what} failed", seq=command.seq, leader=repr(own_error), ranks=[str(e) for e in failed])
+            raise GroupError(what, own_error, failed) from own_error
+        return [first, *replies]
+
+    def _drain(self, seq: int, deadline_s: float, own_failed: bool) -> tuple[list[AnyReply], list[RankError]]:
+        """Account for one reply per rank. After the leader's own failure the others get a moment, not the deadline:
+        they may be waiting for it in a collective, and its error must not be hidden behind their silence."""
+        if self._executor.world_size == 1:
+            return [], []
+        try:
+            replies = self._replies.collect(seq, DRAIN_S if own_failed else deadline_s)
+        except Poisoned as poisoned:
+            if not own_failed:
+                raise
+            return [], [RankError(poisoned.rank, "forward_failed", poisoned.message)]
+        return replies, [RankError(r.rank, r.kind, r.message) for r in replies if isinstance(r, ErrorReply)]
+
+    def _all(self, kind: type[T], replies: list[AnyReply]) -> list[T]:
+        """`replies` as `kind`; a reply of another kind is quoted."""
+        for rank, reply in enumerate(replies):
+            if not isinstance(reply, kind):
+                raise GroupError("reply", None, [RankError(rank, "bad_request", f"unexpected reply {reply}")])
+        return replies  # type: ignore[return-value]  # each was checked

@@ -1,0 +1,181 @@
+"""Rank 0 of a replica: holds its lock, forms the group, serves, and starts over in a new epoch when one ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+import msgspec
+import redis
+import structlog
+
+from control import catalog, health
+from control.connection import run
+from control.errors import EpochOver, Fenced, GroupError, Lost, RedisUnavailable
+from control.lease import Lease, acquire, release
+from control.messages import Assignment, LoadDenseShard, ModelAssets
+from worker.executor import Executor
+from worker.group import Group
+from worker.models.gates import ModelFiles
+from worker.progress import Progress
+from worker.pulse import Pulse
+from worker.scheduling.finish import Finisher
+from worker.scheduling.scheduler import Scheduler
+from worker.serving import Serving
+
+log = structlog.get_logger()
+
+POLL_S = 0.05
+"""Between tries for the lock."""
+DRAIN_LIMIT_S = 60.0
+"""How long an unload waits for the requests that run."""
+
+
+@dataclass(frozen=True)
+class LeaderLimits:
+    """Sizes of a step."""
+
+    token_budget: int = 512
+    """Prompt tokens that one step may feed beside its decode rows."""
+    max_sequences: int = 256
+
+
+class Leader:
+    """One leader process's life over all its epochs. Weights are loaded once; epochs come and go."""
+
+    def __init__(
+        self,
+        clients: tuple[redis.Redis, redis.Redis, redis.Redis],
+        assignment: Assignment,
+        owner: str,
+        files: ModelFiles,
+        assets: ModelAssets,
+        executor: Executor,
+        address: str,
+        limits: LeaderLimits | None = None,
+    ) -> None:
+        self._client, self._blocking, self._pulse_client = clients
+        self._spec, self._replica = assignment.spec, assignment.replica
+        self._owner, self._files, self._assets = owner, files, assets
+        self._executor, self._address, self._limits = executor, address, limits or LeaderLimits()
+        self._epoch = 0
+        self.stopping = False
+
+    def run(self) -> None:
+        """Serve until told to stop. Raises GroupError where the group can't be formed or the model not loaded."""
+        while not self.stopping:
+            lease = self._acquire()
+            if lease is None:
+                return
+            self._epoch = lease.epoch
+            structlog.contextvars.bind_contextvars(epoch=lease.epoch)
+            log.info("leads", world_size=self._executor.world_size)
+            try:
+                self._serve(lease)
+            except EpochOver as over:
+                log.warning("left the epoch", reason=str(over))
+            finally:
+                self._leave(lease)
+
+    def _acquire(self) -> Lease | None:
+        """Wait for the lock; None when told to stop."""
+        waited = False
+        while not self.stopping:
+            try:
+                lease = run(
+                    self._client,
+                    acquire(
+                        self._spec.name, self._replica, self._owner, self._executor.world_size, floor=self._epoch
+                    ),
+                )
+                if lease is not None:
+                    return lease
+                if not waited:
+                    log.info("waiting for the lock")
+                    waited = True
+            except RedisUnavailable as error:
+                log.warning("waiting for Redis", error=str(error))
+            time.sleep(POLL_S)
+        return None
+
+    def _serve(self, lease: Lease) -> None:
+        progress = Progress()
+        pulse = Pulse(
+            self._pulse_client,
+            lease.model,
+            lease.replica,
+            lease.epoch,
+            0,
+            self._executor.world_size,
+            self._executor.device,
+            progress,
+            lease,
+        )
+        with pulse:
+            group = Group(
+                self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address
+            )
+            try:
+                kv_tokens = group.form(self._load_command)
+                self._publish(kv_tokens)
+                self._work(lease, group, kv_tokens, progress, pulse)
+            except GroupError as error:
+                self._poison(lease, "load_failed", str(error))
+                raise
+
+    def _work(self, lease: Lease, group: Group, kv_tokens: int, progress: Progress, pulse: Pulse) -> None:
+        scheduler = Scheduler(
+            kv_tokens=kv_tokens,
+            token_budget=self._limits.token_budget,
+            max_sequences=self._limits.max_sequences,
+        )
+        finisher = Finisher(self._files.tokenizer_decoder())
+        serving = Serving(
+            self._client, self._blocking, lease, group, scheduler, finisher, progress, pulse.check
+        )
+        try:
+            serving.run(lambda: self.stopping)
+            self._wind_down(serving, group)
+        except EpochOver as over:
+            if not isinstance(over, Fenced | Lost):
+                self._poison(lease, getattr(over, "kind", "epoch_over"), str(over))
+            raise
+
+    def _wind_down(self, serving: Serving, group: Group) -> None:
+        """An unload lets what runs finish; a plain stop gives it back to the queue, where the next epoch finds it."""
+        spec = catalog.get_spec(self._client, self._spec.name)
+        if spec is None or spec.unload:
+            limit = time.monotonic() + DRAIN_LIMIT_S
+            serving.run(lambda: not serving.busy or time.monotonic() > limit)
+        serving.give_back()
+        group.shutdown()
+
+    def _leave(self, lease: Lease) -> None:
+        self._executor.leave()
+        try:
+            run(self._client, release(lease))
+        except RedisUnavailable as error:
+            log.warning("could not release the lock; it lapses by itself", error=str(error))
+
+    def _load_command(self, *, epoch: int, seq: int) -> LoadDenseShard:
+        return LoadDenseShard(
+            epoch=epoch,
+            seq=seq,
+            model_id=self._spec.name,
+            config_json=json.dumps(self._files.config),
+            safetensors_paths=[str(path) for path in self._files.weights],
+            dtype=self._spec.dtype,
+            kv_tokens=self._spec.kv_tokens,
+        )
+
+    def _publish(self, kv_tokens: int) -> None:
+        """Put what the API needs into the catalog; a model counts as served only once this is there."""
+        assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
+        run(self._client, catalog.put_assets(self._spec.name, assets))
+
+    def _poison(self, lease: Lease, kind: str, message: str) -> None:
+        try:
+            health.write_poison(self._client, lease.model, lease.replica, lease.epoch, 0, kind, message)
+        except RedisUnavailable as error:
+            log.warning("could not publish the poison", error=str(error))

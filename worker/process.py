@@ -1,0 +1,93 @@
+"""A rank process from its environment to its end: what the agent assigned, on which device, with which files."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import structlog
+import torch
+
+from control import health, logs
+from control.connection import connect, connect_blocking
+from control.errors import DevicesError, FurrowError, GroupError
+from control.messages import Assignment
+from control.process import die_with_parent
+from control.settings import Settings
+from worker.address import rendezvous_address
+from worker.assets import read_assets
+from worker.executor import Executor
+from worker.exits import LOAD_FAILED, REFUSED, STOPPED
+from worker.leader import Leader
+from worker.models import gates
+from worker.rank import Rank
+from worker.replica import host_id
+
+log = structlog.get_logger()
+
+
+def run_rank() -> int:
+    """Run the rank that FURROW_ASSIGNMENT and FURROW_RANK describe; the result is the exit status."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the agent decides the order
+    settings = Settings.from_environment()
+    assignment = msgspec.json.decode(os.environ["FURROW_ASSIGNMENT"], type=Assignment)
+    rank, device = int(os.environ["FURROW_RANK"]), os.environ["FURROW_DEVICE"]
+    spec = assignment.spec
+    logs.configure(settings.log_format, settings.log_level)
+    structlog.contextvars.bind_contextvars(model=spec.name, replica=assignment.replica, rank=rank)
+    clients = connect(settings.redis_url), connect_blocking(settings.redis_url), connect(settings.redis_url)
+    try:
+        check_device(device)
+        use_threads(len(assignment.ranks), device)
+        executor = Executor(rank, spec.tp, device)
+        if rank == 0:
+            files = gates.inspect(Path(os.environ["FURROW_FOLDER"]))
+            life: Leader | Rank = Leader(
+                clients,
+                assignment,
+                f"{host_id()}/{os.getpid()}",
+                files,
+                read_assets(files, spec.max_context),
+                executor,
+                rendezvous_address(clients[0]),
+            )
+        else:
+            life = Rank(*clients, spec.name, assignment.replica, executor)
+
+        def stop(_signal: int, _frame: FrameType | None) -> None:
+            life.stopping = True
+
+        signal.signal(signal.SIGTERM, stop)
+        life.run()
+        return STOPPED
+    except GroupError as error:
+        log.error("the group could not be formed", error=str(error))
+        return LOAD_FAILED
+    except FurrowError as error:
+        log.error("refused the assignment", error=str(error))
+        epoch = health.read_epoch(clients[0], spec.name, assignment.replica)
+        health.write_poison(clients[0], spec.name, assignment.replica, epoch, rank, "refused", str(error))
+        return REFUSED
+
+
+def check_device(device: str) -> None:
+    """Raise DevicesError for a GPU that is asked for and absent; the CPU is never taken in its place."""
+    if device.startswith("cuda"):
+        index = int(device.partition(":")[2] or 0)
+        count = torch.cuda.device_count()
+        if index >= count:
+            raise DevicesError(
+                f"device {device} was asked for, but torch sees {count} GPUs on this host; "
+                "name other --devices, or allow the CPU with --devices cpu"
+            )
+        torch.cuda.set_device(index)
+
+
+def use_threads(ranks_here: int, device: str) -> None:
+    """Share the host's cores between its CPU ranks; OMP_NUM_THREADS overrides."""
+    if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks_here))

@@ -1,0 +1,150 @@
+"""Ranks 1..N-1: read a command, execute it, reply; leave the epoch when it is over and wait for the next."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import redis
+import structlog
+
+from control import commands, health
+from control.errors import EpochOver, RankError, RedisUnavailable
+from control.messages import AnyCommand, Bye, ErrorReply, Reply, Shutdown, decode_command
+from worker.executor import Executor
+from worker.progress import UNKNOWN_STEP_S, Progress
+from worker.pulse import Pulse
+
+log = structlog.get_logger()
+
+POLL_S = 0.05
+"""Between looks for a new epoch; the bound on what waiting adds to a recovery."""
+BLOCK_MS = 500
+
+
+class Envelope(msgspec.Struct):
+    """What any command carries, readable even where its op is unknown."""
+
+    op: str = ""
+    epoch: int = 0
+    seq: int = 0
+
+
+class Rank:
+    """One rank's life over all epochs of its replica."""
+
+    def __init__(
+        self, client: redis.Redis, blocking: redis.Redis, pulse: redis.Redis, model: str, replica: str, executor: Executor
+    ) -> None:
+        self._client, self._blocking, self._pulse_client = client, blocking, pulse
+        self._model, self._replica, self._executor = model, replica, executor
+        self.stopping = False
+
+    def run(self) -> None:
+        """Serve epoch after epoch until told to shut down."""
+        last = 0
+        while not self.stopping:
+            epoch = self._wait_for_epoch(last)
+            if epoch is None:
+                return
+            last = epoch
+            structlog.contextvars.bind_contextvars(epoch=epoch)
+            try:
+                self._serve(epoch)
+            except EpochOver as over:
+                log.info("left the epoch", reason=str(over))
+            finally:
+                self._executor.leave()
+
+    def _wait_for_epoch(self, last: int) -> int | None:
+        """The first epoch after `last` that is not poisoned already; None when told to stop."""
+        while not self.stopping:
+            try:
+                epoch = health.read_epoch(self._client, self._model, self._replica)
+                poison = health.read_poison(self._client, self._model, self._replica)
+                if epoch > last and (poison is None or poison.epoch != epoch):
+                    return epoch
+            except RedisUnavailable as error:
+                log.warning("waiting for Redis", error=str(error))
+            time.sleep(POLL_S)
+        return None
+
+    def _serve(self, epoch: int) -> None:
+        progress = Progress()
+        progress.phase = "ready"
+        executor = self._executor
+        mailbox = commands.Mailbox(self._blocking, self._model, self._replica, epoch, executor.rank)
+        pulse = Pulse(
+            self._pulse_client,
+            self._model,
+            self._replica,
+            epoch,
+            executor.rank,
+            executor.world_size,
+            executor.device,
+            progress,
+        )
+        with pulse:
+            while not self.stopping:
+                pulse.check()
+                try:
+                    frame = mailbox.receive(BLOCK_MS)
+                except RedisUnavailable as error:  # hold still: the leader decides when it is back
+                    log.warning("waiting for Redis", error=str(error))
+                    continue
+                if frame is None:
+                    continue
+                progress.begin(UNKNOWN_STEP_S)
+                reply = self._answer(frame)
+                progress.end(reply.seq)
+                commands.reply(self._client, self._model, self._replica, reply)
+                if isinstance(reply, Bye):
+                    self.stopping = True
+
+    def _answer(self, frame: str) -> Reply:
+        """Exactly one reply per frame, also for one that can't be understood: the peer stays alive."""
+        try:
+            command: AnyCommand = decode_command(frame)
+        except msgspec.ValidationError as error:
+            return self._unreadable(frame, str(error))
+        except msgspec.DecodeError as error:
+            return self._refuse(Envelope(), "bad_request", f"not JSON: {error}: {frame[:200]!r}")
+        if isinstance(command, Shutdown):
+            log.info("told to shut down")
+        try:
+            return self._executor.answer(command)
+        except EpochOver:
+            raise
+        except Exception as error:
+            # Unknown, so device or collective state can't be trusted: tell the leader, poison, and leave.
+            log.exception("command failed", seq=command.seq, op=type(command).__name__)
+            message = f"{type(error).__name__}: {error}"
+            refusal = self._executor.refusal(command, RankError(self._executor.rank, "forward_failed", message))
+            commands.reply(self._client, self._model, self._replica, refusal)
+            health.write_poison(
+                self._client,
+                self._model,
+                self._replica,
+                command.epoch,
+                self._executor.rank,
+                "forward_failed",
+                message,
+            )
+            raise EpochOver(message) from error
+
+    def _unreadable(self, frame: str, why: str) -> ErrorReply:
+        envelope = msgspec.json.decode(frame, type=Envelope)
+        known = {struct.__struct_config__.tag for struct in AnyCommand.__args__}  # type: ignore[attr-defined]
+        if envelope.op not in known:
+            return self._refuse(envelope, "unknown_op", f"unknown op {envelope.op!r}")
+        return self._refuse(envelope, "bad_request", why)
+
+    def _refuse(self, envelope: Envelope, kind: str, message: str) -> ErrorReply:
+        log.error("refused a frame", kind=kind, error=message)
+        return ErrorReply(
+            epoch=envelope.epoch,
+            seq=envelope.seq,
+            rank=self._executor.rank,
+            kind=kind,  # type: ignore[arg-type]  # both callers spell a kind of the list
+            message=message,
+        )

@@ -1,0 +1,142 @@
+"""The rank processes of one replica on this host: spawned, watched by waitpid, reaped, spawned again after a pause."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+import structlog
+
+from control.messages import Assignment, encode
+from control.process import child_environment
+
+log = structlog.get_logger()
+
+PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Before the n-th spawn without having been ready in between; after the last the replica is `failed`."""
+STOP_LIMIT_S = 75.0
+"""For a leader to drain or give back its requests before it is killed."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A rank process that ended, as its watcher reports it."""
+
+    place: tuple[str, str]
+    rank: int
+    pid: int
+    status: int
+
+
+@dataclass
+class ReplicaProcesses:
+    """One replica's processes. Spawn only from the agent's main thread: a child dies with the thread that forked it."""
+
+    assignment: Assignment
+    folder: str
+    host_id: str
+    redis_url: str
+    exits: queue.SimpleQueue[Exit]
+    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    attempts: int = 0
+    due: float = 0.0
+    stop_by: float | None = None
+    failed: str | None = None
+    """Why it was given up; None while it lives."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.assignment.spec.name, self.assignment.replica
+
+    @property
+    def stopping(self) -> bool:
+        return self.stop_by is not None
+
+    def owner(self, pid: int) -> str:
+        """The owner half of the lock token that the leader with `pid` holds."""
+        return f"{self.host_id}/{pid}"
+
+    def spawn_missing(self) -> None:
+        """Start every rank that has no process, once the pause is over."""
+        if self.stopping or self.failed is not None or time.monotonic() < self.due:
+            return
+        for rank, device in zip(self.assignment.ranks, self.assignment.devices, strict=True):
+            if rank not in self.processes:
+                self.processes[rank] = self._spawn(rank, device)
+
+    def _spawn(self, rank: int, device: str) -> subprocess.Popen[bytes]:
+        environment = child_environment(
+            FURROW_ASSIGNMENT=encode(self.assignment).decode(),
+            FURROW_RANK=str(rank),
+            FURROW_DEVICE=device,
+            FURROW_FOLDER=self.folder,
+            FURROW_HOST_ID=self.host_id,
+            FURROW_REDIS_URL=self.redis_url,
+        )
+        process = subprocess.Popen([sys.executable, "-m", "worker", "rank"], env=environment)
+        log.info("spawned", model=self.place[0], replica=self.place[1], rank=rank, pid=process.pid, device=device)
+        threading.Thread(target=self._watch, args=(rank, process), daemon=True, name=f"waitpid-{process.pid}").start()
+        return process
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        self.exits.put(Exit(self.place, rank, process.pid, process.wait()))
+
+    def ended(self, exit: Exit) -> bool:
+        """Note an exit; False if that process was not this replica's any more."""
+        process = self.processes.get(exit.rank)
+        if process is None or process.pid != exit.pid:
+            return False
+        del self.processes[exit.rank]
+        return True
+
+    def pause(self) -> bool:
+        """Plan the next spawn; False if the tries are used up."""
+        if self.attempts >= len(PAUSES_S):
+            return False
+        self.due = time.monotonic() + PAUSES_S[self.attempts]
+        self.attempts += 1
+        return True
+
+    def ready(self) -> None:
+        """The group served: earlier failures are forgiven."""
+        self.attempts = 0
+
+    def kill(self, rank: int) -> None:
+        """End a rank that hangs; SIGKILL ends a stopped process too."""
+        if rank in self.processes:
+            self.processes[rank].send_signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ask for an orderly end: the leader first, which then tells its ranks to shut down."""
+        if not self.stopping:
+            self.stop_by = time.monotonic() + STOP_LIMIT_S
+            for rank in self._first():
+                self.processes[rank].terminate()
+
+    def _first(self) -> list[int]:
+        return [0] if 0 in self.processes else list(self.processes)
+
+    def press(self) -> None:
+        """Once the leader is gone end the others; past the limit kill all."""
+        if self.stop_by is None:
+            return
+        if 0 not in self.processes:
+            for process in self.processes.values():
+                process.terminate()
+        if time.monotonic() > self.stop_by:
+            for rank in list(self.processes):
+                self.kill(rank)
+
+    def pids(self) -> dict[int, int]:
+        return {rank: process.pid for rank, process in self.processes.items()}
+
+
+def host_id() -> str:
+    """This host's name in the farm: FURROW_HOST_ID, else the machine's."""
+    return os.environ.get("FURROW_HOST_ID") or os.uname().nodename

@@ -1,0 +1,90 @@
+"""Requests in the hands of a leader: what was claimed, what its choices produced, what is to be emitted next."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from control.messages import FinishReason, GenerationRequest, LogEntry, RequestState, TokenLogprobs
+from control.requests import Claimed, Emission
+from worker.scheduling.sequence import Sequence
+
+
+@dataclass
+class RunningRequest:
+    """A claimed request and its choices. The leader owns it from claim to its last emission."""
+
+    rid: str
+    params: GenerationRequest
+    next_seq: int
+    sequences: list[Sequence | None]
+    """One per choice; None once it has ended."""
+    entries: list[LogEntry] = field(default_factory=list)
+    """Produced since the last emission that Redis took."""
+    times: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_claim(cls, claimed: Claimed) -> RunningRequest:
+        """Rebuild from the token log, which is empty for new work: continuing and beginning are the same."""
+        choices = claimed.params.sampling.n
+        outputs: list[list[int]] = [[] for _ in range(choices)]
+        ended = [False] * choices
+        for entry in claimed.log:
+            if entry.token is not None:
+                outputs[entry.choice].append(entry.token)
+            ended[entry.choice] |= entry.finish is not None
+        sequences: list[Sequence | None] = [
+            None
+            if ended[choice]
+            else Sequence(
+                rid=claimed.rid,
+                choice=choice,
+                prompt=claimed.params.prompt,
+                output=outputs[choice],
+                sampling=claimed.params.sampling,
+            )
+            for choice in range(choices)
+        ]
+        return cls(claimed.rid, claimed.params, len(claimed.log) + 1, sequences)
+
+    @property
+    def live(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence is not None]
+
+    def prefilling(self) -> None:
+        """Its first tokens are about to be fed."""
+        self.times.setdefault("t_prefill", time.time_ns() // 1_000_000)
+
+    def append(
+        self,
+        choice: int,
+        token: int | None,
+        finish: FinishReason | None = None,
+        cause: str | None = None,
+        logprobs: TokenLogprobs | None = None,
+    ) -> None:
+        """Note a token, the end of a choice, or both."""
+        self.entries.append(LogEntry(self.next_seq + len(self.entries), choice, token, finish, cause, logprobs))
+        if finish is not None:
+            self.sequences[choice] = None
+
+    def end(self, finish: FinishReason, cause: str) -> None:
+        """End every choice that still runs, without a token."""
+        for sequence in self.live:
+            self.append(sequence.choice, None, finish, cause)
+
+    def emission(self, state: RequestState = "finished") -> Emission:
+        """What to emit now; with `state` as the request's end if no choice runs any more."""
+        return Emission(
+            rid=self.rid,
+            seq=self.next_seq,
+            entries=list(self.entries),
+            done=None if self.live else state,
+            times=dict(self.times),
+        )
+
+    def emitted(self) -> None:
+        """Redis took the emission."""
+        self.next_seq += len(self.entries)
+        self.entries.clear()
+        self.times.clear()

@@ -1,0 +1,82 @@
+"""The leader's side of a step's sampling: from the rows' logits to token ids, one failure never touching another row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+import torch
+
+from control.messages import TokenLogprobs
+from worker.engine.health import inspect
+from worker.engine.sampling import Sampler, SamplingRow
+from worker.scheduling.sequence import Sequence
+
+log = structlog.get_logger()
+
+FAILED = -1
+"""Broadcast in place of a token where a row could not be sampled; the leader drops such a sequence."""
+
+
+class StepSampler:
+    """Samples a step's rows on rank 0 and remembers what the ids alone don't tell."""
+
+    def __init__(self) -> None:
+        self._sampler = Sampler()
+        self.logprobs: dict[int, TokenLogprobs] = {}
+        """By sid, of the last step's rows that asked for them."""
+        self.failures: dict[int, str] = {}
+        """By sid, why a row was answered FAILED."""
+
+    def bind(self, rows: list[Sequence]) -> Callable[[torch.Tensor, list[int]], list[int]]:
+        """The function that the engine calls with logits [len(rows), vocabulary] and the rows' sids, in this order."""
+
+        def sample(logits: torch.Tensor, sids: list[int]) -> list[int]:
+            if sids != [row.sid for row in rows]:
+                raise ValueError(f"the engine samples rows {sids}, the plan {[row.sid for row in rows]}")
+            self.logprobs.clear()
+            sick = inspect(logits)
+            for index, report in sick.items():
+                self._fail(rows[index], f"the model produced logits that are not finite: {report}")
+            healthy = [index for index in range(len(rows)) if index not in sick]
+            tokens = [FAILED] * len(rows)
+            for index, token in zip(healthy, self._tokens(logits, [rows[i] for i in healthy], healthy), strict=True):
+                tokens[index] = token
+            return tokens
+
+        return sample
+
+    def _tokens(self, logits: torch.Tensor, rows: list[Sequence], indices: list[int]) -> list[int]:
+        if not rows:
+            return []
+        chosen = logits if len(indices) == len(logits) else logits[indices]
+        try:
+            return self._sample(chosen, rows)
+        except Exception:
+            if len(rows) == 1:
+                log.exception("could not sample a row", rid=rows[0].rid)
+                self._fail(rows[0], "its token could not be sampled; the server's log has the cause")
+                return [FAILED]
+        # A fault in one row's parameters must not reach its neighbours: sample each alone.
+        return [token for i, row in enumerate(rows) for token in self._tokens(chosen[i : i + 1], [row], [0])]
+
+    def _sample(self, logits: torch.Tensor, rows: list[Sequence]) -> list[int]:
+        sampled = self._sampler.sample(logits, [self._row(row) for row in rows])
+        for row, choice in zip(rows, sampled, strict=True):
+            if choice.logprobs is not None:
+                self.logprobs[row.sid] = choice.logprobs
+        return [choice.token for choice in sampled]
+
+    def _row(self, sequence: Sequence) -> SamplingRow:
+        return SamplingRow(
+            sampling=sequence.sampling,
+            seed=int(sequence.sampling.seed),
+            choice=sequence.choice,
+            position=len(sequence.output),
+            prompt=sequence.prompt,
+            output=sequence.output,
+        )
+
+    def _fail(self, sequence: Sequence, why: str) -> None:
+        log.error("a row failed", rid=sequence.rid, choice=sequence.choice, error=why)
+        self.failures[sequence.sid] = why

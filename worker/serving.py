@@ -1,0 +1,207 @@
+"""One epoch's work: claim → plan → step → emit, until the epoch ends or the leader is told to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import redis
+import structlog
+
+from control import requests
+from control.commands import wait_for_work
+from control.connection import Call, run, run_all
+from control.errors import GroupError, Lost, Poisoned, RedisUnavailable, RequestTooLarge
+from control.lease import Lease
+from control.messages import GenerateStep, RequestState
+from control.requests import Claims, EmitResult
+from worker.group import Group
+from worker.progress import Progress
+from worker.running import RunningRequest
+from worker.sampling import StepSampler
+from worker.scheduling.finish import Finisher
+from worker.scheduling.scheduler import Scheduler, StepPlan
+
+log = structlog.get_logger()
+
+IDLE_BLOCK_MS = 500
+IDLE_PING_S = 5.0
+AWAY_S = 0.2
+"""Between tries while Redis is away and a finished step is held."""
+
+T = TypeVar("T")
+
+
+class Serving:
+    """The step loop of a formed group. `run` returns when stopped, and raises EpochOver when the epoch ends."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        blocking: redis.Redis,
+        lease: Lease,
+        group: Group,
+        scheduler: Scheduler,
+        finisher: Finisher,
+        progress: Progress,
+        check: Callable[[], None],
+    ) -> None:
+        self._client, self._blocking, self._lease, self._group = client, blocking, lease, group
+        self._scheduler, self._finisher, self._progress, self._check = scheduler, finisher, progress, check
+        self._running: dict[str, RunningRequest] = {}
+        self._sampler = StepSampler()
+        self._bell = "0"
+
+    # --- the loop --------------------------------------------------------------------------------------------------------
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Serve until `stopping()`; adopts what the replica's earlier epochs left first."""
+        self._take(self._held(requests.claim(self._lease, 0, 0, adopt=True)))
+        last_contact = time.monotonic()
+        while not stopping():
+            self._check()
+            if self._scheduler.has_work:
+                self._step()
+                last_contact = time.monotonic()
+            else:
+                self._scheduler.check_integrity()
+                self._idle()
+                if time.monotonic() - last_contact > IDLE_PING_S:
+                    self._group.ping()
+                    self._progress.idle()
+                    last_contact = time.monotonic()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    def give_back(self) -> None:
+        """Put every running request back into its queue at once; another epoch continues it from its log."""
+        for rid in list(self._running):
+            run(self._client, requests.requeue(self._lease, rid))
+            del self._running[rid]
+
+    def _idle(self) -> None:
+        """Claim, and if there was nothing wait for the bell, which also rings for cancels, drains and poison."""
+        self._take(self._held(requests.claim(self._lease, *self._scheduler.room(), adopt=False)))
+        if not self._scheduler.has_work:
+            try:
+                wait_for_work(self._blocking, self._lease, self._bell, IDLE_BLOCK_MS)
+            except RedisUnavailable:
+                time.sleep(AWAY_S)
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan()
+        for sid in plan.sequences:
+            self._running[self._scheduler.sequence(sid).rid].prefilling()
+        rows = [self._scheduler.sequence(sid) for sid in plan.sampled]
+        try:
+            result = self._group.step(lambda **at: self._command(plan, **at), self._sampler.bind(rows))
+        except GroupError as error:
+            raise Poisoned("step_failed", str(error), 0) from error
+        tokens = dict(zip(result.sids, result.tokens, strict=True))
+        self._scheduler.applied(plan, {sid: token for sid, token in tokens.items() if token >= 0})
+        for sequence in rows:
+            self._record(sequence, tokens[sequence.sid])
+        self._exchange()
+
+    def _command(self, plan: StepPlan, *, epoch: int, seq: int) -> GenerateStep:
+        return GenerateStep(
+            epoch=epoch,
+            seq=seq,
+            model_id=self._lease.model,
+            sequences=plan.sequences,
+            tokens=plan.tokens,
+            offset=plan.offset,
+            sample=plan.sample,
+            left=plan.left,
+            paused=plan.paused,
+        )
+
+    def _record(self, sequence, token: int) -> None:  # type: ignore[no-untyped-def]
+        """Take one sampled token: note it, and decide whether its choice ends with it."""
+        request = self._running[sequence.rid]
+        if token < 0:
+            request.append(sequence.choice, None, "error", self._sampler.failures.pop(sequence.sid))
+            self._scheduler.drop(sequence.sid)
+            return
+        end = self._finisher.decide(sequence, token)
+        finish, cause = end if end is not None else (None, None)
+        request.append(sequence.choice, token, finish, cause, self._sampler.logprobs.get(sequence.sid))
+        if end is not None:
+            self._scheduler.drop(sequence.sid)
+
+    # --- Redis -----------------------------------------------------------------------------------------------------------
+
+    def _exchange(self) -> None:
+        """Emit what the step produced and claim what there is room for: one round trip."""
+        calls: list[Call[EmitResult] | Call[Claims]] = [
+            requests.emit(self._lease, [request.emission() for request in self._running.values()]),
+            requests.claim(self._lease, *self._scheduler.room(), adopt=False),
+        ]
+        emitted, claims = self._hold(lambda: run_all(self._client, calls))
+        for outcome in (emitted, claims):
+            if isinstance(outcome, Exception):
+                raise outcome
+        self._settle(emitted)
+        self._take(claims)
+
+    def _settle(self, result: EmitResult) -> None:
+        if result.behind:
+            # The log and this process disagree: the log is the truth, so start over from it.
+            raise Lost(f"the token log is elsewhere than this leader for {', '.join(result.behind)}")
+        for rid in result.taken:
+            self._forget(rid)
+        for rid, request in list(self._running.items()):
+            request.emitted()
+            if not request.live:
+                del self._running[rid]
+        for rid in result.cancelled:
+            self._end(rid, "cancelled", "cancelled by the client")
+        for rid in result.expired:
+            self._end(rid, "expired", "the request's deadline passed")
+
+    def _end(self, rid: str, state: RequestState, cause: str) -> None:
+        """End a running request from outside its own tokens."""
+        request = self._running.pop(rid, None)
+        if request is None:
+            return
+        for sequence in request.live:
+            self._scheduler.drop(sequence.sid)
+        request.end("cancelled" if state == "cancelled" else "expired", cause)
+        self._held(requests.emit(self._lease, [request.emission(state)]))
+
+    def _forget(self, rid: str) -> None:
+        """Another replica has taken the request."""
+        request = self._running.pop(rid, None)
+        for sequence in request.live if request else []:
+            self._scheduler.drop(sequence.sid)
+
+    def _take(self, claims: Claims) -> None:
+        self._bell = claims.bell
+        for claimed in claims.requests:
+            request = self._running[claimed.rid] = RunningRequest.from_claim(claimed)
+            try:
+                for sequence in request.live:
+                    self._scheduler.add(sequence)
+                    self._finisher.adopt(sequence)
+            except RequestTooLarge as error:
+                for sequence in request.live:
+                    self._scheduler.drop(sequence.sid)
+                request.end("error", str(error))
+                self._held(requests.emit(self._lease, [request.emission()]))
+                del self._running[claimed.rid]
+
+    def _held(self, call: Call[T]) -> T:
+        return self._hold(lambda: run(self._client, call))
+
+    def _hold(self, attempt: Callable[[], T]) -> T:
+        """Run `attempt` until Redis answers: a finished step is held, never thrown away, and nothing is poisoned."""
+        while True:
+            try:
+                return attempt()
+            except RedisUnavailable as error:
+                log.warning("holding the finished step until Redis is back", error=str(error))
+                self._check()
+                time.sleep(AWAY_S)
