@@ -62,6 +62,9 @@ class ModelKeys:
     def turns(self, priority: str) -> str:  # zset tenant -> virtual tokens served; enqueue, emit -> claim
         return f"{self.base}turns:{priority}"
 
+    def served(self, priority: str) -> str:  # zset as turns, of all tenants with anything queued or running
+        return f"{self.base}served:{priority}"
+
     @property
     def load(self) -> str:  # hash: queued, queued_tokens, enqueued, claimed, ended, rate; scripts -> enqueue, api
         return f"{self.base}load"
@@ -72,9 +75,6 @@ class ModelKeys:
 
     def request(self, rid: str) -> str:  # hash: scripts -> all; deadline + retention, after the end retention
         return f"{self.base}req:{rid}"
-
-    def followers(self, rid: str) -> str:  # set of api ids: follow, unfollow -> emit; as the request
-        return f"{self.base}followers:{rid}"
 
     def log(self, rid: str) -> str:  # stream `<seq>-0`: emit -> api; as the request
         return f"{self.base}log:{rid}"
@@ -87,6 +87,10 @@ class ModelKeys:
 
     def idempotency(self, tenant: str, key: str) -> str:  # string `rid body-hash`: enqueue; as the request
         return f"{self.base}idem:{tenant}:{key}"
+
+    @property
+    def orphans(self) -> str:  # zset rid -> ms at which on_disconnect applies: unfollow, reap -> reap
+        return f"{self.base}orphans"
 
     @property
     def dead(self) -> str:  # stream, capped: bury -> operator
@@ -131,6 +135,10 @@ class ReplicaKeys:
 
     def heartbeat(self, rank: int) -> str:  # hash: rank -> agents, api, operator; 2 s
         return f"{self.base}hb:{rank}"
+
+    @property
+    def claim(self) -> str:  # string `call rid ...`: claim -> claim, so that a repeat hands out the same; 60 s
+        return f"{self.base}claim"
 
     @property
     def poison(self) -> str:  # hash epoch, rank, kind, message: first to notice -> all; until the next epoch

@@ -1,0 +1,66 @@
+"""Waiting for Redis at start, and refusing one that can't keep Furrow's promises."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from redis import exceptions as redis_errors
+
+from control.address import address
+from control.clients import SyncRedis, unavailable
+from control.errors import RedisUnavailable, SettingsError
+
+OLDEST_VERSION = (6, 2)
+_SAY_EVERY_S = 2.0
+_TRY_EVERY_S = 0.25
+
+
+def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], None]) -> None:
+    """Return once Redis answers and is fit for use; `say` gets a line every two seconds of waiting.
+
+    Raises RedisUnavailable after `seconds`, or at once for a wrong password; SettingsError for a server that is too
+    old or that evicts keys.
+    """
+    began = time.monotonic()
+    said = began - _SAY_EVERY_S
+    while True:
+        try:
+            client.ping()
+            break
+        except redis_errors.AuthenticationError as error:
+            raise unavailable(client, error) from error
+        except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
+            now = time.monotonic()
+            if now - began >= seconds:
+                raise unavailable(client, error) from error
+            if now - said >= _SAY_EVERY_S:
+                said = now
+                say(f"waiting for Redis at {address(client)}: {str(error) or type(error).__name__}")
+            time.sleep(min(_TRY_EVERY_S, max(0.0, began + seconds - now)))
+    _check_fitness(client, say)
+
+
+def _check_fitness(client: SyncRedis, say: Callable[[str], None]) -> None:
+    try:
+        info: dict[str, Any] = client.info()
+    except redis_errors.ResponseError as error:
+        # A restricted user: INFO is no requirement of ours, only a courtesy at start.
+        say(f"Redis at {address(client)} does not show INFO ({error}): its version and eviction are unchecked")
+        return
+    where = address(client)
+    version = str(info.get("valkey_version") or info.get("redis_version", "0"))
+    # Valkey reports the Redis version it is compatible with (7.2.4) under redis_version; either is new enough.
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_VERSION:
+        raise SettingsError(f"Redis at {where} is version {version}; Furrow needs 6.2 or newer, or Valkey 7.2 or newer")
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        if int(info.get("maxmemory", 0)) > 0:
+            raise SettingsError(
+                f"Redis at {where} has maxmemory-policy {policy}: it would throw away queued requests. "
+                "Set `maxmemory-policy noeviction`, or give Furrow a server of its own."
+            )
+        say(f"Redis at {where} has maxmemory-policy {policy}: set noeviction before you ever set maxmemory")
+    if info.get("role") == "slave":
+        raise RedisUnavailable(f"Redis at {where} is a replica: give Furrow the URL of the primary.")

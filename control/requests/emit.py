@@ -1,0 +1,62 @@
+"""The tokens of one step reach the logs and the followers in one script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from control.connection import Call
+from control.lease import Lease, granted
+from control.messages import LogEntry, RequestState, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one request emits in a step. Without entries it only asks: cancelled, expired, taken?"""
+
+    rid: str
+    seq: int
+    """Of the first entry, or the one expected next."""
+    entries: list[LogEntry] = field(default_factory=list[LogEntry])
+    done: RequestState | None = None
+    """How the request ends with this step, or None while it goes on."""
+    times: dict[str, int] = field(default_factory=dict[str, int])
+    """More fields for its hash, such as t_prefill in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmitResult:
+    """`behind` maps the requests whose row was refused to the seq that the log expects next.
+
+    A `behind` of seq + len(entries) means that an earlier copy of the call arrived. `cancelled` and `expired` go on
+    until an Emission ends them. `taken` are not this leader's any more: drop them.
+    """
+
+    accepted_ms: int
+    behind: dict[str, int]
+    cancelled: list[str]
+    expired: list[str]
+    taken: list[str]
+
+
+def emit(lease: Lease, rows: list[Emission]) -> Call[EmitResult]:
+    """Append and publish the rows whose owner and seq are right. Raises Lost, Fenced or Poisoned: then nothing was.
+
+    Sets t_first and t_last. A request that is done leaves the queue, loses its prompt and lives on for its retention.
+    """
+    args: list[Any] = [lease.token, lease.model_keys.base]
+    for row in rows:
+        tokens = sum(entry.token is not None for entry in row.entries)
+        args += (row.rid, row.seq, row.done or "", tokens, len(row.times))
+        for name, value in row.times.items():
+            args += (name, value)
+        args.append(len(row.entries))
+        args += [encode(entry) for entry in row.entries]
+    keys = lease.keys
+    return Call("emit", (keys.lock, keys.epoch, keys.poison), tuple(args), _result)
+
+
+def _result(reply: list[Any]) -> EmitResult:
+    now, behind, cancelled, expired, taken = granted(reply)
+    expected = dict(zip(behind[::2], map(int, behind[1::2]), strict=True))
+    return EmitResult(int(now), expected, cancelled, expired, taken)

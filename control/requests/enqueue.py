@@ -1,0 +1,109 @@
+"""A request enters its tenant's queue, or joins the one that already runs under the same idempotency key."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from control.connection import Call
+from control.errors import IdempotencyConflict, QueueFull, RequestError
+from control.keys import CLASSES, ModelKeys
+from control.messages import GenerationRequest, LogEntry, encode
+
+DEFAULT_DEADLINE_MS = 24 * 3_600_000
+"""Where a client sets no deadline: long enough for any answer, short enough that nothing lives for ever."""
+
+_WORD = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API process puts into the queue. `rid` is fresh and unique: a uuid, never a client's text."""
+
+    rid: str
+    model: str
+    params: GenerationRequest
+    tenant: str
+    priority: str = "normal"
+    deadline_ms: int = 0
+    """From now; 0: a day."""
+    on_disconnect: str = "cancel"
+    """cancel, continue, or seconds to wait for somebody to follow again."""
+    api: str = ""
+    """Id of the API process that follows it; "" for nobody."""
+    idempotency_key: str = ""
+    body_hash: str = ""
+    view: str = ""
+    """Opaque JSON of the API: what it needs to continue the answer on another process."""
+    received_ms: int = 0
+    max_queued_requests: int = 10_000
+    max_queued_tokens: int = 100_000_000
+    delivered: list[LogEntry] = []
+    """After a loss of data: what the client has already, written to the log first. Begins at seq 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """`rid` differs from the one sent when it joined another; `position` counts from 1 in order of arrival."""
+
+    rid: str
+    joined: bool
+    position: int
+
+
+def enqueue(request: Enqueue) -> Call[Enqueued]:
+    """Raises QueueFull, IdempotencyConflict, or RequestError for a value that can't be carried."""
+    _check(request)
+    keys = ModelKeys(request.model)
+    params = _with_seed(request.params)
+    deadline_ms = request.deadline_ms or DEFAULT_DEADLINE_MS
+
+    def parse(reply: list[Any]) -> Enqueued:
+        if reply[0] == "BUSY":
+            raise QueueFull(request.model, int(reply[1]), float(reply[2]))
+        if reply[0] == "CONFLICT":
+            raise IdempotencyConflict(
+                f"The Idempotency-Key {request.idempotency_key!r} was used with another body (request {reply[1]}). "
+                "Use a new key for a new request.",
+                code="idempotency_conflict",
+            )
+        return Enqueued(rid=reply[1], joined=bool(reply[2]), position=int(reply[3]))
+
+    args = (
+        *(keys.base, request.rid, request.tenant, request.priority),
+        *(len(params.prompt), params.sampling.n, params.sampling.seed),
+        *(deadline_ms, request.on_disconnect, request.api, request.idempotency_key, request.body_hash),
+        *(encode(params), request.view, request.received_ms),
+        *(request.max_queued_requests, request.max_queued_tokens),
+        sum(entry.token is not None for entry in request.delivered),
+        *(encode(entry) for entry in request.delivered),
+    )
+    return Call("enqueue", (keys.load,), args, parse)
+
+
+def _check(request: Enqueue) -> None:
+    for name, value in (("rid", request.rid), ("api", request.api or "-")):
+        if not _WORD.fullmatch(value):
+            raise RequestError(f"{name} {value!r} can't be used: letters, digits, '.', '_' and '-' only")
+    if request.priority not in CLASSES:
+        raise RequestError(
+            f"priority {request.priority!r} is unknown; use one of {', '.join(CLASSES)}", param="priority"
+        )
+    if request.on_disconnect not in ("cancel", "continue") and not request.on_disconnect.isdecimal():
+        raise RequestError(
+            f"on_disconnect {request.on_disconnect!r} is unknown; use cancel, continue or a number of seconds",
+            param="on_disconnect",
+        )
+    if [entry.seq for entry in request.delivered] != list(range(1, len(request.delivered) + 1)):
+        raise RequestError(f"the delivered entries of {request.rid} don't count from 1 without a gap")
+
+
+def _with_seed(params: GenerationRequest) -> GenerationRequest:
+    """Draw the seed once, before the script can be sent twice; as text, because Lua's numbers are doubles."""
+    if params.sampling.seed:
+        return params
+    seed = str(secrets.randbits(64))
+    return msgspec.structs.replace(params, sampling=msgspec.structs.replace(params.sampling, seed=seed))

@@ -1,0 +1,87 @@
+"""An API process follows a request: its state, what it lacks of the log, and its place in the queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from control.clients import AsyncRedis
+from control.connection import Call, arun_all, read
+from control.errors import RequestNotFound
+from control.keys import ModelKeys
+from control.messages import LogEntry
+from control.requests.claim import decode_entry
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """`fields` is the request's hash without its params; `entries` the log after what the follower has."""
+
+    fields: dict[str, str]
+    entries: list[LogEntry]
+
+    @property
+    def ended(self) -> bool:
+        return self.fields["state"] not in ("queued", "running")
+
+
+def not_found(rid: str) -> RequestNotFound:
+    """The same words whether it never was, is over, or is another tenant's: a stranger learns nothing."""
+    return RequestNotFound(
+        f"No request {rid!r}. It may have ended more than its retention ago.", code="request_not_found"
+    )
+
+
+def follow(model: str, rid: str, api: str, tenant: str, have: int) -> Call[Followed]:
+    """From now on `api` gets this request's events; `have` is the last seq that it has.
+
+    An `api` of "" only looks. Raises RequestNotFound if it is gone or another tenant's.
+    """
+    keys = ModelKeys(model)
+
+    def parse(reply: list[Any]) -> Followed:
+        if reply[0] == "ABSENT":
+            raise not_found(rid)
+        fields = dict(zip(reply[1][::2], reply[1][1::2], strict=True))
+        return Followed(fields, [decode_entry(entry) for entry in reply[2]])
+
+    return Call("follow", (keys.request(rid), keys.log(rid), keys.orphans), (rid, api, tenant, have), parse)
+
+
+def unfollow(model: str, rid: str, api: str, delivered_ms: int | None = None) -> Call[None]:
+    """`api` stops following; when it was the last one and the request goes on, its on_disconnect applies."""
+    keys = ModelKeys(model)
+    delivered = "" if delivered_ms is None else delivered_ms
+
+    def parse(_: Any) -> None:
+        return None
+
+    return Call("unfollow", (keys.request(rid),), (keys.base, rid, api, delivered), parse)
+
+
+def read_log(model: str, rid: str, have: int) -> Call[list[LogEntry]]:
+    """The entries after seq `have`; empty too when the request is gone (follow tells)."""
+
+    def parse(reply: list[tuple[str, dict[str, str]]] | None) -> list[LogEntry]:
+        return [decode_entry(fields["e"]) for _, fields in reply or []]
+
+    return read("XRANGE", ModelKeys(model).log(rid), f"{have + 1}-0", "+", parse=parse)
+
+
+async def read_logs(client: AsyncRedis, model: str, have: dict[str, int]) -> dict[str, list[LogEntry]]:
+    """The entries after each request's last seq, in one round trip: what repairs every silent stream."""
+    outcomes = await arun_all(client, [read_log(model, rid, seq) for rid, seq in have.items()])
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return dict(zip(have, outcomes, strict=True))
+
+
+def position(model: str, rid: str) -> Call[int | None]:
+    """A waiting request's place, counted from 1 in order of arrival; None once it is claimed or gone."""
+    keys = ModelKeys(model)
+
+    def parse(reply: int | None) -> int | None:
+        return reply
+
+    return Call("position", (keys.request(rid), keys.load), (), parse)

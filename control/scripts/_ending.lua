@@ -1,0 +1,62 @@
+-- Ending a request; needs clock and queue.
+
+-- Exponentially decaying estimate of how many requests end per second, over about half a minute.
+local RATE_WINDOW_MS = 30000
+
+local function count_end(base, now)
+  local load = base .. 'load'
+  local was = redis.call('HMGET', load, 'rate', 'rate_at')
+  local elapsed = math.max(0, now - tonumber(was[2] or whole(now)))
+  local rate = tonumber(was[1] or '0') * math.exp(-elapsed / RATE_WINDOW_MS) + 1000 / RATE_WINDOW_MS
+  redis.call('HSET', load, 'rate', string.format('%.6f', rate), 'rate_at', whole(now))
+  redis.call('HINCRBY', load, 'ended', 1)
+end
+
+-- What every end has in common: out of the queue, prompt dropped, and only the retention left to live.
+local function close_request(base, rid, state, now)
+  local req = base .. 'req:' .. rid
+  local was = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens', 'idempotency')
+  remove(base, was[2], was[3], was[4])
+  if was[1] == 'queued' then
+    count_out(base, tonumber(was[5]))
+  end
+  redis.call('HSET', req, 'state', state)
+  redis.call('HDEL', req, 'params', 'orphan_at')
+  redis.call('ZREM', base .. 'orphans', rid)
+  redis.call('PEXPIRE', req, RETENTION_MS)
+  redis.call('PEXPIRE', base .. 'log:' .. rid, RETENTION_MS)
+  if was[6] and was[6] ~= '' then
+    redis.call('PEXPIRE', base .. 'idem:' .. was[3] .. ':' .. was[6], RETENTION_MS)
+  end
+  count_end(base, now)
+end
+
+-- End a request that no leader will end: a final log entry for each choice that has none, told to its followers.
+local function end_request(base, rid, state, finish, cause, now)
+  local req, log = base .. 'req:' .. rid, base .. 'log:' .. rid
+  local was = redis.call('HMGET', req, 'seq', 'n', 'followers')
+  local seq, ended = tonumber(was[1]), {}
+  for _, logged in ipairs(redis.call('XRANGE', log, '-', '+')) do
+    local entry = cjson.decode(logged[2][2])
+    if entry[4] and entry[4] ~= cjson.null then
+      ended[entry[2]] = true
+    end
+  end
+  local texts = {}
+  for choice = 0, tonumber(was[2]) - 1 do
+    if not ended[choice] then
+      seq = seq + 1
+      local text = '[' .. whole(seq) .. ',' .. whole(choice) .. ',null,"' .. finish .. '",' .. cjson.encode(cause) .. ']'
+      redis.call('XADD', log, whole(seq) .. '-0', 'e', text)
+      texts[#texts + 1] = text
+    end
+  end
+  redis.call('HSET', req, 'seq', whole(seq), 't_last', whole(now), 'cause', cause)
+  close_request(base, rid, state, now)
+  if #texts > 0 then
+    local event = '[["' .. rid .. '",[' .. table.concat(texts, ',') .. ']]]'
+    for api in string.gmatch(was[3] or '', '%S+') do
+      redis.call('PUBLISH', base .. 'events:' .. api, event)
+    end
+  end
+end

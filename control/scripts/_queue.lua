@@ -1,0 +1,58 @@
+-- Reading a queue with the consumer group, whatever a flush has taken away.
+
+-- After a flush the stream may be back without its group; nothing in it has been delivered then.
+local function ensure_group(queue)
+  redis.pcall('XGROUP', 'CREATE', queue, GROUP, '0', 'MKSTREAM')
+end
+
+local function field(flat, name)
+  for i = 1, #flat, 2 do
+    if flat[i] == name then
+      return flat[i + 1]
+    end
+  end
+  return nil
+end
+
+-- The id after which nothing has been delivered to any consumer.
+local function last_delivered(queue)
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', queue)) do
+    if field(group, 'name') == GROUP then
+      return field(group, 'last-delivered-id')
+    end
+  end
+  ensure_group(queue)
+  return '0-0'
+end
+
+-- The oldest waiting entry as {id, fields}, or nil; delivers nothing.
+local function peek(queue)
+  if redis.call('EXISTS', queue) == 0 then
+    return nil
+  end
+  return redis.call('XRANGE', queue, '(' .. last_delivered(queue), '+', 'COUNT', 1)[1]
+end
+
+-- Deliver the entry that peek showed to `consumer`.
+local function take(queue, consumer)
+  redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', 1, 'STREAMS', queue, '>')
+end
+
+-- Take an entry out of the queue for good; the last one of a tenant takes the tenant's turn with it.
+local function remove(base, class, tenant, id)
+  local queue = base .. 'queue:' .. class .. ':' .. tenant
+  redis.pcall('XACK', queue, GROUP, id)
+  redis.call('XDEL', queue, id)
+  if redis.call('XLEN', queue) == 0 then
+    redis.call('DEL', queue)
+    redis.call('ZREM', base .. 'turns:' .. class, tenant)
+    redis.call('ZREM', base .. 'served:' .. class, tenant)
+  end
+end
+
+-- A waiting request leaves the queue, whichever way.
+local function count_out(base, tokens)
+  redis.call('HINCRBY', base .. 'load', 'queued', -1)
+  redis.call('HINCRBY', base .. 'load', 'queued_tokens', -tokens)
+  redis.call('HINCRBY', base .. 'load', 'claimed', 1)
+end

@@ -1,0 +1,14 @@
+-- A client cancels its request.
+-- KEYS 1 request (hash)
+-- ARGV 1 the model's base key  2 rid  3 tenant  4 cause
+-- Returns {'OK', state} (cancelled, or running until the leader's next step) or {'ABSENT'}.
+--@include clock
+--@include bell
+--@include queue
+--@include ending
+--@include orphans
+local was = redis.call('HMGET', KEYS[1], 'state', 'tenant')
+if not was[1] or was[2] ~= ARGV[3] then
+  return {'ABSENT'}
+end
+return {'OK', cancel_request(ARGV[1], ARGV[2], ARGV[4], server_ms())}

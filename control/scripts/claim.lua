@@ -1,0 +1,108 @@
+-- A leader takes as many waiting requests as it has room for; on a new epoch it first adopts what its replica has.
+-- KEYS 1 lock (string)  2 epoch (string)  3 poison (hash)  4 the replica's last claim (string)  5 bell (stream)
+-- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id (the consumer)  4 id of this call, any text
+--      5 room for requests (int)  6 room for prompt tokens (int)  7 adopt 0|1
+-- Returns {'OK', last id of the bell, {{rid, params, tenant, class, attempts, deadline, {log entries}}, …}},
+--      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
+--@include clock
+--@include fence
+--@include poisoned
+--@include turns
+--@include queue
+--@include ending
+--@include claimed
+local token, base, replica = ARGV[1], ARGV[2], ARGV[3]
+local room, room_tokens = tonumber(ARGV[5]), tonumber(ARGV[6])
+local refused = fence(token) or poisoned(token)
+if refused then
+  return refused
+end
+local again = repeated(base, token, KEYS[4], ARGV[4])
+if again then
+  return {'OK', last_bell(KEYS[5]), again}
+end
+
+local now, claimed = server_ms(), {}
+
+-- Everything that was ever delivered to this replica and has not ended, room or not: somebody waits for it.
+local function adopt_pending(class, tenant)
+  local queue, from = base .. 'queue:' .. class .. ':' .. tenant, '0'
+  if redis.call('EXISTS', queue) == 0 then
+    return
+  end
+  ensure_group(queue)
+  while true do
+    local read = redis.call('XREADGROUP', 'GROUP', GROUP, replica, 'COUNT', 100, 'STREAMS', queue, from)
+    local entries = read and read[1] and read[1][2] or {}
+    if #entries == 0 then
+      return
+    end
+    for _, entry in ipairs(entries) do
+      local id, fields = entry[1], entry[2]
+      from = id
+      if not fields or #fields == 0 then
+        redis.call('XACK', queue, GROUP, id) -- deleted while it was pending
+      elseif adopt(base, class, tenant, id, fields[2], token, now) then
+        claimed[#claimed + 1] = describe(base, fields[2])
+      end
+    end
+    if redis.call('EXISTS', queue) == 0 then
+      return -- the last one ended just now
+    end
+  end
+end
+
+-- Take the head of a tenant's queue. Returns false when it does not fit: then nothing behind it goes first.
+local function take_head(class, tenant, entry)
+  local queue, id, rid = base .. 'queue:' .. class .. ':' .. tenant, entry[1], entry[2][2]
+  local tokens, req = tonumber(entry[2][4]), base .. 'req:' .. rid
+  local f = redis.call('HMGET', req, 'state', 'deadline')
+  if f[1] == 'queued' and now < tonumber(f[2]) and tokens > room_tokens then
+    return false
+  end
+  take(queue, replica)
+  if f[1] ~= 'queued' then
+    count_out(base, tokens) -- its hash has outlived its deadline and retention
+    remove(base, class, tenant, id)
+  elseif now >= tonumber(f[2]) then
+    end_request(base, rid, 'expired', 'expired', 'deadline passed', now)
+  else
+    redis.call('HSET', req, 'state', 'running', 'owner', token, 'replica', replica, 't_claimed', whole(now))
+    redis.call('HINCRBY', req, 'attempts', 1)
+    count_out(base, tokens)
+    charge(base, class, tenant, tokens)
+    claimed[#claimed + 1] = describe(base, rid)
+    room, room_tokens = room - 1, room_tokens - tokens
+  end
+  return true
+end
+
+if ARGV[7] == '1' then
+  for _, class in ipairs(CLASSES) do
+    for _, tenant in ipairs(redis.call('ZRANGE', base .. 'served:' .. class, 0, -1)) do
+      adopt_pending(class, tenant)
+    end
+  end
+  room = room - #claimed
+end
+
+local function claim_waiting()
+  for _, class in ipairs(CLASSES) do
+    while room > 0 do
+      local tenant = redis.call('ZRANGE', base .. 'turns:' .. class, 0, 0)[1]
+      if not tenant then
+        break
+      end
+      local head = peek(base .. 'queue:' .. class .. ':' .. tenant)
+      if not head then
+        redis.call('ZREM', base .. 'turns:' .. class, tenant)
+      elseif not take_head(class, tenant, head) then
+        return
+      end
+    end
+  end
+end
+claim_waiting()
+
+remember(KEYS[4], ARGV[4], claimed)
+return {'OK', last_bell(KEYS[5]), claimed}

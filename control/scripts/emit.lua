@@ -1,0 +1,104 @@
+-- The tokens of one step: append to the logs, tell the followers, end what has ended, learn what was cancelled.
+-- KEYS 1 lock (string)  2 epoch (string)  3 poison (hash)
+-- ARGV 1 token `owner:epoch`  2 the model's base key, then for each row
+--      rid, seq of the first entry (int), state at the end or '', tokens among the entries (int),
+--      P (int), field and value × P, K (int), entry (JSON) × K
+-- Returns {'OK', now ms, {rid, next seq, …} behind, {cancelled rids}, {expired rids}, {taken rids}},
+--      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
+-- The hot path of the farm: per row one HMGET, one XADD per entry and one HSET; one PUBLISH per following api.
+--@include clock
+--@include fence
+--@include poisoned
+--@include turns
+--@include queue
+--@include ending
+local token, base = ARGV[1], ARGV[2]
+local refused = fence(token) or poisoned(token)
+if refused then
+  return refused
+end
+
+local now = server_ms()
+local stamp = whole(now)
+local behind, cancelled, expired, taken = {}, {}, {}, {}
+local events, charges = {}, {}
+
+-- Append `count` entries that begin at ARGV[first], and remember them for the followers.
+local function append(rid, last, first, count, followers)
+  local log = base .. 'log:' .. rid
+  for i = 1, count do
+    redis.call('XADD', log, whole(last + i) .. '-0', 'e', ARGV[first + i - 1])
+  end
+  if followers and followers ~= '' then
+    local row = '["' .. rid .. '",[' .. table.concat(ARGV, ',', first, first + count - 1) .. ']]'
+    for api in string.gmatch(followers, '%S+') do
+      local rows = events[api] or {}
+      rows[#rows + 1] = row
+      events[api] = rows
+    end
+  end
+end
+
+local at, total = 3, #ARGV
+while at <= total do
+  local rid, seq, done, tokens = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], tonumber(ARGV[at + 3])
+  local stamps = tonumber(ARGV[at + 4])
+  local count = tonumber(ARGV[at + 5 + 2 * stamps])
+  local first = at + 6 + 2 * stamps
+  local req = base .. 'req:' .. rid
+  local f = redis.call('HMGET', req, 'owner', 'state', 'seq', 'cancel', 'deadline', 'followers', 't_first',
+    'completion_tokens', 'priority', 'tenant')
+  if f[1] ~= token then
+    taken[#taken + 1] = rid
+  elseif f[2] ~= 'running' or tonumber(f[3]) + 1 ~= seq then
+    -- An ended request answers only a row that carries something: an earlier copy of this call ended it.
+    if count > 0 or f[2] == 'running' then
+      behind[#behind + 1] = rid
+      behind[#behind + 1] = tonumber(f[3]) + 1
+    end
+  else
+    local last = seq - 1
+    local change = {'HSET', req}
+    for i = at + 5, at + 4 + 2 * stamps do
+      change[#change + 1] = ARGV[i]
+    end
+    if count > 0 then
+      append(rid, last, first, count, f[6])
+      local n = #change
+      change[n + 1], change[n + 2] = 'seq', whole(last + count)
+      change[n + 3], change[n + 4] = 't_last', stamp
+      change[n + 5], change[n + 6] = 'completion_tokens', whole(tonumber(f[8]) + tokens)
+      if not f[7] then
+        change[n + 7], change[n + 8] = 't_first', stamp
+        redis.call('PEXPIRE', base .. 'log:' .. rid, redis.call('PTTL', req))
+      end
+    end
+    if #change > 2 then
+      redis.call(unpack(change))
+    end
+    if tokens > 0 then
+      local share = f[9] .. ' ' .. f[10]
+      charges[share] = (charges[share] or 0) + tokens
+    end
+    if done ~= '' then
+      close_request(base, rid, done, now)
+    elseif f[4] == '1' then
+      cancelled[#cancelled + 1] = rid
+    elseif now >= tonumber(f[5]) then
+      expired[#expired + 1] = rid
+    end
+  end
+  at = first + count
+end
+
+for share, tokens in pairs(charges) do
+  local class, tenant = string.match(share, '^(%S+) (.*)$')
+  -- A tenant whose last request ended in this very call has no count left to charge.
+  if redis.call('ZSCORE', base .. 'served:' .. class, tenant) then
+    charge(base, class, tenant, tokens)
+  end
+end
+for api, rows in pairs(events) do
+  redis.call('PUBLISH', base .. 'events:' .. api, '[' .. table.concat(rows, ',') .. ']')
+end
+return {'OK', now, behind, cancelled, expired, taken}

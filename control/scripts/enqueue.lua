@@ -1,0 +1,95 @@
+-- Put a request into its tenant's queue, or join the one that runs under the same idempotency key.
+-- KEYS 1 load (hash)
+-- ARGV 1 the model's base key  2 rid  3 tenant  4 class  5 prompt tokens (int)  6 n (int)  7 seed (decimal string)
+--      8 deadline, ms from now (int)  9 on_disconnect  10 api id or ''  11 idempotency key or ''  12 body hash
+--      13 params (JSON)  14 view (opaque to all but the api)  15 t_received (ms)
+--      16 most requests queued (int)  17 most tokens queued (int)
+--      18 tokens among the delivered entries (int)  19… the delivered entries (JSON), from seq 1
+-- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait} or {'CONFLICT', rid}.
+--@include clock
+--@include bell
+--@include followers
+--@include turns
+--@include queue
+local base, rid, tenant, class, tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+local api, key, deadline, load = ARGV[10], ARGV[11], tonumber(ARGV[8]), KEYS[1]
+
+-- Write delivered entries from seq `from`: the log is the truth from which a leader goes on.
+local function write_delivered(id, from)
+  for seq = from, #ARGV - 18 do
+    redis.call('XADD', base .. 'log:' .. id, whole(seq) .. '-0', 'e', ARGV[18 + seq])
+  end
+end
+
+local function join(id, joined)
+  local req = base .. 'req:' .. id
+  local was = redis.call('HMGET', req, 'state', 'followers', 'seq', 'ticket')
+  if was[1] == 'queued' or was[1] == 'running' then
+    redis.call('HSET', req, 'followers', with_follower(was[2], api))
+    redis.call('HDEL', req, 'orphan_at')
+    redis.call('ZREM', base .. 'orphans', id)
+  end
+  -- Two apis bring back the same request after a loss, and this one had delivered more.
+  if was[1] == 'queued' and id == rid and #ARGV - 18 > tonumber(was[3]) then
+    write_delivered(id, tonumber(was[3]) + 1)
+    redis.call('HSET', req, 'seq', whole(#ARGV - 18), 'completion_tokens', ARGV[18])
+  end
+  local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
+  return {'OK', id, joined, math.max(1, tonumber(was[4] or '0') - claimed)}
+end
+
+if redis.call('EXISTS', base .. 'req:' .. rid) == 1 then
+  return join(rid, 0)
+end
+if key ~= '' then
+  local known = redis.call('GET', base .. 'idem:' .. tenant .. ':' .. key)
+  if known then
+    local id, hash = string.match(known, '^(%S+) (.*)$')
+    if redis.call('EXISTS', base .. 'req:' .. id) == 1 then
+      if hash ~= ARGV[12] then
+        return {'CONFLICT', id}
+      end
+      return join(id, 1)
+    end
+  end
+end
+
+local now = server_ms()
+local counts = redis.call('HMGET', load, 'queued', 'queued_tokens', 'rate', 'rate_at')
+local queued, queued_tokens = tonumber(counts[1] or '0'), tonumber(counts[2] or '0')
+if queued + 1 > tonumber(ARGV[16]) or (queued > 0 and queued_tokens + tokens > tonumber(ARGV[17])) then
+  local rate, wait = tonumber(counts[3] or '0'), 5
+  if rate > 0 then
+    wait = math.max(1, math.min(60, queued / rate))
+  end
+  return {'BUSY', queued, string.format('%.3f', wait)}
+end
+
+local queue = base .. 'queue:' .. class .. ':' .. tenant
+if redis.call('EXISTS', queue) == 0 then
+  ensure_group(queue)
+end
+local entry = redis.call('XADD', queue, '*', 'rid', rid, 'tokens', ARGV[5])
+local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
+redis.call('HINCRBY', load, 'queued_tokens', tokens)
+redis.call('HINCRBY', load, 'enqueued', 1)
+-- Position in the order of arrival: how many came before it less how many have left.
+local position = redis.call('HINCRBY', load, 'queued', 1)
+local req = base .. 'req:' .. rid
+redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry', entry, 'attempts', 0,
+  'deadline', whole(now + deadline), 'cancel', 0, 'params', ARGV[13], 'prompt_tokens', ARGV[5], 'n', ARGV[6],
+  'seed', ARGV[7], 'tenant', tenant, 'priority', class, 'on_disconnect', ARGV[9], 'view', ARGV[14],
+  'seq', whole(#ARGV - 18), 'completion_tokens', ARGV[18], 'followers', api, 'ticket', whole(claimed + position),
+  't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', key)
+local life = whole(deadline + RETENTION_MS)
+redis.call('PEXPIRE', req, life)
+if #ARGV > 18 then
+  write_delivered(rid, 1)
+  redis.call('PEXPIRE', base .. 'log:' .. rid, life)
+end
+if key ~= '' then
+  redis.call('SET', base .. 'idem:' .. tenant .. ':' .. key, rid .. ' ' .. ARGV[12], 'PX', life)
+end
+begin_waiting(base, class, tenant)
+ring(base, 'enqueue', rid)
+return {'OK', rid, 0, position}

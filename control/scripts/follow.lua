@@ -1,0 +1,29 @@
+-- An api process begins to follow a request, and reads what it lacks of the log in the same breath.
+-- KEYS 1 request (hash)  2 log (stream)  3 orphans (zset)
+-- ARGV 1 rid  2 api id or '' to look only  3 tenant  4 last seq that it has (int)
+-- Returns {'OK', {field, value, …} without params, {entries (JSON)}} or {'ABSENT'}.
+--@include clock
+--@include followers
+local was = redis.call('HMGET', KEYS[1], 'state', 'tenant', 'followers')
+if not was[1] or was[2] ~= ARGV[3] then
+  return {'ABSENT'}
+end
+if was[1] == 'queued' or was[1] == 'running' then
+  redis.call('HSET', KEYS[1], 'followers', with_follower(was[3], ARGV[2]))
+  if ARGV[2] ~= '' then
+    redis.call('HDEL', KEYS[1], 'orphan_at')
+    redis.call('ZREM', KEYS[3], ARGV[1])
+  end
+end
+local fields, all = {}, redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  if all[i] ~= 'params' then
+    fields[#fields + 1] = all[i]
+    fields[#fields + 1] = all[i + 1]
+  end
+end
+local entries = {}
+for i, logged in ipairs(redis.call('XRANGE', KEYS[2], whole(tonumber(ARGV[4]) + 1) .. '-0', '+')) do
+  entries[i] = logged[2][2]
+end
+return {'OK', fields, entries}

@@ -1,0 +1,47 @@
+-- Apply on_disconnect for those who can't: api processes that are gone, and requests whose wait for a follower is over.
+-- KEYS 1 orphans (zset rid → ms)
+-- ARGV 1 the model's base key  2 grace, ms (int): how long a request of a gone api waits for another  3… gone api ids
+-- Returns the rids whose end was asked for.
+--@include clock
+--@include bell
+--@include followers
+--@include queue
+--@include ending
+--@include orphans
+local base, now = ARGV[1], server_ms()
+
+local function forget_gone(rid)
+  local req = base .. 'req:' .. rid
+  local was = redis.call('HMGET', req, 'state', 'followers')
+  if not was[1] or not was[2] or was[2] == '' then
+    return
+  end
+  local left = was[2]
+  for i = 3, #ARGV do
+    left = without_follower(left, ARGV[i])
+  end
+  if left ~= was[2] then
+    redis.call('HSET', req, 'followers', left)
+    if left == '' then
+      apply_disconnect(base, rid, tonumber(ARGV[2]), now)
+    end
+  end
+end
+
+-- A walk over all that is queued or running, but only when an api has died.
+if #ARGV > 2 then
+  for _, class in ipairs(CLASSES) do
+    for _, tenant in ipairs(redis.call('ZRANGE', base .. 'served:' .. class, 0, -1)) do
+      for _, entry in ipairs(redis.call('XRANGE', base .. 'queue:' .. class .. ':' .. tenant, '-', '+')) do
+        forget_gone(entry[2][2])
+      end
+    end
+  end
+end
+
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', whole(now))
+for _, rid in ipairs(due) do
+  redis.call('ZREM', KEYS[1], rid)
+  cancel_request(base, rid, 'client disconnected', now)
+end
+return due
