@@ -1,0 +1,127 @@
+"""Ranks without a model: they keep each sequence's fed tokens, and the next token is a pure function of those."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+
+from control.messages import Sampling
+from worker.scheduling.finish import Finisher
+from worker.scheduling.plan import StepPlan
+from worker.scheduling.scheduler import Scheduler
+from worker.scheduling.sequence import Sequence, SequenceState
+
+VOCABULARY = 250
+EOS = 7
+
+
+def next_token(context: list[int]) -> int:
+    return zlib.crc32(bytes(context)) % VOCABULARY
+
+
+def alone(prompt: list[int], max_tokens: int) -> list[int]:
+    """What a sequence produces with nobody beside it."""
+    output: list[int] = []
+    while len(output) < max_tokens and EOS not in output:
+        output.append(next_token(prompt + output))
+    return output
+
+
+class FakeRanks:
+    """Executes plans as a rank reads a GenerateStep, and refuses what a rank could not do."""
+
+    def __init__(self, kv_tokens: int, token_budget: int) -> None:
+        self.kv: dict[int, list[int]] = {}
+        self.kv_tokens, self.token_budget = kv_tokens, token_budget
+        self._broadcast: dict[int, int] = {}
+        """Tokens sampled in the last step."""
+        self._ever: set[int] = set()
+
+    def step(self, plan: StepPlan) -> dict[int, int]:
+        for sid in plan.left:
+            del self.kv[sid]
+        assert set(plan.paused) <= self.kv.keys()
+        explicit = set(plan.sequences)
+        continuing = sorted(self._broadcast.keys() - explicit - set(plan.left) - set(plan.paused))
+        assert plan.continuing == continuing
+        for sid in continuing:
+            self.kv[sid].append(self._broadcast[sid])
+        sampled = list(continuing)
+        for sid, tokens, offset, sample in zip(plan.sequences, plan.tokens, plan.offset, plan.sample, strict=True):
+            if sid not in self.kv:
+                assert offset == 0 and sid not in self._ever, "a forgotten sid came back"
+                self._ever.add(sid)
+                self.kv[sid] = []
+            assert offset == len(self.kv[sid]) and tokens
+            self.kv[sid] += tokens
+            sampled += [sid] if sample else []
+        fed = len(continuing) + sum(map(len, plan.tokens))
+        assert 0 < fed <= self.token_budget
+        assert sum(map(len, self.kv.values())) <= self.kv_tokens, "KV memory is overrun"
+        assert sampled == plan.sampled
+        self._broadcast = {sid: next_token(self.kv[sid]) for sid in sampled}
+        return dict(self._broadcast)
+
+
+class Simulation:
+    """A leader's loop over a real scheduler and fake ranks."""
+
+    def __init__(self, *, kv_tokens: int, token_budget: int, max_sequences: int, block_tokens: int = 1) -> None:
+        self.scheduler = Scheduler(
+            kv_tokens=kv_tokens, token_budget=token_budget, max_sequences=max_sequences, block_tokens=block_tokens
+        )
+        self.ranks = FakeRanks(kv_tokens, token_budget)
+        self.finisher = Finisher(lambda tokens: "".join(chr(97 + token) for token in tokens))
+        self.max_sequences = max_sequences
+        self.live: list[Sequence] = []
+        self.ended: list[Sequence] = []
+        self.preemptions = self.steps = 0
+        self._names = itertools.count()
+
+    def add(self, prompt: list[int], max_tokens: int, output: list[int] | None = None) -> Sequence:
+        sampling = Sampling(max_tokens=max_tokens, stop_ids=[EOS])
+        sequence = Sequence(
+            rid=str(next(self._names)), choice=0, prompt=prompt, output=list(output or []), sampling=sampling
+        )
+        self.scheduler.add(sequence)
+        self.finisher.adopt(sequence)
+        self.live.append(sequence)
+        return sequence
+
+    def cancel(self, sequence: Sequence) -> None:
+        self.scheduler.drop(sequence.sid)
+        self.live.remove(sequence)
+
+    def step(self, cancel_meanwhile: Sequence | None = None) -> None:
+        """One step; `cancel_meanwhile` is dropped while it runs."""
+        self.steps += 1
+        before = {sequence: (sequence.sid, sequence.state) for sequence in self.live}
+        oldest = self.live[0]
+        plan = self.scheduler.plan()
+        self.preemptions += sum(
+            sequence.state is SequenceState.WAITING and state is not SequenceState.WAITING
+            for sequence, (_, state) in before.items()
+        )
+        assert oldest.sid == before[oldest][0], "the oldest was preempted"
+        assert oldest.sid in plan.fed, "the oldest made no progress"
+        assert len(plan.fed) + len(plan.paused) <= self.max_sequences
+        rows = [self.scheduler.sequence(sid) for sid in plan.sampled]
+        tokens = self.ranks.step(plan)
+        if cancel_meanwhile is not None:
+            self.cancel(cancel_meanwhile)
+        self.scheduler.applied(plan, tokens)
+        for sequence in rows:
+            if sequence.state is not SequenceState.ENDED and self.finisher.decide(sequence, tokens[sequence.sid]):
+                self.scheduler.drop(sequence.sid)
+                self.live.remove(sequence)
+                self.ended.append(sequence)
+        self.scheduler.check_integrity()
+
+    def finish(self) -> None:
+        """Run until all have ended, within the steps that the oldest's progress promises."""
+        limit = self.steps + sum(len(sequence.prompt) + 2 * sequence.sampling.max_tokens for sequence in self.live)
+        while self.live:
+            self.step()
+            assert self.steps <= limit, "no progress"
+        assert not self.scheduler.has_work
+        self.scheduler.check_integrity()

@@ -1,0 +1,1 @@
+"""Which sequences run in a step: pure, torch-free, tested without a model."""

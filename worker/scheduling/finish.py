@@ -1,0 +1,39 @@
+"""Whether a sequence ends with the token it just got. The leader decides every end; nobody downstream guesses one."""
+
+from __future__ import annotations
+
+from control.messages import FinishReason
+from control.text import Decode, TextStream
+from worker.scheduling.sequence import Sequence
+
+
+class Finisher:
+    """Decides ends; keeps the text of those sequences that have stop strings, and detokenises no others."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Take up a sequence; what it has put out already is read again, as it may have begun a stop string."""
+        sampling = sequence.sampling
+        sequence.text = TextStream(self._decode, sampling.stop, sampling.min_tokens) if sampling.stop else None
+        if sequence.text is not None:
+            for token in sequence.output:
+                sequence.text.push(token)
+
+    def decide(self, sequence: Sequence, token: int) -> tuple[FinishReason, str | None] | None:
+        """The reason and cause of the end that `token`, now last of `sequence.output`, brings; None where it goes on.
+
+        The cause is "token" for a stop id, which stays part of the output; the string for a stop string, which whoever
+        shows the text cuts off; None for the length. Stop ids and strings count only after `min_tokens` tokens.
+        """
+        sampling = sequence.sampling
+        if token in sampling.stop_ids and len(sequence.output) > sampling.min_tokens:
+            return "stop", "token"
+        if sequence.text is not None:
+            _, stop = sequence.text.push(token)
+            if stop is not None:
+                return "stop", stop
+        if len(sequence.output) >= sampling.max_tokens:
+            return "length", None
+        return None

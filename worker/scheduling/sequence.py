@@ -1,0 +1,75 @@
+"""One running generation: a choice of a request, with its tokens and its place in the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from control.messages import Sampling
+from control.text import TextStream
+
+
+class SequenceState(Enum):
+    """NEW: not added yet. WAITING: holds no KV. PREFILL: its context is being fed. DECODE: one token a step."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ENDED = "ended"
+
+
+MOVES: dict[SequenceState, frozenset[SequenceState]] = {
+    SequenceState.NEW: frozenset({SequenceState.WAITING}),
+    SequenceState.WAITING: frozenset({SequenceState.PREFILL, SequenceState.ENDED}),
+    SequenceState.PREFILL: frozenset({SequenceState.DECODE, SequenceState.WAITING, SequenceState.ENDED}),
+    SequenceState.DECODE: frozenset({SequenceState.WAITING, SequenceState.ENDED}),
+    SequenceState.ENDED: frozenset(),
+}
+"""The only moves there are; back to WAITING is a preemption."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """A generation; with `output` already present it continues one (adopted or preempted), by the same code.
+
+    `sid` is its name in the commands to the ranks. The scheduler hands it out, and a new one after each preemption, so
+    that a rank can never take a restart for the KV that it was told to forget. It changes only while a step is planned.
+    """
+
+    rid: str
+    choice: int
+    prompt: list[int]
+    sampling: Sampling
+    output: list[int] = field(default_factory=list)
+    sid: int = 0
+    state: SequenceState = SequenceState.NEW
+    arrival: int = 0
+    """Order of arrival within this epoch; kept through preemptions."""
+    cached: int = 0
+    """Positions whose KV the ranks hold after the last applied step."""
+    last_step: int = 0
+    """The scheduler's count of the step that sampled it last."""
+    text: TextStream | None = None
+    """Its text so far, only where stop strings must be looked for."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of its whole context, prompt and output."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def longest(self) -> int:
+        """KV positions that it can come to need; the last token of all is never fed."""
+        return len(self.prompt) + self.sampling.max_tokens - 1
+
+    def context(self, start: int, stop: int) -> list[int]:
+        """Tokens [start, stop) of prompt and output."""
+        border = len(self.prompt)
+        return self.prompt[start:stop] + self.output[max(0, start - border) : max(0, stop - border)]
+
+    def move(self, state: SequenceState) -> None:
+        """Change the state. Raises ValueError for a move that MOVES does not have."""
+        if state not in MOVES[self.state]:
+            raise ValueError(f"sequence {self.sid} of request {self.rid} can't go from {self.state} to {state}")
+        self.state = state
