@@ -1,4 +1,4 @@
-"""Every message of the farm as a tagged struct: commands and replies between leader and ranks, requests, log entries, events.
+"""Every message of the farm as a tagged struct: commands, replies, requests, log entries, events.
 
 On the wire a message is one JSON object. Commands and replies are told apart by `op`; the protocol evolves by adding
 ops, never by a version field. Each command is answered by exactly one reply that echoes `epoch` and `seq`.
@@ -12,7 +12,7 @@ import msgspec
 
 from control.errors import RankErrorKind
 
-# --- leader -> rank ----------------------------------------------------------------------------------------------------
+# --- leader -> rank -------------------------------------------------------------------------------------------------
 
 
 class Command(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ AnyCommand = (
     | Shutdown
 )
 
-# --- rank -> leader ----------------------------------------------------------------------------------------------------
+# --- rank -> leader -------------------------------------------------------------------------------------------------
 
 
 class Reply(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
@@ -160,18 +160,10 @@ class ErrorReply(Reply, tag="error"):
 
 
 AnyReply = (
-    Pong
-    | InitOk
-    | NcclSanityResult
-    | LoadDenseShardOk
-    | GenerateStepOk
-    | KvCacheCleared
-    | Unloaded
-    | Bye
-    | ErrorReply
+    Pong | InitOk | NcclSanityResult | LoadDenseShardOk | GenerateStepOk | KvCacheCleared | Unloaded | Bye | ErrorReply
 )
 
-# --- requests ----------------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------------------------
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "expired", "error"]
 """Why a choice ended. The last three never come from a model: a cancel, a deadline, a failure."""
@@ -240,7 +232,7 @@ class EventRow(msgspec.Struct, frozen=True, array_like=True):
 
 RequestState = Literal["queued", "running", "finished", "cancelled", "expired", "dead"]
 
-# --- what the farm should run ------------------------------------------------------------------------------------------
+# --- what the farm should run ---------------------------------------------------------------------------------------
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from control.messages import Assignment, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host whose agent beats. `devices` are its accelerators, empty where it has none; every host can run CPU ranks."""
+    """A host whose agent beats. `devices` are its accelerators; every host can run CPU ranks."""
 
     id: str
     devices: tuple[str, ...] = ()
@@ -72,8 +72,9 @@ def plan(specs: list[ModelSpec], hosts: list[Host], held: dict[str, list[Assignm
             obsolete = assignment.spec.name in known and (spec is None or spec.revision != assignment.spec.revision)
             if host_id not in living or obsolete:
                 actions.append(Withdraw(host_id, *place))
+            if host_id not in living:
                 continue
-            placed.add(place)
+            placed.add(place)  # also what is being withdrawn: its successor waits until the ranks have ended
             crowd[host_id] += 1
             free[host_id] = [device for device in free[host_id] if device not in assignment.devices]
     for (model, replica), spec in wanted.items():
@@ -96,7 +97,9 @@ def _place(
             return Assign(host.id, assignment)
     asked = ", ".join(spec.devices) or f"{spec.tp} devices of one kind"
     there = "; ".join(f"{host.id} has {', '.join(free[host.id]) or 'cpu only'}" for host in hosts) or "no host is alive"
-    return Unplaceable(spec.name, replica, f"asked for {asked}; {there}. Start a worker that has them, or change --devices")
+    return Unplaceable(
+        spec.name, replica, f"asked for {asked}; {there}. Start a worker that has them, or change --devices"
+    )
 
 
 def choose_devices(spec: ModelSpec, host: Host, free: list[str]) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""Entry points: `python -m worker agent` runs a host's agent, `python -m worker rank` one rank (spawned by an agent)."""
+"""Entry points: `python -m worker agent` runs a host's agent, `python -m worker rank` one rank of it."""
 
 from __future__ import annotations
 

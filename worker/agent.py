@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import queue
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,7 +73,7 @@ class Agent:
         for replica in list(self._replicas.values()):
             self._tend(replica)
 
-    # --- planning --------------------------------------------------------------------------------------------------------
+    # --- planning ---------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
         specs = catalog.list_specs(self._client)
@@ -100,7 +99,7 @@ class Agent:
                 catalog.forget(self._client, spec.name)
                 log.info("unloaded", model=spec.name)
 
-    # --- assignments to processes ------------------------------------------------------------------------------------------
+    # --- assignments to processes -----------------------------------------------------------------------------------
 
     def _reconcile(self) -> None:
         """Bring this host's processes in line with its assignments. A missing assignment changes nothing: Redis may
@@ -123,7 +122,7 @@ class Agent:
                 self._prepare(place, assignment)
 
     def _prepare(self, place: Place, assignment: Assignment) -> None:
-        """Resolve the files and pass the gates off the main thread (a download may take long), then admit the replica."""
+        """Resolve the files and pass the gates off the main thread (a download may take long), then admit it."""
         if place not in self._preparing:
             self._report(*place, "starting", f"resolving {assignment.spec.source}", assignment)
             self._preparing[place] = (assignment, self._workers.submit(check, assignment))
@@ -139,9 +138,7 @@ class Agent:
             self._refused[place] = assignment.spec.revision
             self._report(*place, "failed", str(error), assignment)
             return
-        self._replicas[place] = ReplicaProcesses(
-            assignment, str(folder), self._host.id, self._redis_url, self._exits
-        )
+        self._replicas[place] = ReplicaProcesses(assignment, str(folder), self._host.id, self._redis_url, self._exits)
         self._watches[place] = Watch(self._client, self._replicas[place])
         self._report(*place, "running", "", assignment)
 
@@ -161,7 +158,7 @@ class Agent:
         health.clear_status(self._client, *replica.place)
         log.info("stopped", model=replica.place[0], replica=replica.place[1])
 
-    # --- exits -----------------------------------------------------------------------------------------------------------
+    # --- exits ------------------------------------------------------------------------------------------------------
 
     def _on_exit(self, exit: Exit) -> None:
         """A process ended: poison its epoch at once, free a dead leader's lock, and plan the next life."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+import psutil
 import structlog
 import torch
 import torch.distributed as dist
@@ -38,7 +39,7 @@ from control.messages import (
 )
 from worker.collective import Collective, ProcessGroupCollective, Solo
 from worker.engine.step import Engine, Sample, StepResult
-from worker.kv.slabs import SlabStore
+from worker.kv.slabs import SlabStore, tokens_that_fit
 from worker.models.files import ModelFiles
 from worker.models.loading import ServedModel, load
 
@@ -49,7 +50,7 @@ COLLECTIVE_TIMEOUT = timedelta(seconds=120)
 
 
 class Executor:
-    """Executes commands on one device. Raises RankError for what a rank answers with `error`; nothing else is expected."""
+    """Executes commands on one device. Raises RankError for what a rank answers with `error`."""
 
     def __init__(self, rank: int, world_size: int, device: str) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
@@ -78,9 +79,7 @@ class Executor:
             return self.refusal(command, error)
 
     def refusal(self, command: AnyCommand, error: RankError) -> ErrorReply:
-        return ErrorReply(
-            epoch=command.epoch, seq=command.seq, rank=self.rank, kind=error.kind, message=error.message
-        )
+        return ErrorReply(epoch=command.epoch, seq=command.seq, rank=self.rank, kind=error.kind, message=error.message)
 
     def leave(self) -> None:
         """Leave the epoch: give up the seat in the group and every sequence, keep the weights."""
@@ -101,7 +100,7 @@ class Executor:
             raise RankError(self.rank, "model_not_loaded", f"no shard of {command.model_id!r} is loaded here")
         return self._engine.run(command, sample)
 
-    # --- one handler per op --------------------------------------------------------------------------------------------
+    # --- one handler per op -----------------------------------------------------------------------------------------
 
     def _ping(self, command: Ping) -> Pong:
         return Pong(
@@ -116,7 +115,9 @@ class Executor:
             store = dist.TCPStore(host, int(port), is_master=False, timeout=COLLECTIVE_TIMEOUT)
             self.join(store, command.epoch)
         except (RuntimeError, ValueError) as error:
-            raise self._error("nccl_init_failed", f"could not join the rendezvous {command.comm_id}: {error}") from error
+            raise self._error(
+                "nccl_init_failed", f"could not join the rendezvous {command.comm_id}: {error}"
+            ) from error
         return InitOk(epoch=command.epoch, seq=command.seq, rank=self.rank)
 
     def join(self, store: dist.Store, epoch: int) -> None:
@@ -136,9 +137,7 @@ class Executor:
     def _sanity_check(self, command: NcclSanityCheck) -> NcclSanityResult:
         ones = torch.ones(1, device=self.device)
         self._seat("sanity check").all_reduce(ones)
-        return NcclSanityResult(
-            epoch=command.epoch, seq=command.seq, rank=self.rank, observed_sum=float(ones.item())
-        )
+        return NcclSanityResult(epoch=command.epoch, seq=command.seq, rank=self.rank, observed_sum=float(ones.item()))
 
     def _load(self, command: LoadDenseShard) -> LoadDenseShardOk:
         collective = self._seat("load")
@@ -151,7 +150,8 @@ class Executor:
             except Exception as error:
                 raise self._error("load_failed", f"{type(error).__name__}: {error}") from error
             self._model_id = command.model_id
-            store = SlabStore(self._model.cache_layout, tokens=command.kv_tokens, device=self.device)
+            layout = self._model.cache_layout
+            store = SlabStore(layout, command.kv_tokens or tokens_that_fit(self._free_bytes(), layout))
             self._engine = Engine(self._model, store, collective)
         elif self._model_id != command.model_id or self._loaded_in == command.epoch:
             raise self._error("already_loaded", f"{self._model_id!r} is loaded; unload it first")
@@ -185,7 +185,11 @@ class Executor:
     def _shutdown(self, command: Shutdown) -> Bye:
         return Bye(epoch=command.epoch, seq=command.seq, rank=self.rank)
 
-    # --- refusals ------------------------------------------------------------------------------------------------------
+    def _free_bytes(self) -> int:
+        """Memory that the KV of this rank may take: its part of half of what the host has free."""
+        return psutil.virtual_memory().available // (2 * self.world_size)
+
+    # --- refusals ---------------------------------------------------------------------------------------------------
 
     def _error(self, kind: str, message: str) -> RankError:
         return RankError(self.rank, kind, message)  # type: ignore[arg-type]  # kinds are spelled at each call

@@ -72,7 +72,7 @@ class Group:
         """Replies of another epoch or seq that were dropped."""
         return self._replies.stale
 
-    # --- forming -------------------------------------------------------------------------------------------------------
+    # --- forming ----------------------------------------------------------------------------------------------------
 
     def form(self, load: Callable[..., LoadDenseShard]) -> int:
         """Bring every rank to life in this epoch; returns the tokens of KV memory on the tightest rank.
@@ -127,7 +127,7 @@ class Group:
         if wrong:
             raise GroupError("sanity check", None, wrong)
 
-    # --- running -------------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------------------------
 
     def step(self, build: Callable[..., GenerateStep], sample: Sample) -> StepResult:
         """Fan a step out, run the leader's own part, and wait until every rank acknowledged it.
@@ -163,7 +163,7 @@ class Group:
         except Exception as error:
             log.warning("not every rank said bye", error=str(error))
 
-    # --- one command, all ranks ------------------------------------------------------------------------------------------
+    # --- one command, all ranks -------------------------------------------------------------------------------------
 
     def _next(self) -> int:
         self._seq += 1

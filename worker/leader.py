@@ -85,9 +85,7 @@ class Leader:
             try:
                 lease = run(
                     self._client,
-                    acquire(
-                        self._spec.name, self._replica, self._owner, self._executor.world_size, floor=self._epoch
-                    ),
+                    acquire(self._spec.name, self._replica, self._owner, self._executor.world_size, floor=self._epoch),
                 )
                 if lease is not None:
                     return lease
@@ -113,9 +111,7 @@ class Leader:
             lease,
         )
         with pulse:
-            group = Group(
-                self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address
-            )
+            group = Group(self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address)
             try:
                 kv_tokens = group.form(self._load_command)
                 self._publish(kv_tokens)
@@ -131,9 +127,7 @@ class Leader:
             max_sequences=self._limits.max_sequences,
         )
         finisher = Finisher(self._files.tokenizer_decoder())
-        serving = Serving(
-            self._client, self._blocking, lease, group, scheduler, finisher, progress, pulse.check
-        )
+        serving = Serving(self._client, self._blocking, lease, group, scheduler, finisher, progress, pulse.check)
         try:
             serving.run(lambda: self.stopping)
             self._wind_down(serving, group)

@@ -77,7 +77,9 @@ class Pulse:
                 self._watch()
             except EpochOver as over:
                 self._end(over)
-            except FurrowError as error:  # Redis is away: keep the epoch, and the finished step waits in the main thread
+            except (
+                FurrowError
+            ) as error:  # Redis is away: keep the epoch, and the finished step waits in the main thread
                 log.warning("pulse could not reach Redis", error=str(error))
             self._deadman()
 

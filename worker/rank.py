@@ -34,7 +34,13 @@ class Rank:
     """One rank's life over all epochs of its replica."""
 
     def __init__(
-        self, client: redis.Redis, blocking: redis.Redis, pulse: redis.Redis, model: str, replica: str, executor: Executor
+        self,
+        client: redis.Redis,
+        blocking: redis.Redis,
+        pulse: redis.Redis,
+        model: str,
+        replica: str,
+        executor: Executor,
     ) -> None:
         self._client, self._blocking, self._pulse_client = client, blocking, pulse
         self._model, self._replica, self._executor = model, replica, executor

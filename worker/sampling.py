@@ -1,4 +1,4 @@
-"""The leader's side of a step's sampling: from the rows' logits to token ids, one failure never touching another row."""
+"""The leader's part of sampling: from the rows' logits to token ids, one failure never touching another row."""
 
 from __future__ import annotations
 

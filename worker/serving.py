@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import redis
 import structlog
+from control.commands import wait_for_work
 
 from control import requests
-from control.commands import wait_for_work
 from control.connection import Call, run, run_all
 from control.errors import GroupError, Lost, Poisoned, RedisUnavailable, RequestTooLarge
 from control.lease import Lease
@@ -53,7 +53,7 @@ class Serving:
         self._sampler = StepSampler()
         self._bell = "0"
 
-    # --- the loop --------------------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------------------------
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Serve until `stopping()`; adopts what the replica's earlier epochs left first."""
@@ -132,7 +132,7 @@ class Serving:
         if end is not None:
             self._scheduler.drop(sequence.sid)
 
-    # --- Redis -----------------------------------------------------------------------------------------------------------
+    # --- Redis ------------------------------------------------------------------------------------------------------
 
     def _exchange(self) -> None:
         """Emit what the step produced and claim what there is room for: one round trip."""

@@ -55,7 +55,7 @@ class Watch:
         self._replica.kill(rank)
 
     def _judge(self, poison: health.Poison, beats: list[health.Beat | None]) -> None:
-        """Ranks leave a poisoned epoch and stop beating until the next; the one that is accused, or stays, is killed."""
+        """Ranks leave a poisoned epoch and stop beating; the one that is accused, or stays, is killed."""
         if self._poisoned is None or self._poisoned[0] != poison.epoch:
             self._poisoned = (poison.epoch, time.monotonic())
             if poison.kind == "deadline":

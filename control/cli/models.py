@@ -27,7 +27,9 @@ def load(model: str, redis_url: str | None, **options: Any) -> None:
     client = connect_to_farm(redis_url)
     known = catalog.get_spec(client, spec.name)
     if known is not None and known.unload:
-        raise SettingsError(f"model '{spec.name}' is being unloaded; wait until `furrow models list` no longer shows it")
+        raise SettingsError(
+            f"model '{spec.name}' is being unloaded; wait until `furrow models list` no longer shows it"
+        )
     if known is not None and catalog.same(known, spec):
         raise SettingsError(f"model '{spec.name}' is already loaded with these settings; nothing was changed")
     catalog.put_spec(client, spec)

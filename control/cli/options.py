@@ -35,7 +35,9 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--devices", help="One per rank: cpu, or cuda:0,cuda:1 [default: the GPUs, else the CPU]."),
             click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True),
             click.option("--max-context", type=click.IntRange(16), help="Serve a shorter context than the model's."),
-            click.option("--kv-tokens", type=click.IntRange(16), help="Tokens of KV memory [default: from free memory]."),
+            click.option(
+                "--kv-tokens", type=click.IntRange(16), help="Tokens of KV memory [default: from free memory]."
+            ),
             click.option("--quant", help="Not available yet."),
         ]
     ):
@@ -55,7 +57,7 @@ def build_spec(
     quant: str | None,
     replicas: int = 1,
 ) -> ModelSpec:
-    """The desired state that the options describe. Raises RequestError, DevicesError or SettingsError naming the value."""
+    """The desired state that the options describe. Raises RequestError, DevicesError or SettingsError."""
     if quant is not None:
         raise SettingsError(f"--quant {quant} is not available: this version serves unquantized weights; leave it out")
     source = model_source(model)
@@ -76,7 +78,9 @@ def model_source(model: str) -> str:
     if model == "demo":
         package = importlib.util.find_spec("ops.demo")
         if package is None or package.origin is None:
-            raise SettingsError("the demonstration model is not part of this installation; name a folder or a repository")
+            raise SettingsError(
+                "the demonstration model is not part of this installation; name a folder or a repository"
+            )
         return str(Path(package.origin).parent / "model")
     if Path(model).is_dir() or model.startswith((".", "/", "~")):
         return str(Path(model).expanduser().resolve())

@@ -58,7 +58,7 @@ def serve(model: str, host: str, port: int, redis_url: str | None, data: str | N
         supervisor.start(Part("api", "api", ["--host", host, "--port", str(port)]))
         wait_until_served(client, spec, (host, port), supervisor, stopping)
         if not stopping:
-            say(f"{spec.name} is served at http://{host}:{port}/v1 (Ctrl-C stops)")
+            click.echo(f"{spec.name} is served at http://{host}:{port}/v1 (Ctrl-C stops)")
         while not stopping:
             supervisor.tend()
             time.sleep(TICK_S)
@@ -81,7 +81,7 @@ class Stopping:
 
 
 def say(line: str) -> None:
-    """The parent's own voice; the parts log to standard error too."""
+    """What goes on, on standard error like the logs of the parts; standard output has only the URL."""
     click.echo(f"furrow: {line}", err=True)
 
 

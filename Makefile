@@ -1,0 +1,46 @@
+# With Python 3.11 or newer and make, `make demo` and `make test` do everything: nothing else is installed by hand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TEST_PROCESSES ?= 2
+
+.PHONY: setup demo serve test lint types imports check format clean
+
+setup: $(INSTALLED)
+
+# torch comes first and by its exact version: whatever depends on it then finds it there.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Furrow needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" "$$(grep '^numpy==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/furrow demo
+
+serve: $(INSTALLED)
+	$(BIN)/furrow serve demo --tp 2
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/pyright
+
+imports: $(INSTALLED)
+	$(BIN)/lint-imports
+
+check: lint types imports test
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
