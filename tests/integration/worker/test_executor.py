@@ -1,0 +1,126 @@
+"""One rank's answers to the wire's ops, with a real tiny model: exactly one reply, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from control.messages import (
+    AnyReply,
+    ClearKvCache,
+    ErrorReply,
+    GenerateStep,
+    GenerateStepWithImages,
+    Init,
+    KvCacheCleared,
+    LoadDenseShard,
+    LoadDenseShardOk,
+    NcclSanityCheck,
+    NcclSanityResult,
+    Ping,
+    Pong,
+    Shutdown,
+    Unloaded,
+    UnloadModel,
+    decode_reply,
+    encode,
+)
+from tests.models import make
+from worker.executor import Executor
+from worker.models import gates
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("llama", tmp_path_factory.mktemp("llama"))
+
+
+def load(folder: Path, epoch: int = 1, **changes: object) -> LoadDenseShard:
+    files = gates.inspect(folder)
+    fields = {"config_json": json.dumps(files.config), "safetensors_paths": [str(path) for path in files.weights]}
+    return LoadDenseShard(epoch=epoch, seq=2, model_id="m", kv_tokens=500, **(fields | changes))  # type: ignore[arg-type]
+
+
+def kind(reply: object) -> str:
+    assert isinstance(reply, ErrorReply)
+    return reply.kind
+
+
+def test_ping_names_rank_world_and_device() -> None:
+    """A pong says who answers."""
+    reply = Executor(1, 2, "cpu").answer(Ping(epoch=3, seq=4))
+    assert reply == Pong(epoch=3, seq=4, rank=1, world_size=2, cuda_device="cpu")
+
+
+def test_nothing_before_init() -> None:
+    """A rank of a group without a seat refuses to load or to be summed up, and says what is missing."""
+    rank = Executor(1, 2, "cpu")
+    assert kind(rank.answer(NcclSanityCheck(epoch=1, seq=1))) == "nccl_not_initialised"
+    assert kind(rank.answer(LoadDenseShard(epoch=1, seq=2, model_id="m", config_json="{}", safetensors_paths=[]))) == (
+        "nccl_not_initialised"
+    )
+
+
+def test_init_refuses_another_world_size_naming_both() -> None:
+    """The leader and its ranks must agree on the size before they meet."""
+    reply = Executor(1, 2, "cpu").answer(Init(epoch=1, seq=1, comm_id="127.0.0.1:1", world_size=3))
+    assert isinstance(reply, ErrorReply) and reply.kind == "nccl_init_failed"
+    assert "3" in reply.message and "2" in reply.message
+
+
+def test_a_group_of_one_sums_to_one() -> None:
+    """The sanity check needs no special case for a single rank."""
+    reply = Executor(0, 1, "cpu").answer(NcclSanityCheck(epoch=1, seq=1))
+    assert isinstance(reply, NcclSanityResult) and reply.observed_sum == 1.0
+
+
+def test_load_step_clear_unload(folder: Path) -> None:
+    """The life of a shard: every op in its order is answered in kind, and a step after the end is refused."""
+    rank = Executor(0, 1, "cpu")
+    step = GenerateStep(epoch=1, seq=3, model_id="m", sequences=[1], tokens=[[1, 2, 3]], offset=[0], sample=[True])
+    assert kind(rank.answer(ClearKvCache(epoch=1, seq=1, model_id="m"))) == "model_not_loaded"
+    loaded = rank.answer(load(folder))
+    assert isinstance(loaded, LoadDenseShardOk) and loaded.kv_tokens == 500 and loaded.weight_bytes > 0
+    assert rank.run_step(step, lambda logits, sids: [int(logits[0].argmax())]).sids == [1]
+    assert isinstance(rank.answer(ClearKvCache(epoch=1, seq=4, model_id="m")), KvCacheCleared)
+    assert isinstance(rank.answer(UnloadModel(epoch=1, seq=5, model_id="m")), Unloaded)
+    assert kind(rank.answer(step)) == "model_not_loaded"
+
+
+def test_a_second_load_is_already_loaded_but_a_new_epoch_keeps_the_weights(folder: Path) -> None:
+    """One load per epoch; after a recovery the same command is answered at once."""
+    rank = Executor(0, 1, "cpu")
+    rank.answer(load(folder))
+    assert kind(rank.answer(load(folder))) == "already_loaded"
+    rank.leave()
+    assert isinstance(rank.answer(load(folder, epoch=2)), LoadDenseShardOk)
+
+
+def test_a_load_that_fails_says_why(folder: Path) -> None:
+    """A missing file and an unsupported quantisation are load_failed with the cause, and leave nothing behind."""
+    rank = Executor(0, 1, "cpu")
+    missing = rank.answer(load(folder, safetensors_paths=[str(folder / "gone.safetensors")]))
+    assert isinstance(missing, ErrorReply) and missing.kind == "load_failed" and "gone.safetensors" in missing.message
+    quant = rank.answer(load(folder, quant="int8"))
+    assert isinstance(quant, ErrorReply) and quant.kind == "load_failed" and "int8" in quant.message
+    assert isinstance(rank.answer(load(folder)), LoadDenseShardOk)
+
+
+def test_images_are_refused_by_a_text_model(folder: Path) -> None:
+    """No image is ever dropped silently."""
+    rank = Executor(0, 1, "cpu")
+    rank.answer(load(folder))
+    step = GenerateStepWithImages(
+        epoch=1, seq=3, model_id="m", image_token_id=5, image_data_uris=["data:,"], chunk_size=8
+    )
+    assert kind(rank.answer(step)) == "unsupported_arch"
+
+
+def test_replies_travel_as_tagged_json() -> None:
+    """A reply is one JSON object with its op, and comes back as what it was."""
+    reply = Executor(0, 1, "cpu").answer(Shutdown(epoch=1, seq=9))
+    assert b'"op":"bye"' in encode(reply)
+    decoded: AnyReply = decode_reply(encode(reply))
+    assert decoded == reply

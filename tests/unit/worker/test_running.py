@@ -1,0 +1,53 @@
+"""A claimed request: rebuilt from its log, noted token by token, emitted in order."""
+
+from __future__ import annotations
+
+from control.messages import GenerationRequest, LogEntry, Sampling
+from control.requests import Claimed
+from worker.running import RunningRequest
+
+
+def claimed(log: list[LogEntry], n: int = 1) -> Claimed:
+    params = GenerationRequest(prompt=[1, 2], sampling=Sampling(max_tokens=9, seed="1", n=n))
+    return Claimed(rid="r", params=params, log=log, attempts=1, deadline_ms=0, priority="normal", tenant="t")
+
+
+def test_new_work_begins_at_seq_1() -> None:
+    """An empty log: every choice runs from its prompt."""
+    request = RunningRequest.from_claim(claimed([], n=2))
+    assert [sequence.output for sequence in request.live] == [[], []]
+    request.append(1, 42)
+    emission = request.emission()
+    assert (emission.seq, emission.entries, emission.done) == (1, [LogEntry(1, 1, 42)], None)
+
+
+def test_adoption_continues_each_choice_after_its_log() -> None:
+    """Tokens are given back to their choices, an ended choice stays ended, and seq goes on."""
+    log = [LogEntry(1, 0, 5), LogEntry(2, 1, 6, "stop", "token"), LogEntry(3, 0, 7)]
+    request = RunningRequest.from_claim(claimed(log, n=2))
+    assert [(s.choice, s.output) for s in request.live] == [(0, [5, 7])]
+    request.append(0, 8, "length")
+    emission = request.emission()
+    assert emission.seq == 4 and emission.done == "finished"
+    assert emission.entries == [LogEntry(4, 0, 8, "length")]
+
+
+def test_an_emission_is_kept_until_redis_took_it() -> None:
+    """A repeat carries the same entries and seq; afterwards the next one follows on."""
+    request = RunningRequest.from_claim(claimed([]))
+    request.append(0, 5)
+    assert request.emission() == request.emission()
+    request.emitted()
+    assert request.emission().entries == [] and request.next_seq == 2
+
+
+def test_an_end_from_outside_ends_every_live_choice_without_a_token() -> None:
+    """A cancel writes one final entry for each choice that still runs."""
+    request = RunningRequest.from_claim(claimed([LogEntry(1, 0, 5, "stop", "token")], n=3))
+    request.end("cancelled", "by the client")
+    emission = request.emission("cancelled")
+    assert emission.done == "cancelled"
+    assert [(e.seq, e.choice, e.token, e.finish) for e in emission.entries] == [
+        (2, 1, None, "cancelled"),
+        (3, 2, None, "cancelled"),
+    ]
