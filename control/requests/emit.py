@@ -28,8 +28,8 @@ class Emission:
 class EmitResult:
     """`behind` maps the requests whose row was refused to the seq that the log expects next.
 
-    A `behind` of seq + len(entries) means that an earlier copy of the call arrived. `cancelled` and `expired` go on
-    until an Emission ends them. `taken` are not this leader's any more: drop them.
+    A row that arrives again because its answer was lost is no mismatch: it changes nothing and is not `behind`.
+    `cancelled` and `expired` go on until an Emission ends them. `taken` are not this leader's any more: drop them.
     """
 
     accepted_ms: int

@@ -50,9 +50,9 @@ while at <= total do
     'completion_tokens', 'priority', 'tenant')
   if f[1] ~= token then
     taken[#taken + 1] = rid
-  elseif f[2] ~= 'running' or tonumber(f[3]) + 1 ~= seq then
-    -- An ended request answers only a row that carries something: an earlier copy of this call ended it.
-    if count > 0 or f[2] == 'running' then
+  elseif tonumber(f[3]) + 1 ~= seq or f[2] ~= 'running' then
+    -- Only the owner appends, so a log that ends where this row would end holds the row: the call came twice.
+    if tonumber(f[3]) + 1 ~= seq + count then
       behind[#behind + 1] = rid
       behind[#behind + 1] = tonumber(f[3]) + 1
     end

@@ -1,0 +1,110 @@
+"""What the farm should run, and what an API process must know of each model: plain fields, readable by hand."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from control import keys
+from control.clients import SyncRedis
+from control.connection import Call, read, run, run_all
+from control.keys import ModelKeys
+from control.messages import ModelAssets, ModelSpec
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def put_spec(client: SyncRedis, spec: ModelSpec) -> int:
+    """Make `spec` the desired state and return its revision, which grows only when something changed."""
+    # The specification first: a name in the set whose specification is not there yet would be nothing.
+    revision = run(client, _put_spec(spec, "change"))
+    run(client, read("SADD", keys.MODELS, spec.name, parse=int))
+    return revision
+
+
+def restore_spec(client: SyncRedis, spec: ModelSpec) -> None:
+    """Bring a specification back that Redis has lost; one that is there stays."""
+    run(client, _put_spec(spec, "restore"))
+    run(client, read("SADD", keys.MODELS, spec.name, parse=int))
+
+
+def _put_spec(spec: ModelSpec, mode: str) -> Call[int]:
+    fields = {name: value for name, value in as_fields(spec).items() if name != "revision"}
+    return Call("put_spec", (ModelKeys(spec.name).spec,), (mode, spec.revision, *_flat(fields)), int)
+
+
+def get_spec(client: SyncRedis, model: str) -> ModelSpec | None:
+    """The specification, a tombstone included; None for a model that the farm does not know."""
+    return run(client, _read_struct(ModelKeys(model).spec, ModelSpec))
+
+
+def list_specs(client: SyncRedis) -> list[ModelSpec]:
+    """Every model's specification, tombstones included, in order of name."""
+    names = sorted(run(client, read("SMEMBERS", keys.MODELS, parse=list)))
+    found = run_all(client, [_read_struct(ModelKeys(name).spec, ModelSpec) for name in names])
+    for outcome in found:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return [spec for spec in found if spec is not None]
+
+
+def same(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether they ask for the same, whatever their revisions."""
+    return msgspec.structs.replace(one, revision=0) == msgspec.structs.replace(other, revision=0)
+
+
+def tombstone(client: SyncRedis, model: str) -> bool:
+    """Ask for the model to be unloaded; False if there is none."""
+    return run(client, Call("tombstone", (ModelKeys(model).spec,), (), bool))
+
+
+def forget(client: SyncRedis, model: str) -> None:
+    """The last step of an unload: the model is not known any more."""
+    model_keys = ModelKeys(model)
+    run(client, read("SREM", keys.MODELS, model, parse=int))
+    run(client, read("DEL", model_keys.spec, model_keys.assets, parse=int))
+
+
+def put_assets(model: str, assets: ModelAssets) -> Call[bool]:
+    """Publish what API processes need; False if the same was there already (its `created` then stays)."""
+    return Call("put_assets", (ModelKeys(model).assets,), tuple(_flat(as_fields(assets))), bool)
+
+
+def get_assets(client: SyncRedis, model: str) -> ModelAssets | None:
+    """None until a leader has loaded the model once."""
+    return run(client, _read_struct(ModelKeys(model).assets, ModelAssets))
+
+
+def as_fields(struct: msgspec.Struct) -> dict[str, str]:
+    """A struct as a hash: text as it is, everything else as JSON, None left out."""
+    fields: dict[str, Any] = msgspec.to_builtins(struct)
+    return {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def from_fields(fields: dict[str, str], kind: type[T]) -> T:
+    """The struct that `as_fields` wrote; fields that this version does not know are ignored."""
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.name in fields:
+            text = fields[field.name]
+            is_text = field.type in (str, str | None)
+            values[field.name] = text if is_text else msgspec.json.decode(text, type=field.type)
+        elif field.required:
+            values[field.name] = None
+    return msgspec.convert(values, kind)
+
+
+def _flat(fields: dict[str, str]) -> list[str]:
+    return [word for pair in fields.items() for word in pair]
+
+
+def _read_struct(key: str, kind: type[T]) -> Call[T | None]:
+    def parse(reply: dict[str, str]) -> T | None:
+        return from_fields(reply, kind) if reply else None
+
+    return read("HGETALL", key, parse=parse)

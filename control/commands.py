@@ -1,0 +1,179 @@
+"""Commands from a leader to its ranks and the replies: one stream per rank and epoch, numbered without a gap.
+
+The epoch is in the key's name, so a stale command can't be read; the seq is the entry's id, so a repeated command
+can't be added twice. Whoever waits here also hears of the epoch's poison.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from control.clients import LONGEST_BLOCK_MS, SyncRedis
+from control.connection import Call, run
+from control.errors import Poisoned, RedisUnavailable
+from control.health import poison
+from control.keys import COMMAND_MS, ReplicaKeys
+from control.lease import Lease
+from control.messages import AnyReply, Command, Reply, decode_reply, encode
+from control.streams import Entry, read_streams
+
+T = TypeVar("T")
+
+
+def fan_out(lease: Lease, command: Command | Sequence[Command], world_size: int) -> Call[None]:
+    """`command` to ranks 1 to world_size - 1, all or none; a sequence holds one per rank, all with the same seq."""
+    each = [command] if isinstance(command, Command) else list(command)
+    streams = tuple(lease.keys.commands(lease.epoch, rank) for rank in range(1, world_size))
+    if len({(one.epoch, one.seq) for one in each}) != 1 or each[0].epoch != lease.epoch:
+        raise ValueError(f"commands for epoch {lease.epoch} must carry it and share one seq: {each}")
+    if len(each) not in (1, len(streams)):
+        raise ValueError(f"{len(each)} commands for {len(streams)} ranks")
+
+    def parse(_: object) -> None:
+        return None
+
+    return Call("fan_out", streams, (each[0].seq, *(encode(one) for one in each)), parse)
+
+
+def send(client: SyncRedis, lease: Lease, command: Command | Sequence[Command], world_size: int) -> None:
+    """Fan a command out; nothing to do for a world of 1. Sits out an absence of Redis as long as the streams live."""
+    if world_size > 1:
+        _insist(lambda: run(client, fan_out(lease, command, world_size)))
+
+
+def reply(client: SyncRedis, model: str, replica: str, message: Reply) -> None:
+    """Answer a command; sits out an absence of Redis as `send` does."""
+    stream = ReplicaKeys(model, replica).replies(message.epoch)
+    _insist(lambda: run(client, Call("reply", (stream,), (encode(message),), str)))
+
+
+def wait_for_work(blocking: SyncRedis, lease: Lease, bell: str, block_ms: int) -> None:
+    """Return once the bell rang after `bell` (the id that the last claim returned), or after `block_ms`.
+
+    It rings for new requests, cancels and poison. Raises RedisUnavailable.
+    """
+    read_streams(blocking, {lease.model_keys.bell: bell}, block_ms)
+
+
+def _insist(attempt: Callable[[], T]) -> T:
+    """Repeat while Redis is away: a finished step is held, not lost. Raises RedisUnavailable after COMMAND_MS."""
+    until = time.monotonic() + COMMAND_MS / 1000
+    while True:
+        try:
+            return attempt()
+        except RedisUnavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+class _PoisonWatch:
+    """The history of poison, read from its beginning, so that none of this epoch is missed."""
+
+    def __init__(self, stream: str, epoch: int) -> None:
+        self.stream, self.after, self._epoch = stream, "0", epoch
+
+    def raise_own(self, entries: list[Entry]) -> None:
+        """Raise Poisoned for an entry of this epoch."""
+        for entry_id, fields in entries:
+            self.after = entry_id
+            if fields["epoch"] == str(self._epoch):
+                raise Poisoned(fields["kind"], fields["message"], int(fields["rank"]))
+
+
+class Mailbox:
+    """A rank's commands in one epoch, in order."""
+
+    def __init__(self, blocking: SyncRedis, model: str, replica: str, epoch: int, rank: int) -> None:
+        keys = ReplicaKeys(model, replica)
+        self._client, self._model, self._replica, self._epoch, self._rank = blocking, model, replica, epoch, rank
+        self._stream = keys.commands(epoch, rank)
+        self._poison = _PoisonWatch(keys.poisons, epoch)
+        self._read: deque[Entry] = deque()
+        self._seq = 0
+
+    def receive(self, block_ms: int) -> str | None:
+        """The next command as JSON text, or None when none came within `block_ms`.
+
+        Raises Poisoned when the epoch is; a gap in the seq poisons it first. Raises RedisUnavailable.
+        """
+        if not self._read:
+            after = {self._stream: f"{self._seq}-0", self._poison.stream: self._poison.after}
+            entries = read_streams(self._client, after, block_ms)
+            self._poison.raise_own(entries.get(self._poison.stream, []))
+            self._read.extend(entries.get(self._stream, []))
+        if not self._read:
+            return None
+        entry_id, fields = self._read.popleft()
+        seq = int(entry_id.partition("-")[0])
+        if seq != self._seq + 1:
+            message = f"rank {self._rank} expected command {self._seq + 1} and got {seq}"
+            run(self._client, poison(self._model, self._replica, self._epoch, self._rank, "gap", message))
+            raise Poisoned("gap", message, self._rank)
+        self._seq = seq
+        return fields["m"]
+
+
+class Replies:
+    """A leader's view of its ranks' answers in one epoch. `stale` counts the ones that were dropped."""
+
+    def __init__(self, blocking: SyncRedis, lease: Lease, world_size: int) -> None:
+        self._client, self._epoch, self._ranks = blocking, lease.epoch, range(1, world_size)
+        self._stream = lease.keys.replies(lease.epoch)
+        self._poison = _PoisonWatch(lease.keys.poisons, lease.epoch)
+        self._after = "0"
+        self._early: dict[int, dict[int, AnyReply]] = {}
+        self.stale = 0
+
+    def collect(self, seq: int, deadline_s: float) -> list[AnyReply]:
+        """Every rank's reply to command `seq`, in rank order; replies to later ones are kept for their turn.
+
+        Raises Poisoned: the epoch's, or of kind "deadline" naming the ranks that are missing (its rank is the first of
+        them), or of kind "bad_reply" quoting one that can't be read. While Redis is away the deadline stands still.
+        """
+        deadline = time.monotonic() + deadline_s
+        while True:
+            here = self._early.get(seq, {})
+            missing = [rank for rank in self._ranks if rank not in here]
+            if not missing:
+                self._early.pop(seq, None)
+                return [here[rank] for rank in self._ranks]
+            now = time.monotonic()
+            if now >= deadline:
+                names = ", ".join(map(str, missing))
+                raise Poisoned(
+                    "deadline", f"no reply to command {seq} within {deadline_s:g} s: rank {names}", missing[0]
+                )
+            try:
+                self._read(seq, min(int((deadline - now) * 1000), LONGEST_BLOCK_MS))
+            except RedisUnavailable:
+                deadline += time.monotonic() - now
+
+    def _read(self, seq: int, block_ms: int) -> None:
+        after = {self._stream: self._after, self._poison.stream: self._poison.after}
+        entries = read_streams(self._client, after, block_ms)
+        self._poison.raise_own(entries.get(self._poison.stream, []))
+        for entry_id, fields in entries.get(self._stream, []):
+            self._after = entry_id
+            self._keep(fields["m"], seq)
+
+    def _keep(self, text: str, seq: int) -> None:
+        try:
+            message = decode_reply(text)
+        except msgspec.DecodeError as error:
+            raise Poisoned("bad_reply", f"a reply can't be read ({error}): {text[:200]!r}", -1) from error
+        known = self._early.get(message.seq, {})
+        if (
+            message.epoch != self._epoch
+            or message.seq < seq
+            or message.rank in known
+            or message.rank not in self._ranks
+        ):
+            self.stale += 1
+            return
+        self._early.setdefault(message.seq, {})[message.rank] = message

@@ -1,0 +1,35 @@
+"""How the ranks are: heartbeats with progress, poison, and what both mean for a replica and its model."""
+
+from __future__ import annotations
+
+from control.health.beats import HEARTBEAT_S, Beat, beat, heartbeats, read_epoch
+from control.health.overview import Overview, ReplicaOverview, overview, overviews
+from control.health.poisoning import Poison, last_poison, poison, read_poison, write_poison
+from control.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
+from control.health.status import AgentState, Status, clear_status, write_status
+
+__all__ = [
+    "HEARTBEAT_S",
+    "STUCK_MS",
+    "AgentState",
+    "Beat",
+    "Overview",
+    "Poison",
+    "ReplicaOverview",
+    "ReplicaState",
+    "ReplicaView",
+    "Status",
+    "beat",
+    "clear_status",
+    "heartbeats",
+    "last_poison",
+    "model_state",
+    "overview",
+    "overviews",
+    "poison",
+    "read_epoch",
+    "read_poison",
+    "replica_state",
+    "write_poison",
+    "write_status",
+]

@@ -1,0 +1,84 @@
+"""What a replica's and a model's state is, as a pure function of what Redis holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from control.health.beats import Beat
+from control.health.poisoning import Poison
+from control.health.status import Status
+
+ReplicaState = Literal["loading", "loaded", "poisoned", "recovering", "failed", "draining", "unloading"]
+
+STUCK_MS = 30_000
+"""A rank whose current command is older than this is not healthy, however steadily it beats."""
+
+_BEST_FIRST: tuple[ReplicaState, ...] = (
+    "loaded",
+    "recovering",
+    "poisoned",
+    "loading",
+    "draining",
+    "unloading",
+    "failed",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """Everything that a replica's state follows from. `beats` are by rank."""
+
+    unload: bool
+    """The model's specification is a tombstone."""
+    served_before: bool
+    """The model's assets are there, so it was loaded once."""
+    status: Status | None
+    epoch: int
+    locked: bool
+    poison: Poison | None
+    beats: Sequence[Beat | None]
+
+
+def replica_state(view: ReplicaView) -> tuple[ReplicaState, str]:
+    """The state and, where it is not simply loaded, why.
+
+    Loaded means progress, not pulse: every rank beats in the current epoch, is ready, and none is stuck.
+    """
+    status = view.status
+    if view.unload:
+        return ("draining", "") if view.locked else ("unloading", "")
+    if status is not None and status.state == "failed":
+        return "failed", status.detail
+    if view.poison is not None and view.poison.epoch == view.epoch:
+        return "poisoned", f"rank {view.poison.rank}: {view.poison.kind}: {view.poison.message}"
+    obstacle = _obstacle(view)
+    if obstacle is None:
+        return "loaded", ""
+    away = status is not None and status.state == "backoff"
+    detail = status.detail if status is not None and status.detail else obstacle
+    return ("recovering" if view.served_before or away else "loading"), detail
+
+
+def _obstacle(view: ReplicaView) -> str | None:
+    """What keeps the replica from being loaded, or None."""
+    if view.status is None and not view.locked:
+        return "no worker has it yet"
+    if not view.locked:
+        return "no leader holds the lock"
+    for rank, beat in enumerate(view.beats):
+        if beat is None or beat.epoch != view.epoch:
+            return f"rank {rank} is not there yet"
+        if beat.phase != "ready":
+            return f"rank {rank} is {beat.phase}"
+        if beat.oldest_pending_ms > STUCK_MS:
+            return f"rank {rank} has been at one command for {beat.oldest_pending_ms / 1000:.0f} s"
+    return None if view.served_before else "the model's assets are not published yet"
+
+
+def model_state(replicas: Sequence[tuple[ReplicaState, str]]) -> tuple[ReplicaState, str]:
+    """A model is as well as its best replica; `failed` needs all of them to be."""
+    if not replicas:
+        return "loading", "no replica is wanted"
+    return min(replicas, key=lambda replica: _BEST_FIRST.index(replica[0]))

@@ -1,0 +1,28 @@
+"""Blocking reads of streams, with Redis's absence told apart from silence."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+from redis import exceptions as redis_errors
+
+from control.clients import LONGEST_BLOCK_MS, SyncRedis, unavailable
+
+BREATH_S = 0.1
+"""Before a failed read is reported, so that a loop around it does not spin while Redis is away."""
+
+Entry = tuple[str, dict[str, str]]
+
+
+def read_streams(client: SyncRedis, after: dict[str, str], block_ms: int) -> dict[str, list[Entry]]:
+    """Entries after the given ids, waiting up to `block_ms` for the first; an empty dict when none came.
+
+    Use a blocking client. Raises RedisUnavailable.
+    """
+    try:
+        reply: Any = client.xread({**after}, block=max(1, min(block_ms, LONGEST_BLOCK_MS)))
+    except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
+        time.sleep(BREATH_S)
+        raise unavailable(client, error) from error
+    return cast(dict[str, list[Entry]], dict(reply or ()))
