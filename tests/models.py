@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 VOCAB_SIZE = 131
@@ -63,6 +64,10 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 
+NORM_NOISE = {"gemma2": 3.0, "gemma3_text": 3.0}
+"""Standard deviation added to the layers' norm weights, 0.1 if not here. Families that norm a sublayer's output would only repeat
+the last token with less, since the embedding that they scale up drowns it."""
+
 
 def make(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Save a random model of `family` in `folder`, float32; `changes` override the shape. Returns `folder`."""
@@ -73,7 +78,10 @@ def make(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Norms start as constants and biases as zeros: a mistake in either would go unseen.
-            if "norm" in name or name.endswith("bias"):
+            if "norm" in name:
+                noise = 0.1 if name == "model.norm.weight" else NORM_NOISE.get(family, 0.1)
+                parameter.add_(noise * torch.randn_like(parameter))
+            elif name.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.generation_config.eos_token_id = EOS
     model.save_pretrained(folder)
@@ -83,10 +91,7 @@ def make(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token per ASCII byte."""
-    alphabet = {chr(byte): byte for byte in range(128)}
-    # Byte-level BPE writes bytes as printable characters; the map below is its own.
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
+    # Byte-level BPE writes bytes as printable characters by a map of its own.
     names = bytes_to_unicode()
     alphabet = {names[byte]: byte for byte in range(128)}
     core = Tokenizer(models.BPE(vocab=alphabet, merges=[]))

@@ -1,0 +1,148 @@
+"""A rank group in real processes: forked from a server that has imported everything, told what to do by pipe."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.models.auto.modeling_auto  # noqa: F401  # imported once, in the fork server
+from torch import Tensor
+from torch import distributed as dist
+
+from control.messages import GenerateStep
+from worker.collective import Collective, ProcessGroupCollective
+from worker.engine.step import Engine
+from worker.kv.slabs import SlabStore
+from worker.models.loading import load
+
+TIMEOUT = timedelta(seconds=30)
+
+
+@dataclass
+class Outcome:
+    """What one rank saw of a run. `tokens` and `logits` are by sequence, in order; logits only on rank 0."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    logits: dict[int, list[Tensor]] = field(default_factory=dict)
+    checksums: list[int] = field(default_factory=list)
+    collectives: int = 0
+    weight_bytes: int = 0
+    left_over: int = 0
+    """Cached tokens after the run."""
+
+
+def play(engine: Engine, steps: list[GenerateStep]) -> Outcome:
+    """Run `steps` greedily; only rank 0 samples."""
+    outcome = Outcome(weight_bytes=engine.model.weight_bytes)
+    before = engine.collective.count
+
+    def greedy(logits: Tensor, sids: list[int]) -> list[int]:
+        for sid, row in zip(sids, logits, strict=True):
+            outcome.logits.setdefault(sid, []).append(row.clone())
+        return logits.argmax(-1).tolist()
+
+    for step in steps:
+        result = engine.run(step, greedy if engine.collective.rank == 0 else None)
+        outcome.checksums.append(result.checksum)
+        for sid, token in zip(result.sids, result.tokens, strict=True):
+            outcome.tokens.setdefault(sid, []).append(token)
+    outcome.collectives = engine.collective.count - before
+    outcome.left_over = engine.store.used_tokens
+    return outcome
+
+
+class _Rank:
+    """The process's side: each public method is a request."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.collective: Collective | None = None
+        self.engine: Engine | None = None
+
+    def join(self, rendezvous: str, world_size: int) -> None:
+        """A new group; an engine that is loaded goes on in it."""
+        store = dist.PrefixStore("group", dist.FileStore(rendezvous, world_size))
+        self.collective = ProcessGroupCollective(dist.ProcessGroupGloo(store, self.rank, world_size, TIMEOUT))
+        if self.engine is not None and self.engine.collective.world_size == world_size:
+            self.engine.join(self.collective)
+
+    def load(self, folder: Path, dtype: str) -> None:
+        assert self.collective is not None
+        model = load(folder, collective=self.collective, dtype=dtype)
+        self.engine = Engine(model, SlabStore(model.cache_layout, 4096), self.collective)
+
+    def play(self, steps: list[GenerateStep]) -> Outcome:
+        assert self.engine is not None
+        return play(self.engine, steps)
+
+    def sample_fails(self, step: GenerateStep) -> tuple[str, int]:
+        """What a step whose sampler raises does on this rank, and how many collectives it took."""
+        assert self.engine is not None
+
+        def broken(logits: Tensor, sids: list[int]) -> list[int]:
+            raise ValueError("no such grammar")
+
+        before = self.engine.collective.count
+        try:
+            outcome = str(self.engine.run(step, broken if self.rank == 0 else None).tokens)
+        except ValueError as error:
+            outcome = str(error)
+        return outcome, self.engine.collective.count - before
+
+
+def _serve(rank: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    state = _Rank(rank)
+    while (request := pipe.recv()) is not None:
+        name, arguments = request
+        try:
+            pipe.send((True, getattr(state, name)(*arguments)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+
+
+class RankGroup:
+    """Up to `size` processes; the first `n` of them form a group of n."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self._folder, self._groups, self.members = folder, 0, 0
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def form(self, members: int) -> None:
+        """The first `members` processes join a new group; models that were loaded for this size stay."""
+        self._groups += 1
+        self.members = members
+        self.ask("join", str(self._folder / f"rendezvous-{self._groups}"), members)
+
+    def ask(self, name: str, *arguments: Any) -> list[Any]:
+        """The same request to every member at once; their answers by rank. Raises what any of them raised."""
+        pipes = self._pipes[: self.members]
+        for pipe in pipes:
+            pipe.send((name, arguments))
+        answers = [pipe.recv() for pipe in pipes]
+        for rank, (fine, content) in enumerate(answers):
+            if not fine:
+                raise AssertionError(f"rank {rank}: {content}")
+        return [content for _, content in answers]
+
+    def stop(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)

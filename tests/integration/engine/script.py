@@ -1,0 +1,53 @@
+"""Runs written ahead: a command holds only what changes, so those of a greedy run are known before its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from control.messages import GenerateStep
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sequence: joins at step `start`, prefills `chunk` tokens a step, leaves after `new` tokens."""
+
+    sid: int
+    prompt: list[int]
+    chunk: int
+    new: int
+    start: int = 0
+
+
+def write(jobs: list[Job]) -> list[GenerateStep]:
+    """The commands of a run in which the jobs join and leave at their own steps."""
+    fed, sampled, finished = dict.fromkeys((job.sid for job in jobs), 0), dict.fromkeys((job.sid for job in jobs), 0), 0
+    steps: list[GenerateStep] = []
+    leaving: list[int] = []
+    while finished < len(jobs) or leaving:
+        rows: list[tuple[int, list[int], int, bool]] = []
+        now, leaving = leaving, []
+        for job in jobs:
+            if job.start > len(steps) or sampled[job.sid] == job.new:
+                continue
+            offset = fed[job.sid]
+            if offset < len(job.prompt):
+                part = job.prompt[offset : offset + job.chunk]
+                fed[job.sid] += len(part)
+                rows.append((job.sid, part, offset, fed[job.sid] == len(job.prompt)))
+            sampled[job.sid] += fed[job.sid] == len(job.prompt)
+            if sampled[job.sid] == job.new:
+                leaving.append(job.sid)
+                finished += 1
+        steps.append(
+            GenerateStep(
+                epoch=1,
+                seq=len(steps) + 1,
+                model_id="tiny",
+                sequences=[row[0] for row in rows],
+                tokens=[row[1] for row in rows],
+                offset=[row[2] for row in rows],
+                sample=[row[3] for row in rows],
+                left=now,
+            )
+        )
+    return steps

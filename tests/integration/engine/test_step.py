@@ -1,0 +1,145 @@
+"""What a step refuses, and what it leaves untouched when it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from control.errors import RankError
+from control.messages import GenerateStep
+from worker.collective import Solo
+from worker.engine.step import Engine
+from worker.kv.slabs import SlabStore
+from worker.models.loading import load
+
+
+def greedy(logits: Tensor, sids: list[int]) -> list[int]:
+    return logits.argmax(-1).tolist()
+
+
+def step(seq: int, **fields: Any) -> GenerateStep:
+    return GenerateStep(epoch=1, seq=seq, model_id="tiny", **fields)
+
+
+def rows(*given: tuple[int, list[int], int]) -> dict[str, Any]:
+    """Fields of sampled rows (sid, tokens, offset)."""
+    return {
+        "sequences": [row[0] for row in given],
+        "tokens": [row[1] for row in given],
+        "offset": [row[2] for row in given],
+        "sample": [True] * len(given),
+    }
+
+
+@pytest.fixture
+def engine(checkpoint: Callable[[str], Path]) -> Engine:
+    """An engine with room for 24 tokens whose sequence 1 has fed 3 tokens and sampled one."""
+    model = load(checkpoint("llama"), collective=Solo())
+    engine = Engine(model, SlabStore(model.cache_layout, 24), Solo())
+    engine.run(step(1, **rows((1, [1, 2, 3], 0))), greedy)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "message"),
+    [
+        (rows((1, [4], 2)), "forward_failed", "sequence 1 has 3 cached tokens, but its row says offset 2"),
+        (rows((9, [4], 5)), "forward_failed", "sequence 9 is unknown, so it must start at offset 0, not 5"),
+        (rows((1, [4], 3)) | {"left": [1]}, "forward_failed", "sequence 1 is unknown"),
+        (rows((9, [], 0)), "bad_request", "sequence 9 has a row without tokens"),
+        (rows((9, [131], 0)), "bad_request", "token 131; the vocabulary has 131"),
+        (rows((9, [5, -1], 0)), "bad_request", "token -1"),
+        (rows((9, [5], 0), (9, [6], 1)), "bad_request", "two rows"),
+        (rows((9, [5], 0)) | {"offset": []}, "bad_request", "differ in length"),
+        ({"paused": [9]}, "bad_request", "sequence 9 can't be paused: it is not known here"),
+        (rows((1, [5], 3)) | {"paused": [1]}, "bad_request", "has a row in the same step"),
+        (rows((9, [5] * 21, 0)), "forward_failed", "needs 25 cached tokens, but there is room for 24"),
+    ],
+)
+def test_a_command_that_does_not_fit(engine: Engine, fields: dict[str, Any], kind: str, message: str) -> None:
+    """A refused command names the sequence and changes nothing: the next step goes on where the last one ended."""
+    with pytest.raises(RankError, match=message) as caught:
+        engine.run(step(2, **fields), greedy)
+    assert caught.value.kind == kind
+    assert engine.store.length(1) == 3
+    assert engine.run(step(2), greedy).sids == [1]
+
+
+def test_room_is_counted_after_those_who_leave(engine: Engine) -> None:
+    """A step may fill the memory that its own leavers give back."""
+    result = engine.run(step(2, left=[1], **rows((9, [5] * 24, 0))), greedy)
+    assert result.sids == [9]
+    assert engine.store.used_tokens == 24
+
+
+def test_rows_are_in_the_promised_order(engine: Engine) -> None:
+    """Continuing sequences come first by ascending sid, then the command's rows; a pause keeps its token for later."""
+    engine.run(step(2, **rows((30, [1, 2], 0), (7, [1, 2], 0))), greedy)
+    assert engine.run(step(3, **rows((4, [9], 0))), greedy).sids == [1, 7, 30, 4]
+    assert engine.run(step(4, paused=[7, 4]), greedy).sids == [1, 30]
+    assert engine.run(step(5), greedy).sids == [1, 4, 7, 30]
+
+
+def test_a_pause_changes_no_token(engine: Engine) -> None:
+    """A sequence that sat out some steps answers as if it had not."""
+    engine.run(step(2, paused=[1], **rows((2, [1, 2, 3], 0))), greedy)
+    tokens: dict[int, list[int]] = {1: [], 2: []}
+    for seq, paused in enumerate([[], [2], [2], [1], [], [1]], start=3):
+        result = engine.run(step(seq, paused=paused), greedy)
+        for sid, token in zip(result.sids, result.tokens, strict=True):
+            tokens[sid].append(token)
+    assert tokens[1] == tokens[2]
+
+
+def test_a_failed_forward_changes_no_length(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward that raises is one rank error with the rows in it, and the same step can be run again."""
+    with monkeypatch.context() as patch:
+
+        def broken(*_: Any) -> Tensor:
+            raise RuntimeError("out of memory")
+
+        patch.setattr(engine.model, "forward", broken)
+        with pytest.raises(RankError, match=r"RuntimeError: out of memory \(rows 1: 1 at 3\)"):
+            engine.run(step(2), greedy)
+    assert engine.store.length(1) == 3
+    assert engine.run(step(2), greedy).sids == [1]
+
+
+def test_checksum_covers_layout_and_tokens(engine: Engine) -> None:
+    """Another seq, another row or another token gives another checksum."""
+    seen = {engine.run(step(2), lambda *_: [5]).checksum}
+    engine.clear()
+    for seq, prompt, token in [(1, [1, 2], 5), (2, [1, 2], 5), (2, [1, 2, 3], 5), (2, [1, 2], 6)]:
+        engine.clear()
+        seen.add(engine.run(step(seq, **rows((1, prompt, 0))), lambda *_, token=token: [token]).checksum)
+    assert len(seen) == 5
+
+
+def test_idle_step_runs_nothing(engine: Engine) -> None:
+    """A step without a row takes no forward and no collective, and still has a checksum."""
+    engine.clear()
+    result = engine.run(step(2), greedy)
+    assert (result.sids, result.tokens, result.fed) == ([], [], 0)
+    assert result.checksum != engine.run(step(3), greedy).checksum
+
+
+def test_stale_values_never_reach_a_neighbour(engine: Engine) -> None:
+    """A slab whose sequence went NaN is clean for the next one, and its padded neighbours stay clean meanwhile."""
+    engine.run(step(2, **rows((2, [7] * 9, 0))), greedy)
+    pool = next(iter(engine.store._pools.values()))
+    for memory in (*pool.keys, *pool.values):
+        memory[1, :, :9] = float("nan")
+
+    def watching(logits: Tensor, sids: list[int]) -> list[int]:
+        healthy = {sid: not row.isnan().any().item() for sid, row in zip(sids, logits, strict=True)}
+        assert healthy == {sid: sid != 2 for sid in sids}
+        return torch.zeros(len(sids), dtype=torch.int64).tolist()
+
+    engine.run(step(3), watching)
+    engine.run(step(4, left=[2], **rows((3, [1], 0))), watching)
+    engine.run(step(5), watching)
