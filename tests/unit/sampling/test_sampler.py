@@ -1,0 +1,204 @@
+"""The sampler: the same token for the same row in every batch, the right distribution, and every parameter honoured."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from control.messages import Sampling
+from worker.engine.noise import row_key, uniform
+from worker.engine.sampling import Sampler, SamplingRow
+
+VOCABULARY = 200
+
+
+def row(
+    *,
+    seed: int = 1,
+    choice: int = 0,
+    position: int = 0,
+    prompt: list[int] | None = None,
+    output: list[int] | None = None,
+    **sampling: Any,
+) -> SamplingRow:
+    return SamplingRow(
+        sampling=Sampling(**({"max_tokens": 10} | sampling)),
+        seed=seed,
+        choice=choice,
+        position=position,
+        prompt=prompt or [1, 2],
+        output=output or [],
+    )
+
+
+def tokens(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
+    return [sampled.token for sampled in Sampler().sample(logits, rows)]
+
+
+rows_of_all_kinds = st.lists(
+    st.builds(
+        row,
+        seed=st.integers(0, 2**64 - 1),
+        choice=st.integers(0, 3),
+        position=st.integers(0, 5),
+        prompt=st.lists(st.integers(0, VOCABULARY - 1), max_size=5),
+        output=st.lists(st.integers(0, VOCABULARY - 1), max_size=5),
+        temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+        top_p=st.sampled_from([1.0, 0.9, 0.2]),
+        top_k=st.sampled_from([0, 1, 5, 50, 1000]),
+        min_p=st.sampled_from([0.0, 0.1]),
+        repetition_penalty=st.sampled_from([1.0, 1.3]),
+        presence_penalty=st.sampled_from([0.0, 1.0]),
+        frequency_penalty=st.sampled_from([0.0, 0.5]),
+        logit_bias=st.sampled_from([{}, {3: 5.0}]),
+        min_tokens=st.sampled_from([0, 3]),
+        stop_ids=st.sampled_from([[], [0, 3]]),
+        logprobs=st.sampled_from([None, 0, 3]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(rows=rows_of_all_kinds, seed=st.integers(0, 1000), dtype=st.sampled_from([torch.float32, torch.float64]))
+@settings(max_examples=50, deadline=None)
+def test_a_row_does_not_feel_its_neighbours(rows: list[SamplingRow], seed: int, dtype: torch.dtype) -> None:
+    """Alone, in a batch and in the reversed batch a row gets the same token; the logits are not changed."""
+    logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=dtype) * 2
+    before = logits.clone()
+    together = Sampler().sample(logits, rows)
+    assert torch.equal(logits, before)
+    assert Sampler().sample(logits.flip(0), rows[::-1]) == together[::-1]
+    for index, each in enumerate(rows):
+        assert Sampler().sample(logits[index : index + 1], [each]) == [together[index]]
+
+
+def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
+    expected = probabilities * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("varied", ["seed", "choice", "position"])
+@pytest.mark.parametrize("sampling", [{}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 0.5}])
+def test_distribution(varied: str, sampling: dict[str, Any]) -> None:
+    """Over seeds, choices or positions tokens come as often as the filtered softmax says."""
+    draws = 5_000
+    raw = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 1.2], dtype=torch.float64)
+    kept = raw / sampling.get("temperature", 1.0)
+    if "top_k" in sampling:
+        kept[kept < kept.topk(5).values[-1]] = -math.inf
+    if "top_p" in sampling:
+        order = kept.softmax(-1).sort(descending=True)
+        fewest = int((order.values.cumsum(-1) < 0.8).sum()) + 1
+        kept[order.indices[fewest:]] = -math.inf
+    rows = [row(**{varied: index}, **sampling) for index in range(draws)]
+    counts = torch.bincount(torch.tensor(tokens(raw.expand(draws, -1), rows)), minlength=len(raw)).double()
+    possible = kept > -math.inf
+    assert counts[~possible].sum() == 0
+    # The 99.9 % point of chi square with 7 degrees of freedom; fewer tokens only make it stricter to miss.
+    assert chi_square(counts[possible], kept.softmax(-1)[possible]) < 24.3
+
+
+def test_neighbouring_places_are_independent() -> None:
+    """Noise of consecutive seeds, choices, positions and tokens is uniform and not correlated."""
+    keys = [row_key(seed, choice, position) for seed in range(8) for choice in range(4) for position in range(8)]
+    noise = uniform(torch.tensor(keys)[:, None], torch.arange(512))
+    assert len(set(keys)) == len(keys)
+    assert abs(float(noise.mean()) - 0.5) < 0.003 and float(noise.min()) > 0 and float(noise.max()) < 1
+    correlation = torch.corrcoef(noise) - torch.eye(len(keys), dtype=torch.float64)
+    assert float(correlation.abs().max()) < 0.25
+    across = torch.corrcoef(noise.T) - torch.eye(512, dtype=torch.float64)
+    assert float(across.abs().max()) < 0.4
+
+
+def test_noise_is_splitmix64() -> None:
+    """The tensor arithmetic equals the published generator in unbounded integers, whatever the sign bit."""
+    mask = (1 << 64) - 1
+    for key in (0, 1, -1, 2**63 - 1, -(2**63), row_key(2**64 - 1, 0, 0)):
+        for token in (0, 1, 151_935):
+            value = (key + (token + 1) * 0x9E3779B97F4A7C15) & mask
+            value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+            value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+            value ^= value >> 31
+            ours = uniform(torch.tensor([[key]]), torch.tensor([token]))
+            assert ours.item() == ((value >> 11) + 0.5) * 2.0**-53
+
+
+def test_choices_of_one_request_differ() -> None:
+    """n choices with one seed are different draws."""
+    logits = torch.zeros(4, VOCABULARY)
+    assert len(set(tokens(logits, [row(choice=choice) for choice in range(4)]))) > 1
+
+
+def test_greedy_batch_never_sorts_or_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of plain greedy rows is one argmax."""
+    monkeypatch.setattr(torch.Tensor, "sort", None)
+    monkeypatch.setattr(torch.Tensor, "topk", None)
+    monkeypatch.setattr("worker.engine.sampling.gumbel", None)
+    logits = torch.randn(3, VOCABULARY)
+    assert tokens(logits, [row(temperature=0.0)] * 3) == logits.argmax(-1).tolist()
+
+
+def test_unfiltered_rows_do_not_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows without top_p and top_k are drawn without sorting the vocabulary."""
+    monkeypatch.setattr(torch.Tensor, "sort", None)
+    monkeypatch.setattr(torch.Tensor, "topk", None)
+    assert len(tokens(torch.randn(2, VOCABULARY), [row(), row(min_p=0.1)])) == 2
+
+
+def test_greedy_obeys_bias_penalties_and_min_tokens() -> None:
+    """Temperature 0 takes the best token after bias, penalties and masks."""
+    logits = torch.tensor([[3.0, 2.5, 2.0, 0.0]]).expand(6, -1)
+    greedy = [
+        row(temperature=0.0),
+        row(temperature=0.0, logit_bias={3: 4.0}),
+        row(temperature=0.0, repetition_penalty=2.0, prompt=[0], output=[1]),
+        row(temperature=0.0, presence_penalty=0.6, output=[0]),
+        row(temperature=0.0, frequency_penalty=0.6, output=[0, 0, 1]),
+        row(temperature=0.0, min_tokens=1, stop_ids=[0]),
+    ]
+    assert tokens(logits, greedy) == [0, 3, 2, 1, 2, 1]
+
+
+def test_stop_ids_return_after_min_tokens() -> None:
+    """From position min_tokens on a stop id can be drawn again."""
+    logits = torch.tensor([[5.0, 1.0]]).expand(3, -1)
+    rows = [row(temperature=0.0, min_tokens=2, stop_ids=[0], position=position) for position in range(3)]
+    assert tokens(logits, rows) == [1, 1, 0]
+
+
+def test_tiny_temperature_is_greedy() -> None:
+    """A temperature by which float32 would overflow is greedy instead of not a number."""
+    logits = torch.tensor([[1e3, 2e3, -1e38]])
+    assert tokens(logits, [row(temperature=1e-9)]) == [1]
+
+
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    """Bias and temperature move the token, never the log probabilities; the best ones come in order."""
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).expand(3, -1)
+    biased = row(temperature=0.5, logit_bias={0: 100.0}, logprobs=2)
+    sampled = Sampler().sample(logits, [biased, row(logprobs=0), row()])
+    raw = logits[0].log_softmax(-1).tolist()
+    assert sampled[0].token == 0
+    assert sampled[0].logprobs is not None
+    assert sampled[0].logprobs.chosen == pytest.approx(raw[0])
+    assert sampled[0].logprobs.top == [(3, pytest.approx(raw[3])), (2, pytest.approx(raw[2]))]
+    assert sampled[1].logprobs is not None and sampled[1].logprobs.top == []
+    assert sampled[2].logprobs is None
+
+
+def test_more_logprobs_than_tokens() -> None:
+    """More log probabilities than there are tokens are as many as there are."""
+    (sampled,) = Sampler().sample(torch.tensor([[0.0, 1.0]]), [row(logprobs=20)])
+    assert sampled.logprobs is not None and len(sampled.logprobs.top) == 2
+
+
+def test_rows_and_logits_must_agree() -> None:
+    """Another number of rows than of logits is refused with both."""
+    with pytest.raises(ValueError, match=r"\(2, 5\) for 1 rows"):
+        Sampler().sample(torch.zeros(2, 5), [row()])

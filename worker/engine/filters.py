@@ -1,0 +1,89 @@
+"""What changes logits before a token is drawn; names, formulas and order are those of transformers' logits processors.
+
+Each function is given only the rows that ask for it, so that a plain row costs nothing. Logits are [rows, vocabulary],
+parameters [rows, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+REMOVED = float("-inf")
+
+
+def column(values: Iterable[float], like: torch.Tensor) -> torch.Tensor:
+    """One value per row, [rows, 1], of the type and on the device of `like`."""
+    return torch.tensor(list(values), dtype=like.dtype, device=like.device)[:, None]
+
+
+def positions(ids: Sequence[Iterable[int]], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and token index of each id in one list per row; ids beyond the vocabulary, never drawn, are left out."""
+    each = [torch.tensor(list(row), dtype=torch.int64) for row in ids]
+    counts = torch.tensor([len(row) for row in each])
+    rows, tokens = torch.repeat_interleave(torch.arange(len(each)), counts), torch.cat(each)
+    present = (tokens >= 0) & (tokens < logits.shape[-1])
+    return rows[present].to(logits.device), tokens[present].to(logits.device)
+
+
+def add_bias(logits: torch.Tensor, biases: Sequence[dict[int, float]]) -> torch.Tensor:
+    """OpenAI's logit_bias: a number to add to single logits."""
+    vocabulary = logits.shape[-1]
+    known = [{token: bias for token, bias in row.items() if 0 <= token < vocabulary} for row in biases]
+    values = torch.tensor([bias for row in known for bias in row.values()], dtype=logits.dtype, device=logits.device)
+    return logits.index_put(positions(known, logits), values, accumulate=True)
+
+
+def penalise_repetition(
+    logits: torch.Tensor, penalties: torch.Tensor, contexts: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Divide positive and multiply negative logits of every token in prompt or output (CTRL, Keskar et al. 2019)."""
+    seen = torch.zeros_like(logits, dtype=torch.bool)
+    seen[positions(contexts, logits)] = True
+    return torch.where(seen, torch.where(logits < 0, logits * penalties, logits / penalties), logits)
+
+
+def penalise_presence_and_frequency(
+    logits: torch.Tensor, presence: torch.Tensor, frequency: torch.Tensor, outputs: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """OpenAI's penalties: `presence` once for a token in the output, `frequency` for each time it is there."""
+    where = positions(outputs, logits)
+    ones = torch.ones((), dtype=logits.dtype, device=logits.device)
+    counts = torch.zeros_like(logits).index_put_(where, ones, accumulate=True)
+    return logits - counts * frequency - (counts > 0) * presence
+
+
+def remove(logits: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Make single tokens impossible."""
+    return logits.index_put(positions(ids, logits), torch.tensor(REMOVED, dtype=logits.dtype, device=logits.device))
+
+
+def keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values (others removed) and ids of each row's `top_k` best, best first; equals of the last of them stay too.
+
+    As many columns as the row with most of them needs, so that what follows works on few tokens instead of all.
+    """
+    vocabulary = logits.shape[-1]
+    wanted = torch.tensor([min(k, vocabulary) for k in top_k], device=logits.device)[:, None]
+    best = logits.topk(min(max(top_k), vocabulary), dim=-1)
+    threshold = best.values.gather(-1, wanted - 1)
+    columns = int((logits >= threshold).sum(dim=-1).max())
+    if columns > best.values.shape[-1]:
+        best = logits.topk(columns, dim=-1)
+    return best.values.masked_fill(best.values < threshold, REMOVED), best.indices
+
+
+def keep_top_p(values: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Remove the unlikely end that holds 1 - top_p of the probability; `values` are sorted, best first."""
+    ascending = values.flip(-1)
+    removed = (ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p).flip(-1)
+    removed[:, 0] = False
+    return values.masked_fill(removed, REMOVED)
+
+
+def keep_min_p(values: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Remove what is less probable than `min_p` times the most probable token."""
+    probabilities = values.softmax(dim=-1)
+    removed = probabilities < min_p * probabilities.amax(dim=-1, keepdim=True)
+    return values.masked_fill(removed & (values < values.amax(dim=-1, keepdim=True)), REMOVED)

@@ -1,0 +1,207 @@
+"""From logits to tokens, on rank 0, as a pure function of (seed, choice, position, logits) of each row alone.
+
+The order is transformers': logit_bias, repetition, presence and frequency penalties, min_tokens, then temperature,
+top_k, top_p, min_p. The draw is an argmax of logits plus Gumbel noise. Log probabilities are those of the raw logits,
+before any of this, as OpenAI and vLLM report them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from control.messages import Sampling, TokenLogprobs
+from worker.engine import filters
+from worker.engine.noise import gumbel, row_key
+
+_GREEDY_BELOW = 1e-5
+"""A lower temperature is greedy: divided by it, float32 logits overflow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRow:
+    """What one row of logits is sampled with; `position` is the new token's index in the choice's output."""
+
+    sampling: Sampling
+    seed: int
+    choice: int
+    position: int
+    prompt: list[int]
+    output: list[int]
+
+    @property
+    def greedy(self) -> bool:
+        return self.sampling.temperature < _GREEDY_BELOW
+
+    @property
+    def penalised(self) -> bool:
+        return self.sampling.presence_penalty != 0 or self.sampling.frequency_penalty != 0
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether its stop ids are impossible still."""
+        return self.position < self.sampling.min_tokens and bool(self.sampling.stop_ids)
+
+    @property
+    def plain(self) -> bool:
+        """Whether its token is the argmax of its raw logits."""
+        repeats = self.sampling.repetition_penalty != 1
+        return self.greedy and not (self.sampling.logit_bias or repeats or self.penalised or self.must_go_on)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A row's token, and its log probabilities where the row asked for them."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+class Sampler:
+    """Samples all rows of a step. It keeps no state between steps, not even a random generator's."""
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
+        """One token for each row of `logits` [rows, vocabulary] (float32 or float64, finite; not changed)."""
+        if logits.ndim != 2 or logits.shape[0] != len(rows):
+            raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(rows)} rows")
+        tokens = [0] * len(rows)
+        if any(row.plain for row in rows):
+            tokens = logits.argmax(dim=-1).tolist()
+        others = [index for index, row in enumerate(rows) if not row.plain]
+        if others:
+            adjusted = _adjust(logits[others], [rows[index] for index in others])
+            for index, token in zip(others, _choose(adjusted, [rows[index] for index in others]), strict=True):
+                tokens[index] = token
+        logprobs = _logprobs(logits, rows, tokens)
+        return [Sampled(token, logprobs.get(index)) for index, token in enumerate(tokens)]
+
+
+def _on(
+    logits: torch.Tensor,
+    rows: Sequence[SamplingRow],
+    wants: Callable[[SamplingRow], bool],
+    change: Callable[[torch.Tensor, list[SamplingRow]], torch.Tensor],
+) -> None:
+    """Change those rows of `logits`, in place, that want it."""
+    chosen = [index for index, row in enumerate(rows) if wants(row)]
+    if chosen:
+        logits[chosen] = change(logits[chosen], [rows[index] for index in chosen])
+
+
+def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Apply bias, penalties and masks, for greedy and drawn rows alike; `logits` are the caller's to change."""
+    _on(
+        logits,
+        rows,
+        lambda row: bool(row.sampling.logit_bias),
+        lambda part, its: filters.add_bias(part, [row.sampling.logit_bias for row in its]),
+    )
+    _on(
+        logits,
+        rows,
+        lambda row: row.sampling.repetition_penalty != 1,
+        lambda part, its: filters.penalise_repetition(
+            part,
+            filters.column((row.sampling.repetition_penalty for row in its), part),
+            [row.prompt + row.output for row in its],
+        ),
+    )
+    _on(
+        logits,
+        rows,
+        lambda row: row.penalised,
+        lambda part, its: filters.penalise_presence_and_frequency(
+            part,
+            filters.column((row.sampling.presence_penalty for row in its), part),
+            filters.column((row.sampling.frequency_penalty for row in its), part),
+            [row.output for row in its],
+        ),
+    )
+    _on(
+        logits,
+        rows,
+        lambda row: row.must_go_on,
+        lambda part, its: filters.remove(part, [row.sampling.stop_ids for row in its]),
+    )
+    return logits
+
+
+def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """Argmax for greedy rows, a draw for the others, each kind of row together."""
+    tokens = [0] * len(rows)
+    kinds: dict[_Choose, list[int]] = {}
+    for index, row in enumerate(rows):
+        kinds.setdefault(_kind(row), []).append(index)
+    for choose, indices in kinds.items():
+        chosen = choose(logits[indices], [rows[index] for index in indices])
+        for index, token in zip(indices, chosen.tolist(), strict=True):
+            tokens[index] = token
+    return tokens
+
+
+_Choose = Callable[[torch.Tensor, Sequence[SamplingRow]], torch.Tensor]
+"""From adjusted logits [rows, vocabulary] to tokens [rows]."""
+
+
+def _kind(row: SamplingRow) -> _Choose:
+    if row.greedy:
+        return _choose_best
+    if row.sampling.top_k > 0:
+        return _draw_from_top_k
+    return _draw_from_sorted if row.sampling.top_p < 1 else _draw_from_all
+
+
+def _choose_best(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    return logits.argmax(dim=-1)
+
+
+def _draw_from_top_k(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    values, ids = filters.keep_top_k(_heat(logits, rows), [row.sampling.top_k for row in rows])
+    return _draw(values, ids, rows)
+
+
+def _draw_from_sorted(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    values, ids = _heat(logits, rows).sort(dim=-1, descending=True)
+    return _draw(values, ids, rows)
+
+
+def _draw_from_all(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    return _draw(_heat(logits, rows), ids.expand_as(logits), rows)
+
+
+def _heat(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    return logits / filters.column((row.sampling.temperature for row in rows), logits)
+
+
+def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """One of `ids` for each row, by probabilities softmax(values); sorted, best first, where a row has a top_p.
+
+    In float64: the sums of probabilities then don't depend on how many columns a neighbour's top_k brought along.
+    """
+    values = values.to(torch.float64)
+    if any(row.sampling.top_p < 1 for row in rows):
+        values = filters.keep_top_p(values, filters.column((row.sampling.top_p for row in rows), values))
+    if any(row.sampling.min_p > 0 for row in rows):
+        values = filters.keep_min_p(values, filters.column((row.sampling.min_p for row in rows), values))
+    keys = [row_key(row.seed, row.choice, row.position) for row in rows]
+    noise = gumbel(torch.tensor(keys, dtype=torch.int64, device=ids.device)[:, None], ids)
+    return ids.gather(-1, (values + noise).argmax(dim=-1, keepdim=True))[:, 0]
+
+
+def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: list[int]) -> dict[int, TokenLogprobs]:
+    """Log probabilities by row index, of those rows that want them."""
+    wanted = {index: row.sampling.logprobs for index, row in enumerate(rows) if row.sampling.logprobs is not None}
+    if not wanted:
+        return {}
+    indices = list(wanted)
+    logarithms = logits[indices].log_softmax(dim=-1)
+    chosen = logarithms.gather(-1, torch.tensor([[tokens[index]] for index in indices], device=logits.device))
+    best = logarithms.topk(min(max(wanted.values()), logits.shape[-1]), dim=-1)
+    rows_of = zip(wanted.items(), chosen[:, 0].tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+    return {
+        index: TokenLogprobs(own, list(zip(ids[:count], values[:count], strict=True)))
+        for (index, count), own, ids, values in rows_of
+    }
