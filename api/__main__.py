@@ -1,0 +1,102 @@
+"""`python -m api`: one HTTP API process, until SIGTERM or SIGINT and the end of its open streams."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+
+import click
+import uvicorn
+
+from api.app import create_app
+from api.process import Process
+from api.settings import ApiSettings
+from control import logs
+from control.connection import connect
+from control.errors import FurrowError
+from control.process import die_with_parent
+from control.readiness import wait_until_ready
+from control.settings import Settings
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, that tells the process when it begins to drain: new connections are refused, open streams go on."""
+
+    def __init__(self, config: uvicorn.Config, process: Process) -> None:
+        super().__init__(config)
+        self._process = process
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._process.draining = True
+        super().handle_exit(sig, frame)
+
+
+@click.command()
+@click.option("--redis", "redis_url", help="URL of the farm's Redis [default: REDIS_URL].")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
+@click.option(
+    "--served-model-name",
+    "served_model_names",
+    multiple=True,
+    help="NAME for the only model, NAME=MODEL for one of several, or * to let any name mean the only one. Repeatable.",
+)
+@click.option("--api-key", "api_keys", multiple=True, help="Ask clients for one of these keys. Repeatable.")
+@click.option("--grace", default=30.0, show_default=True, help="Seconds that open streams may go on after SIGTERM.")
+@click.option("--max-queued", default=4096, show_default=True, type=click.IntRange(1), help="Requests; beyond it 429.")
+def main(
+    redis_url: str | None,
+    host: str,
+    port: int,
+    served_model_names: tuple[str, ...],
+    api_keys: tuple[str, ...],
+    grace: float,
+    max_queued: int,
+) -> None:
+    """Run one HTTP API process."""
+    if redis_url:
+        os.environ["FURROW_REDIS_URL"] = redis_url
+    try:
+        settings = Settings.from_environment()
+        if settings.has_parent:
+            die_with_parent()
+        logs.configure(settings.log_format, settings.log_level)
+        client = connect(settings.redis_url)
+        wait_until_ready(client, settings.redis_wait_s, lambda line: click.echo(line, err=True))
+        client.close()
+    except FurrowError as error:
+        click.echo(f"furrow api: {error}", err=True)
+        sys.exit(1)
+    serve(
+        ApiSettings(
+            redis_url=settings.redis_url,
+            host=host,
+            port=port,
+            served_model_names=served_model_names,
+            api_keys=api_keys,
+            grace=grace,
+            max_queued_requests=max_queued,
+        )
+    )
+
+
+def serve(settings: ApiSettings) -> None:
+    """Serve until a signal, then drain for up to the grace period."""
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=round(settings.grace),
+    )
+    Server(config, app.state.process).run()
+
+
+if __name__ == "__main__":
+    main()

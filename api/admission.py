@@ -1,0 +1,93 @@
+"""What a request asks for, resolved against its model: sampling with every default filled in, lengths checked.
+
+Defaults: the request, then the model's generation_config.json, then OpenAI's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.schemas.chat import ChatRequest
+from api.schemas.completions import CompletionRequest
+from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
+from control.messages import GenerationRequest, ModelAssets, Sampling
+
+_LEAST_TOP_P = 1e-6
+"""top_p 0 is allowed by OpenAI and keeps the most likely token alone; filters need a value above 0."""
+
+
+def admit(request: ChatRequest | CompletionRequest, prompt: list[int], assets: ModelAssets) -> GenerationRequest:
+    """Check a tokenised prompt against the model's limits and fill in the sampling parameters.
+
+    Raises ContextLengthExceeded, RequestTooLarge, or RequestError for token ids outside the vocabulary.
+    """
+    if not prompt:
+        raise RequestError("The prompt is empty; send at least one token.", param=_prompt_param(request))
+    _check_ids("prompt", prompt, assets)
+    _check_ids("logit_bias", list(request.logit_bias or {}), assets)
+    _check_ids("stop_token_ids", request.stop_token_ids or [], assets)
+    max_tokens = _max_tokens(request, len(prompt), assets)
+    if request.min_tokens is not None and request.min_tokens > max_tokens:
+        raise RequestError(
+            f"'min_tokens' ({request.min_tokens}) is above the most tokens that can be generated ({max_tokens}).",
+            param="min_tokens",
+        )
+    return GenerationRequest(prompt=prompt, sampling=_sampling(request, max_tokens, assets))
+
+
+def _prompt_param(request: ChatRequest | CompletionRequest) -> str:
+    return "messages" if isinstance(request, ChatRequest) else "prompt"
+
+
+def _check_ids(param: str, ids: list[int], assets: ModelAssets) -> None:
+    wrong = next((token for token in ids if not 0 <= token < assets.vocab_size), None)
+    if wrong is not None:
+        raise RequestError(
+            f"'{param}' has token id {wrong}; this model's ids are 0 to {assets.vocab_size - 1}.", param=param
+        )
+
+
+def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, assets: ModelAssets) -> int:
+    """The request's limit, or the rest of the context (and of the memory) where it has none."""
+    asked = request.token_limit
+    if prompt_tokens + (asked or 1) > assets.context_length:
+        error = ContextLengthExceeded(prompt_tokens, asked or 1, assets.context_length)
+        error.param = _prompt_param(request)
+        raise error
+    if prompt_tokens + (asked or 1) > assets.kv_tokens:
+        raise RequestTooLarge(
+            f"The request needs memory for {prompt_tokens + (asked or 1)} tokens ({prompt_tokens} in the prompt); this "
+            f"deployment holds {assets.kv_tokens}. Shorten the prompt or lower max_tokens.",
+            param=_prompt_param(request) if asked is None else "max_tokens",
+        )
+    return asked or min(assets.context_length, assets.kv_tokens) - prompt_tokens
+
+
+def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets: ModelAssets) -> Sampling:
+    config = assets.generation_config
+    top_k = _default(request.top_k, config, "top_k", 0)
+    eos_ids = [] if request.ignore_eos else assets.eos_ids
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens or 0,
+        temperature=float(_default(request.temperature, config, "temperature", 1.0)),
+        top_p=max(_LEAST_TOP_P, float(_default(request.top_p, config, "top_p", 1.0))),
+        top_k=max(0, int(top_k)),
+        min_p=float(_default(request.min_p, config, "min_p", 0.0)),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=float(_default(request.repetition_penalty, config, "repetition_penalty", 1.0)),
+        logit_bias=request.logit_bias or {},
+        seed="" if request.seed is None else str(request.seed % 2**64),
+        stop=request.stop_strings,
+        stop_ids=sorted({*eos_ids, *(request.stop_token_ids or [])}),
+        logprobs=request.logprobs_count,
+        n=request.n or 1,
+    )
+
+
+def _default(asked: Any, config: dict[str, Any], name: str, otherwise: float) -> Any:
+    if asked is not None:
+        return asked
+    value = config.get(name)
+    return otherwise if value is None else value

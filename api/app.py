@@ -1,0 +1,52 @@
+"""The application factory."""
+
+from __future__ import annotations
+
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.openapi import OpenAPIConfig
+
+from api.errors import handle
+from api.process import Process
+from api.routes.chat import create_chat_completion
+from api.routes.completions import create_completion
+from api.routes.health import health, metrics, ready
+from api.routes.models import list_models, retrieve_model
+from api.routes.requests import cancel_request, delete_request, follow_request, show_request
+from api.settings import ApiSettings
+
+
+def create_app(settings: ApiSettings) -> Litestar:
+    """An ASGI application for one API process; it needs nothing but the Redis that the settings name."""
+    process = Process(settings)
+
+    async def start(_: Litestar) -> None:
+        process.start()
+
+    async def stop(_: Litestar) -> None:
+        await process.stop()
+
+    return Litestar(
+        route_handlers=[
+            create_chat_completion,
+            create_completion,
+            list_models,
+            retrieve_model,
+            show_request,
+            follow_request,
+            delete_request,
+            cancel_request,
+            health,
+            ready,
+            metrics,
+        ],
+        # All three, or the framework's own error shape leaks for some of them.
+        exception_handlers={HTTPException: handle, ValidationException: handle, Exception: handle},
+        on_startup=[start],
+        on_shutdown=[stop],
+        request_max_body_size=settings.max_body_bytes,
+        openapi_config=OpenAPIConfig(title="Furrow", version="1", path="/schema"),
+        logging_config=None,
+        state=State({"process": process}),
+    )

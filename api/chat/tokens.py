@@ -1,0 +1,106 @@
+"""Text to token ids with exactly one beginning-of-sequence token, and single tokens to bytes.
+
+`Vocabulary` wraps a model's tokenizer.json; it is immutable once built and shared by all requests of the process.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from api.chat.template import special_tokens
+from control.messages import ModelAssets
+
+
+class Vocabulary:
+    """A model's tokenizer and what the API derives from it."""
+
+    def __init__(self, assets: ModelAssets) -> None:
+        self.tokenizer = Tokenizer.from_str(assets.tokenizer_json)
+        # A truncation or padding stored in the file belongs to training; here it would change prompts silently.
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self._config = assets.tokenizer_config
+        self._definition: dict[str, Any] = msgspec.json.decode(assets.tokenizer_json)
+
+    @cached_property
+    def bos(self) -> int | None:
+        """Id of the beginning-of-sequence token if prompts of this model start with one, else None.
+
+        `add_bos_token` of the tokenizer's config decides where it is set; else what the tokenizer itself puts in front.
+        """
+        text = special_tokens(self._config).get("bos_token")
+        token = self.tokenizer.token_to_id(text) if text else None
+        wanted = self._config.get("add_bos_token")
+        if wanted is not None:
+            return token if wanted else None
+        plain = self.tokenizer.encode("a", add_special_tokens=False).ids
+        full = self.tokenizer.encode("a").ids
+        leading = full[: len(full) - len(plain)] if full[-len(plain) :] == plain else full[:1]
+        if not leading or leading == plain[:1]:
+            return None
+        return token if token in leading else leading[0]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a prompt, exactly one BOS in front. Special tokens that the text spells out are special."""
+        return self._with_one_bos(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of a run of tokens, special tokens skipped."""
+        return self.tokenizer.decode(ids)
+
+    def _with_one_bos(self, ids: list[int]) -> list[int]:
+        bos = self.bos
+        if bos is None:
+            return ids
+        start = 0
+        while start < len(ids) and ids[start] == bos:
+            start += 1
+        return [bos, *ids[start:]]
+
+    @cached_property
+    def _special(self) -> set[int]:
+        return {token["id"] for token in self._definition.get("added_tokens", [])}
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        return '"ByteLevel"' in msgspec.json.encode(self._definition.get("decoder")).decode()
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for; several tokens may be needed for one character."""
+        piece = self.tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if token in self._special:
+            return piece.encode()
+        if self._byte_level:
+            return b"".join(_piece_byte(character) for character in piece)
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        return piece.replace("▁", " ").encode()
+
+    def token_text(self, token: int) -> str:
+        """A token as logprobs show it: its text, or `bytes:\\xf0\\x9f` where it is a part of a character."""
+        raw = self.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's table of printable characters that stand for the 256 bytes in byte-level vocabularies."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _piece_byte(character: str) -> bytes:
+    byte = _ALPHABET.get(character)
+    return character.encode() if byte is None else bytes([byte])

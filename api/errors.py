@@ -1,0 +1,137 @@
+"""The one place where errors become OpenAI's error bodies and HTTP statuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from control import errors
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class ErrorDetail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    error: ErrorDetail
+
+
+class Unauthorized(errors.RequestError):
+    """The server asks for an API key and the request brought none that it knows."""
+
+
+class GenerationFailed(errors.FurrowError):
+    """A request ended in an error after it was accepted: a failure in the group, a cancel, its deadline.
+
+    `status` is what a client sees when no byte was sent yet; `code` is the machine-readable reason.
+    """
+
+    def __init__(self, message: str, *, code: str, status: int) -> None:
+        super().__init__(message)
+        self.code, self.status = code, status
+
+
+class Problem(msgspec.Struct):
+    """An error as HTTP tells it. `retry_after` in seconds, where trying again can help."""
+
+    status: int
+    body: ErrorBody
+    retry_after: float | None = None
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self.body)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self.retry_after is None:
+            return {}
+        seconds = max(1, round(self.retry_after))
+        return {"retry-after": str(seconds), "retry-after-ms": str(max(1, round(self.retry_after * 1000)))}
+
+
+_STATUS: list[tuple[type[errors.RequestError], int]] = [
+    (Unauthorized, 401),
+    (errors.ModelNotFound, 404),
+    (errors.RequestNotFound, 404),
+    (errors.IdempotencyConflict, 409),
+    (errors.RequestTooLarge, 413),
+    (errors.TemplateFailed, 422),
+]
+
+
+def problem(error: BaseException) -> Problem:
+    """Map any error to its status and body; what nobody foresaw is a 500 that tells nothing of the inside."""
+    if isinstance(error, errors.RequestError):
+        status = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
+        kind = {401: "authentication_error", 404: "not_found_error"}.get(status, "invalid_request_error")
+        return _problem(status, str(error), kind, error.param, error.code or _default_code(error))
+    if isinstance(error, errors.QueueFull):
+        return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", error.retry_after)
+    if isinstance(error, errors.ModelUnavailable):
+        return _problem(503, str(error), "server_error", None, "model_unavailable", error.retry_after)
+    if isinstance(error, errors.RedisUnavailable):
+        return _problem(
+            503, "The farm's Redis can't be reached. Retry shortly.", "server_error", None, "unavailable", 1.0
+        )
+    if isinstance(error, GenerationFailed):
+        retry = 1.0 if error.status == 503 else None
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        return _problem(error.status, str(error), kind, None, error.code, retry)
+    if isinstance(error, HTTPException):
+        return _framework_problem(error)
+    return _problem(500, "The server failed on this request; it is logged.", "server_error", None, "internal_error")
+
+
+def _default_code(error: errors.RequestError) -> str | None:
+    names: dict[type[errors.RequestError], str] = {
+        errors.RequestNotFound: "request_not_found",
+        errors.IdempotencyConflict: "idempotency_conflict",
+        errors.RequestTooLarge: "request_too_large",
+        errors.TemplateFailed: "template_failed",
+        Unauthorized: "invalid_api_key",
+    }
+    return names.get(type(error))
+
+
+def _framework_problem(error: HTTPException) -> Problem:
+    """What the framework refused before a handler ran: no such route, wrong method, body too large, bad path."""
+    status = error.status_code
+    text = {
+        404: "Unknown request URL. See /v1/models for what is served here.",
+        405: "Method not allowed for this URL.",
+        413: "The request body is too large.",
+    }.get(status, str(error.detail))
+    code = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}.get(status)
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return _problem(status, text, kind, None, code)
+
+
+def _problem(
+    status: int, message: str, kind: str, param: str | None, code: str | None, retry_after: float | None = None
+) -> Problem:
+    detail = ErrorDetail(message=message, type=kind, param=param, code=code)
+    return Problem(status=status, body=ErrorBody(error=detail), retry_after=retry_after)
+
+
+def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """The application's handler for every exception."""
+    found = problem(error)
+    if found.status == 500 and not isinstance(error, GenerationFailed):
+        log.error("request failed unexpectedly", action="http_error", path=request.url.path, exc_info=error)
+    return error_response(found, request_id=request.headers.get("x-request-id"))
+
+
+def error_response(found: Problem, request_id: str | None = None) -> Response[bytes]:
+    headers = dict(found.headers)
+    if request_id:
+        headers["x-client-request-id"] = request_id
+    return Response(found.encode(), status_code=found.status, media_type="application/json", headers=headers)

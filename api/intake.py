@@ -1,0 +1,179 @@
+"""From a checked body and its headers to what is enqueued: prompts as token ids, view, deadline, policy."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from dataclasses import dataclass, replace
+
+from api.admission import admit
+from api.chat.template import render
+from api.journal import Journal
+from api.models import ServedModel
+from api.schemas.chat import ChatRequest, template_messages
+from api.schemas.completions import CompletionRequest
+from api.schemas.view import View, member_rid
+from api.settings import ApiSettings
+from control.errors import RequestError
+from control.messages import GenerationRequest
+from control.requests import Enqueue
+
+_IN_THREAD_CHARACTERS = 16_384
+"""Longer prompts are tokenised in a thread, so that other clients' streams don't wait for them."""
+
+Body = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks, and what the request's headers say."""
+
+    tenant: str
+    journal: Journal
+    idempotency_key: str = ""
+    body_hash: str = ""
+    on_disconnect: str | None = None
+    client_request_id: str | None = None
+    rid: str = ""
+    """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
+
+    def of_tenant(self, tenant: str) -> Caller:
+        return replace(self, tenant=tenant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """One client request, checked against its model: one member for chat, one per prompt for completions."""
+
+    body: Body
+    caller: Caller
+    served: ServedModel
+    members: list[GenerationRequest]
+    deadline_ms: int
+    on_disconnect: str
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(member.prompt) for member in self.members)
+
+    def enqueue(self, first: str, member: int, settings: ApiSettings) -> Enqueue:
+        """What to enqueue for one member of the answer whose first request is `first`."""
+        key = self.caller.idempotency_key
+        return Enqueue(
+            rid=member_rid(first, member),
+            model=self.served.name,
+            params=self.members[member],
+            tenant=self.caller.tenant,
+            priority=self.body.priority or "normal",
+            deadline_ms=self.deadline_ms,
+            on_disconnect=self.on_disconnect,
+            api=settings.api_id,
+            idempotency_key=f"{key}#{member}" if key and member else key,
+            body_hash=self.caller.body_hash,
+            view=self.view(member).encode(),
+            received_ms=self.caller.journal.received_ms,
+            max_queued_requests=settings.max_queued_requests,
+            max_queued_tokens=settings.max_queued_tokens,
+        )
+
+    def view(self, member: int = 0) -> View:
+        """How the answer is shown."""
+        body, sampling = self.body, self.members[member].sampling
+        return View(
+            endpoint="chat" if isinstance(body, ChatRequest) else "completions",
+            created=self.caller.journal.received_ms // 1000,
+            model=body.model or self.served.name,
+            n=sampling.n,
+            members=len(self.members),
+            member=member,
+            stream=bool(body.stream),
+            include_usage=body.include_usage,
+            logprobs=sampling.logprobs,
+            stop=sampling.stop,
+            stop_ids=sampling.stop_ids,
+            min_tokens=sampling.min_tokens,
+            user=body.user,
+            metadata=body.metadata or {},
+            client_request_id=self.caller.client_request_id,
+        )
+
+
+async def take_in(body: Body, caller: Caller, served: ServedModel) -> Intake:
+    """Check everything that can be checked before the queue. Raises RequestError and its kin."""
+    return Intake(
+        body=body,
+        caller=caller,
+        served=served,
+        members=[admit(body, prompt, served.assets) for prompt in await prompts_of(body, served)],
+        deadline_ms=deadline_ms(body),
+        on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
+    )
+
+
+async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:
+    """The request's prompts as token ids."""
+    vocabulary = served.vocabulary
+    if isinstance(body, CompletionRequest):
+        texts = body.prompts
+    else:
+        texts = [
+            render(
+                served.assets.chat_template,
+                template_messages(body.messages),
+                served.assets.tokenizer_config,
+                body.chat_template_kwargs or {},
+            )
+        ]
+
+    def encode() -> list[list[int]]:
+        return [vocabulary.encode(text) if isinstance(text, str) else text for text in texts]
+
+    long = sum(len(text) for text in texts) > _IN_THREAD_CHARACTERS
+    return await asyncio.to_thread(encode) if long else encode()
+
+
+def deadline_ms(body: Body) -> int:
+    """Milliseconds from now, 0 for none. Raises RequestError for both fields at once, or a moment that has passed."""
+    if body.timeout is not None and body.deadline is not None:
+        raise RequestError("'timeout' and 'deadline' are both set; send one of them.", param="deadline")
+    if body.timeout is not None:
+        return max(1, round(body.timeout * 1000))
+    if body.deadline is None:
+        return 0
+    left = body.deadline - time.time()
+    if left <= 0:
+        raise RequestError(
+            f"'deadline' ({body.deadline}) has passed; it is a moment in Unix seconds.", param="deadline"
+        )
+    return max(1, round(left * 1000))
+
+
+def on_disconnect_policy(field: str | int | float | None, header: str | None) -> str:
+    """The policy as control takes it: cancel, continue, or whole seconds. The body's field goes before the header."""
+    value = header if field is None else field
+    if value is None:
+        return "cancel"
+    if value in ("cancel", "continue"):
+        return str(value)
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 10**9:
+        raise RequestError(
+            f"Invalid value for 'on_disconnect': {value!r}; use 'cancel', 'continue' or a number of seconds.",
+            param="on_disconnect",
+        )
+    return str(math.ceil(seconds))
+
+
+def hash_body(body: bytes) -> str:
+    """Names a body for its Idempotency-Key."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def tenant_of(token: str | None) -> str:
+    """The tenant that a bearer token stands for; the token itself never reaches Redis or a log."""
+    return "anonymous" if not token else hashlib.sha256(token.encode()).hexdigest()[:16]

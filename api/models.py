@@ -1,0 +1,160 @@
+"""The models that this process can serve: the catalog's assets turned into tokenizers, and each model's state.
+
+A background task looks at the farm once a second, so that a request needs no read of its own; a name that is not known
+is looked up at once, because it may have been loaded a moment ago.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+import structlog
+
+from api.chat.tokens import Vocabulary
+from api.settings import ApiSettings
+from control import catalog, health
+from control.clients import SyncRedis
+from control.connection import read, run_all
+from control.errors import ModelNotFound, ModelUnavailable, RedisUnavailable
+from control.keys import ModelKeys
+from control.messages import ModelAssets
+
+log = structlog.stdlib.get_logger(__name__)
+
+LOOK_EVERY_S = 1.0
+
+_WAITING_STATES = ("loading", "loaded", "poisoned", "recovering")
+"""States in which requests are taken: during a recovery they wait."""
+
+Fingerprint = tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    assets: ModelAssets
+    vocabulary: Vocabulary
+
+
+class Models:
+    """What the farm offers, as last seen."""
+
+    def __init__(self, client: SyncRedis, settings: ApiSettings) -> None:
+        self._client = client
+        self._aliases, self._any_name = _aliases(settings.served_model_names)
+        self._overviews: dict[str, health.Overview] = {}
+        self._served: dict[str, tuple[Fingerprint, ServedModel]] = {}
+        self._looking = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self.seen = False
+        """Whether the farm answered when it was last looked at."""
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._keep_looking())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def resolve(self, name: str | None) -> ServedModel:
+        """The model that a request means; no name, or an alias, means the only one.
+
+        Raises ModelNotFound, or ModelUnavailable for one that failed, is leaving, or has never been loaded.
+        """
+        if self._real_name(name) not in self._served or not self.seen:
+            await self.look()
+        real = self._real_name(name)
+        overview = self._overviews.get(real) if real is not None else None
+        if real is None or overview is None:
+            raise ModelNotFound(name or "(none given)", self.names)
+        if overview.state not in _WAITING_STATES:
+            raise ModelUnavailable(real, overview.state, overview.detail or _remedy(overview.state, real))
+        if real not in self._served:
+            raise ModelUnavailable(real, overview.state, "it has not been loaded yet; retry shortly")
+        return self._served[real][1]
+
+    async def all_served(self) -> list[ServedModel]:
+        """Every model whose assets are known."""
+        if not self.seen:
+            await self.look()
+        return [served for _, served in self._served.values()]
+
+    @property
+    def names(self) -> list[str]:
+        """Every name that a client may use, aliases included."""
+        return sorted({*self._overviews, *(alias for alias in self._aliases if self._real_name(alias) is not None)})
+
+    @property
+    def overviews(self) -> list[health.Overview]:
+        return [self._overviews[name] for name in sorted(self._overviews)]
+
+    def knows(self, name: str) -> bool:
+        return self._real_name(name) in self._overviews
+
+    def assets(self, name: str) -> ModelAssets | None:
+        """What the catalog holds of a model; None while it was never loaded."""
+        real = self._real_name(name)
+        return self._served[real][1].assets if real is not None and real in self._served else None
+
+    async def look(self) -> None:
+        """Read the catalog and every model's state now. Raises RedisUnavailable."""
+        async with self._looking:
+            try:
+                found = await asyncio.to_thread(self._read)
+            except RedisUnavailable:
+                self.seen = False
+                raise
+            self._overviews, self._served, self.seen = *found, True
+
+    def _read(self) -> tuple[dict[str, health.Overview], dict[str, tuple[Fingerprint, ServedModel]]]:
+        overviews = {overview.model: overview for overview in health.overviews(self._client)}
+        served: dict[str, tuple[Fingerprint, ServedModel]] = {}
+        calls = [
+            read("HMGET", ModelKeys(name).assets, "created", "kv_tokens", "context_length", "vocab_size", parse=_print)
+            for name in overviews
+        ]
+        for name, fingerprint in zip(overviews, run_all(self._client, calls), strict=True):
+            if isinstance(fingerprint, Exception):
+                raise fingerprint
+            known = self._served.get(name)
+            if known is not None and known[0] == fingerprint:
+                served[name] = known
+            elif (assets := catalog.get_assets(self._client, name)) is not None:
+                served[name] = (fingerprint, ServedModel(name, assets, Vocabulary(assets)))
+        return overviews, served
+
+    async def _keep_looking(self) -> None:
+        while True:
+            with contextlib.suppress(RedisUnavailable):
+                await self.look()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _real_name(self, name: str | None) -> str | None:
+        """The catalog's name for what a client wrote, or None."""
+        only = next(iter(self._overviews)) if len(self._overviews) == 1 else None
+        if name is None:
+            return only
+        if name in self._overviews:
+            return name
+        if alias := self._aliases.get(name):
+            return alias
+        return only if name in self._aliases or self._any_name else None
+
+
+def _aliases(names: tuple[str, ...]) -> tuple[dict[str, str], bool]:
+    """`public=model` and `public` (the only model) as a table, and whether `*` makes every name mean the only one."""
+    pairs = [name.partition("=") for name in names if name != "*"]
+    return {public: model for public, _, model in pairs}, "*" in names
+
+
+def _print(reply: list[str | None]) -> Fingerprint:
+    return tuple(reply)
+
+
+def _remedy(state: str, name: str) -> str:
+    if state == "failed":
+        return f"see `furrow models list`, repair the cause and run `furrow models load {name}` again"
+    return "it is being taken out of service; use another model"

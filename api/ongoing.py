@@ -1,0 +1,93 @@
+"""A request on its way: the feeds of its members, what renders it, and its journal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from api.feed import Feed
+from api.follow import Follower
+from api.journal import Journal, now_ms
+from api.rendering import StreamRenderer
+from api.settings import ApiSettings
+
+
+@dataclass(eq=False, kw_only=True)
+class Ongoing:
+    """One client's view of one answer. `release` must be called once the client has all, or has left."""
+
+    rid: str
+    renderer: StreamRenderer
+    feeds: list[Feed]
+    wake: asyncio.Event
+    journal: Journal
+    follower: Follower
+    settings: ApiSettings
+    draining: Callable[[], bool]
+    _warned: float = field(default=0.0, init=False)
+    _released: bool = field(default=False, init=False)
+
+    @property
+    def position(self) -> int | None:
+        """The worst queue position of the members that still wait."""
+        waiting = [feed.position for feed in self.feeds if feed.have == 0 and feed.position is not None]
+        return max(waiting, default=None)
+
+    @property
+    def started(self) -> bool:
+        """Whether a leader has it, or its end is known already."""
+        return any(feed.have or feed.error or feed.fields.get("state", "queued") != "queued" for feed in self.feeds)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for news, at most so long. The caller clears `wake` before it looks at the feeds."""
+        timer = asyncio.get_running_loop().call_later(seconds, self.wake.set)
+        try:
+            await self.wake.wait()
+        finally:
+            timer.cancel()
+
+    async def settle(self) -> None:
+        """Wait for the claim, the first token or an early refusal, so that the status line can be honest."""
+        until = self.settings.early_refusal
+        while not self.started and self.journal.waited < until:
+            self.wake.clear()
+            await self.wait(until - self.journal.waited)
+        self.wake.set()
+
+    def early_failure(self) -> Exception | None:
+        """The error of a request that ended before its first token, while the status line is still open."""
+        for member, feed in enumerate(self.feeds):
+            if feed.error is not None and feed.have == 0:
+                return feed.error
+            if feed.ended_without_token:
+                self.renderer.feed(member, feed.take())
+        return self.renderer.failure
+
+    def warn_if_waiting(self) -> bool:
+        """Tell the log every two seconds that no token has come yet; True when it did."""
+        journal = self.journal
+        if not journal.before_first_token or journal.waited - self._warned < self.settings.wait_warning:
+            return False
+        self._warned = journal.waited
+        journal.still_waiting(self.position)
+        return True
+
+    def release(self, *, status: int, error: str | None = None, delivered: bool = False) -> None:
+        """Stop following and write the terminal line; later calls do nothing."""
+        if self._released:
+            return
+        self._released = True
+        for feed in self.feeds:
+            if self.draining() and not delivered:
+                # This process goes, the client does not want to: it will resume elsewhere, so nothing is cancelled.
+                self.follower.close(feed)
+            else:
+                self.follower.leave(feed, now_ms() if delivered else None)
+        reasons = {reason or "disconnected" for answer in self.renderer.answers for reason in answer.finish_reasons}
+        self.journal.end(
+            status=status,
+            finish_reason=",".join(sorted(reasons)),
+            completion_tokens=self.renderer.usage.completion_tokens,
+            error=error,
+        )

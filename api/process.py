@@ -1,0 +1,39 @@
+"""The parts of a running API process, and the order in which they start and stop."""
+
+from __future__ import annotations
+
+from api.follow import Follower
+from api.heartbeat import Heartbeat
+from api.metrics import Metrics
+from api.models import Models
+from api.settings import ApiSettings
+from api.submit import Submitter
+from control.connection import connect, connect_async
+
+
+class Process:
+    """Everything that lives as long as the process."""
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self.settings = settings
+        self.draining = False
+        """Set at SIGTERM: open streams go on, and what is cut later is not taken for a client's leaving."""
+        self.client = connect_async(settings.redis_url)
+        self._sync_client = connect(settings.redis_url)
+        self.metrics = Metrics()
+        self.models = Models(self._sync_client, settings)
+        self.follower = Follower(self.client, settings)
+        self.heartbeat = Heartbeat(self.client, settings)
+        self.submitter = Submitter(self.client, self.models, self.follower, settings, lambda: self.draining)
+
+    def start(self) -> None:
+        self.heartbeat.start()
+        self.models.start()
+        self.follower.start()
+
+    async def stop(self) -> None:
+        await self.follower.stop()
+        await self.models.stop()
+        await self.heartbeat.stop()
+        await self.client.aclose()
+        self._sync_client.close()

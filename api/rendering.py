@@ -1,0 +1,117 @@
+"""From log entries to the bytes of a stream, as a pure state machine: event ids, joining, suppression after a resume.
+
+The event id `<rid>:<seq>.<part>` names a place: seq is the log entry up to which everything was sent, part what of that
+entry. A resumed stream replays the log from seq 1 through a fresh renderer and sends only what lies beyond the place.
+"""
+
+from __future__ import annotations
+
+from api.chat.answer import Answer, Piece
+from api.chat.tokens import Vocabulary
+from api.errors import GenerationFailed, problem
+from api.schemas.chunks import DONE, Usage, writer
+from api.schemas.view import Cursor, View
+from control.messages import LogEntry
+
+_TEXT, _FINISH, _USAGE, _DONE = 1, 2, 3, 4
+"""Parts of an entry, in the order in which they are sent. Before entry 1, part k+1 of seq 0 opens choice k."""
+
+
+class StreamRenderer:
+    """Renders one answer of one or several members (prompts); `resume` suppresses what the client already has."""
+
+    def __init__(
+        self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
+    ) -> None:
+        self._view = view
+        self._writer = writer(rid, view, vocabulary)
+        self._prompt_tokens = prompt_tokens
+        self.answers = [Answer(vocabulary, view) for _ in range(view.members)]
+        self._cursor = Cursor(rid, [(0, 0)] * view.members)
+        self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
+        self._opened = False
+
+    @property
+    def finished(self) -> bool:
+        return all(answer.finished for answer in self.answers)
+
+    @property
+    def failure(self) -> GenerationFailed | None:
+        return next((answer.failure for answer in self.answers if answer.failure is not None), None)
+
+    @property
+    def usage(self) -> Usage:
+        tokens = sum(answer.completion_tokens for answer in self.answers)
+        return Usage(prompt_tokens=self._prompt_tokens, completion_tokens=tokens)
+
+    def feed(self, member: int, entries: list[LogEntry]) -> bytes:
+        """The events for new entries of one member; neighbouring tokens of one choice become one chunk."""
+        events: list[bytes] = [] if self._opened else self._open()
+        pending: Piece | None = None
+        for entry in entries:
+            piece = self.answers[member].feed(entry)
+            if (piece.seq, _TEXT) <= self._had[member]:
+                piece.text, piece.scored = "", []
+            if pending is None:
+                pending = piece
+            elif not pending.join(piece):
+                self._write(member, pending, events)
+                pending = piece
+        if pending is not None:
+            self._write(member, pending, events)
+        return b"".join(events)
+
+    def end(self, error: BaseException | None = None) -> bytes:
+        """The last events: an error or the usage, then [DONE]."""
+        events: list[bytes] = [] if self._opened else self._open()
+        error = error or self.failure
+        seq = self.answers[0].seq
+        if error is not None:
+            self._event(0, (seq, _USAGE), b"data: " + problem(error).encode() + b"\n\n", events)
+        elif self._view.include_usage:
+            self._event(0, (seq, _USAGE), self._writer.usage(self.usage), events)
+        self._cursor.places[0] = (seq, _DONE)
+        events.append(b"id: " + self._cursor.encode() + b"\n" + DONE)
+        return b"".join(events)
+
+    def empty_pieces(self) -> list[Piece]:
+        """One piece per choice over all members, to collect an answer that is not streamed."""
+        return [Piece(0, choice) for _ in self.answers for choice in range(self._view.n)]
+
+    def whole(self, pieces: list[Piece]) -> bytes:
+        """The body of an answer that is not streamed: one piece per choice."""
+        return self._writer.whole(pieces, self.usage)
+
+    def _open(self) -> list[bytes]:
+        self._opened = True
+        events: list[bytes] = []
+        for member in range(self._view.members):
+            for choice in range(self._view.n):
+                chunk = self._writer.role(member * self._view.n + choice)
+                if chunk:
+                    self._event(member, (0, choice + 1), chunk, events)
+        return events
+
+    def _write(self, member: int, piece: Piece, events: list[bytes]) -> None:
+        index = member * self._view.n + piece.choice
+        if not piece.silent:
+            self._event(member, (piece.seq, _TEXT), self._writer.piece(index, piece), events)
+        failed = piece.finish in ("cancelled", "expired", "error")
+        if piece.finish is not None and not failed:
+            self._event(member, (piece.seq, _FINISH), self._writer.finish(index, piece.finish), events)
+
+    def _event(self, member: int, place: tuple[int, int], chunk: bytes, events: list[bytes]) -> None:
+        if place <= self._had[member]:
+            return
+        self._cursor.places[member] = place
+        events.append(b"id: " + self._cursor.encode() + b"\n" + chunk)
+
+
+def collect(renderer: StreamRenderer, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
+    """Add entries to an answer that is not streamed; `pieces` has one element per choice over all members."""
+    answer = renderer.answers[member]
+    n = len(answer.finish_reasons)
+    for entry in entries:
+        piece = answer.feed(entry)
+        joined = pieces[member * n + piece.choice].join(piece)
+        assert joined, "the log has an entry after a choice's end"

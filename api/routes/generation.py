@@ -1,0 +1,148 @@
+"""What the two generating endpoints share: from a raw request to a stream or a whole body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from litestar import Request, Response
+
+from api.chat.answer import Piece
+from api.disconnect import ClientDisconnected, unless_disconnected
+from api.errors import Unauthorized, error_response, problem
+from api.intake import Body, Caller, hash_body, tenant_of
+from api.journal import Journal
+from api.ongoing import Ongoing
+from api.process import Process
+from api.rendering import collect
+from api.schemas.view import new_rid, parse_cursor
+from api.stream import sse_response
+
+Http = Request[Any, Any, Any]
+
+CLIENT_LEFT = 499
+"""Status in the log for a client that closed the connection; nobody is there to read it."""
+
+
+def process_of(request: Http) -> Process:
+    return request.app.state.process
+
+
+def authenticate(request: Http) -> str:
+    """The tenant of a request. Raises Unauthorized where keys are asked for and none of them came."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    token = token.strip() if scheme.lower() == "bearer" else ""
+    known = process_of(request).settings.api_keys
+    if known and token not in known:
+        raise Unauthorized("The API key is missing or wrong. Send it as 'Authorization: Bearer <key>'.")
+    return tenant_of(token)
+
+
+def caller_of(request: Http, body: bytes) -> Caller:
+    """Who asks, with a fresh request id and a journal that has begun."""
+    client_request_id = request.headers.get("x-request-id")
+    journal = Journal(process_of(request).metrics, path=request.url.path, client_request_id=client_request_id)
+    rid = new_rid()
+    journal.know(rid=rid)
+    return Caller(
+        tenant="",
+        journal=journal,
+        rid=rid,
+        idempotency_key=request.headers.get("idempotency-key", ""),
+        body_hash=hash_body(body),
+        on_disconnect=request.headers.get("x-on-disconnect"),
+        client_request_id=client_request_id,
+    )
+
+
+async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[Any]:
+    """Serve one POST: parse, submit (or resume at Last-Event-ID), then stream or collect."""
+    process = process_of(request)
+    body = await request.body()
+    caller = caller_of(request, body)
+    ongoing: Ongoing | None = None
+    try:
+        caller = caller.of_tenant(authenticate(request))
+        parsed = parse(body)
+        last = request.headers.get("last-event-id")
+        if last and parsed.stream:
+            ongoing = await process.submitter.resume(parse_cursor(last), caller, parsed.model)
+        else:
+            ongoing = await process.submitter.submit(parsed, caller)
+        if parsed.stream:
+            await ongoing.settle()
+            return streamed(ongoing, caller)
+        return await _whole(request, ongoing)
+    except Exception as error:
+        return refused(error, caller, ongoing)
+
+
+def streamed(ongoing: Ongoing, caller: Caller) -> Response[Any]:
+    """A stream, or the plain error where the request failed before anything was sent."""
+    early = ongoing.early_failure()
+    if early is not None:
+        return refused(early, caller, ongoing)
+    response = sse_response(ongoing)
+    _echo(response, caller)
+    return response
+
+
+def refused(error: Exception, caller: Caller, ongoing: Ongoing | None) -> Response[Any]:
+    """The response for an error before the first byte; ends the journal."""
+    if isinstance(error, ClientDisconnected):
+        status, text = CLIENT_LEFT, "client disconnected"
+    else:
+        found = problem(error)
+        status, text = found.status, str(error)
+        if status == 500:
+            caller.journal.unexpected(error)
+    if ongoing is not None:
+        ongoing.release(status=status, error=text)
+    caller.journal.end(status=status, finish_reason=None, error=text)
+    response = error_response(problem(error))
+    response.headers["x-request-id"] = ongoing.rid if ongoing is not None else caller.rid
+    _echo(response, caller)
+    return response
+
+
+async def _whole(request: Http, ongoing: Ongoing) -> Response[Any]:
+    """Collect every choice, unless the client leaves first."""
+    pieces = await unless_disconnected(request, _collect(ongoing))
+    if ongoing.renderer.failure is not None:
+        raise ongoing.renderer.failure
+    response = Response(
+        ongoing.renderer.whole(pieces),
+        status_code=200,
+        media_type="application/json",
+        headers={"x-request-id": ongoing.rid},
+    )
+    ongoing.release(status=200, delivered=True)
+    return response
+
+
+async def _collect(ongoing: Ongoing) -> list[Piece]:
+    """All choices' text. Raises what ended the request from outside."""
+    renderer, journal = ongoing.renderer, ongoing.journal
+    pieces = renderer.empty_pieces()
+    while not renderer.finished:
+        ongoing.wake.clear()
+        progress = False
+        for member, feed in enumerate(ongoing.feeds):
+            if entries := feed.take():
+                collect(renderer, pieces, member, entries)
+                progress = True
+        if progress:
+            journal.first_token()
+            continue
+        for feed in ongoing.feeds:
+            if feed.error is not None:
+                raise feed.error
+        await ongoing.wait(ongoing.settings.wait_warning)
+        ongoing.warn_if_waiting()
+    return pieces
+
+
+def _echo(response: Response[Any], caller: Caller) -> None:
+    """Give the client's own request id back beside ours."""
+    if caller.client_request_id:
+        response.headers["x-client-request-id"] = caller.client_request_id

@@ -1,0 +1,40 @@
+"""GET /v1/models and /v1/models/<id>."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, get
+
+from api.routes.generation import authenticate, process_of
+from api.schemas.state import ModelCard, ModelList
+from control.errors import ModelNotFound
+
+
+@get("/v1/models")
+async def list_models(request: Request[Any, Any, Any]) -> ModelList:
+    """Every name that may be asked for. Never waits for inference: it reads what was last seen of the farm."""
+    authenticate(request)
+    models = process_of(request).models
+    if not models.seen:
+        await models.look()
+    return ModelList(data=[_card(request, name) for name in models.names])
+
+
+@get("/v1/models/{model:path}")
+async def retrieve_model(request: Request[Any, Any, Any], model: str) -> ModelCard:
+    """One model; ids may contain slashes."""
+    authenticate(request)
+    models, name = process_of(request).models, model.removeprefix("/")
+    if not models.knows(name):
+        await models.look()
+    if not models.knows(name):
+        raise ModelNotFound(name, models.names)
+    return _card(request, name)
+
+
+def _card(request: Request[Any, Any, Any], name: str) -> ModelCard:
+    assets = process_of(request).models.assets(name)
+    if assets is None:
+        return ModelCard(id=name, created=0)
+    return ModelCard(id=name, created=assets.created, max_model_len=assets.context_length)

@@ -1,0 +1,77 @@
+"""GET /v1/requests/<rid>, its events, and its cancelling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, delete, get, post
+
+from api.routes.generation import authenticate, caller_of, process_of, refused, streamed
+from api.schemas.state import RequestStatus, request_status
+from api.schemas.view import Cursor, decode_view, member_rid, parse_cursor
+from control import requests
+from control.connection import arun, arun_all
+from control.errors import RequestError
+
+Http = Request[Any, Any, Any]
+
+
+@get("/v1/requests/{rid:str}")
+async def show_request(request: Http, rid: str, model: str | None = None) -> RequestStatus:
+    """Where a request is: its state, its counts and the moment of each phase."""
+    return await _status(request, rid, model)
+
+
+@get("/v1/requests/{rid:str}/events", status_code=200)
+async def follow_request(request: Http, rid: str, model: str | None = None) -> Response[Any]:
+    """The request's stream, from its beginning or from Last-Event-ID, on any API process."""
+    caller = caller_of(request, b"")
+    ongoing = None
+    try:
+        caller = caller.of_tenant(authenticate(request))
+        last = request.headers.get("last-event-id")
+        cursor = parse_cursor(last) if last else None
+        if cursor is not None and cursor.rid != rid:
+            raise RequestError(
+                f"Last-Event-ID names request '{cursor.rid}', the URL names '{rid}'.",
+                param="last-event-id",
+                code="invalid_event_id",
+            )
+        ongoing = await process_of(request).submitter.resume(cursor or Cursor(rid, []), caller, model)
+        await ongoing.settle()
+        return streamed(ongoing, caller)
+    except Exception as error:
+        return refused(error, caller, ongoing)
+
+
+@delete("/v1/requests/{rid:str}", status_code=200)
+async def delete_request(request: Http, rid: str, model: str | None = None) -> RequestStatus:
+    """Cancel; the same as POST …/cancel."""
+    return await _cancel(request, rid, model)
+
+
+@post("/v1/requests/{rid:str}/cancel", status_code=200)
+async def cancel_request(request: Http, rid: str, model: str | None = None) -> RequestStatus:
+    """Cancel: a waiting request ends at once, a running one at its next step. One that has ended stays as it is."""
+    return await _cancel(request, rid, model)
+
+
+async def _status(request: Http, rid: str, model: str | None) -> RequestStatus:
+    tenant, process = authenticate(request), process_of(request)
+    served, fields = await process.submitter.find(rid, tenant, model)
+    position = await arun(process.client, requests.position(served.name, rid))
+    return request_status(rid, served.name, fields, position)
+
+
+async def _cancel(request: Http, rid: str, model: str | None) -> RequestStatus:
+    tenant, process = authenticate(request), process_of(request)
+    served, fields = await process.submitter.find(rid, tenant, model)
+    members = decode_view(fields["view"]).members
+    calls = [
+        requests.cancel(served.name, member_rid(rid, member), tenant, "cancelled by the client")
+        for member in range(members)
+    ]
+    for outcome in await arun_all(process.client, calls):
+        if isinstance(outcome, Exception):
+            raise outcome
+    return await _status(request, rid, served.name)

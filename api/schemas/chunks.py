@@ -1,0 +1,157 @@
+"""The bytes of answers: stream chunks written around preformatted text, and whole bodies.
+
+A chunk is formatted once per token and client, so only the parts that change are encoded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from api.chat.answer import Piece, ScoredToken
+from api.chat.tokens import Vocabulary
+from api.schemas.view import View, answer_id
+from control.messages import FinishReason
+
+_json = msgspec.json.Encoder().encode
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+
+    def encode(self) -> dict[str, int]:
+        total = self.prompt_tokens + self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": total,
+        }
+
+
+class Writer:
+    """Writes one answer as chunks or as a whole; the two endpoints fill in the four `_…` methods."""
+
+    chunk_object = ""
+    whole_object = ""
+
+    def __init__(self, rid: str, view: View, vocabulary: Vocabulary) -> None:
+        self._id = answer_id(rid, view)
+        self._view = view
+        self._vocabulary = vocabulary
+        head = {"id": self._id, "object": self.chunk_object, "created": view.created, "model": view.model}
+        self._head = b"data: " + _json(head)[:-1] + b',"choices":['
+        self._tail = b',"usage":null}\n\n' if view.include_usage else b"}\n\n"
+
+    def role(self, index: int) -> bytes:
+        """The chunk that opens a choice; empty where the endpoint has none."""
+        return b""
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        scored = _json(self._scored(piece.scored)) if self._view.logprobs is not None else b"null"
+        return self._head + self._choice(index, piece.text, scored) + b"]" + self._tail
+
+    def finish(self, index: int, reason: FinishReason) -> bytes:
+        return self._head + self._end(index, reason) + b"]" + self._tail
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._head + b'],"usage":' + _json(usage.encode()) + b"}\n\n"
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
+        """The body of an answer that is not streamed; one piece per choice, in order."""
+        return _json(
+            {
+                "id": self._id,
+                "object": self.whole_object,
+                "created": self._view.created,
+                "model": self._view.model,
+                "choices": [self._whole_choice(index, piece) for index, piece in enumerate(pieces)],
+                "usage": usage.encode(),
+            }
+        )
+
+    def _choice(self, index: int, text: str, scored: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _end(self, index: int, reason: FinishReason) -> bytes:
+        raise NotImplementedError
+
+    def _scored(self, tokens: list[ScoredToken]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class ChatWriter(Writer):
+    chunk_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def role(self, index: int) -> bytes:
+        delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        return self._head + b'{"index":%d' % index + delta + self._tail
+
+    def _choice(self, index: int, text: str, scored: bytes) -> bytes:
+        delta = b'{"index":%d,"delta":{"content":' % index + _json(text)
+        return delta + b'},"logprobs":' + scored + b',"finish_reason":null}'
+
+    def _end(self, index: int, reason: FinishReason) -> bytes:
+        return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}' % (index, reason.encode())
+
+    def _scored(self, tokens: list[ScoredToken]) -> dict[str, Any]:
+        content = [
+            {
+                **self._token(token.token, token.logprobs.chosen),
+                "top_logprobs": [self._token(other, logprob) for other, logprob in token.logprobs.top],
+            }
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = self._vocabulary.token_bytes(token)
+        return {"token": self._vocabulary.token_text(token), "logprob": _finite(logprob), "bytes": list(raw)}
+
+    def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        scored = self._scored(piece.scored) if self._view.logprobs is not None else None
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": scored, "finish_reason": piece.finish}
+
+
+class CompletionWriter(Writer):
+    chunk_object = "text_completion"
+    whole_object = "text_completion"
+
+    def _choice(self, index: int, text: str, scored: bytes) -> bytes:
+        return b'{"index":%d,"text":' % index + _json(text) + b',"logprobs":' + scored + b',"finish_reason":null}'
+
+    def _end(self, index: int, reason: FinishReason) -> bytes:
+        return b'{"index":%d,"text":"","logprobs":null,"finish_reason":"%s"}' % (index, reason.encode())
+
+    def _scored(self, tokens: list[ScoredToken]) -> dict[str, Any]:
+        text = self._vocabulary.token_text
+        return {
+            "tokens": [text(token.token) for token in tokens],
+            "token_logprobs": [_finite(token.logprobs.chosen) for token in tokens],
+            "top_logprobs": [
+                {text(other): _finite(logprob) for other, logprob in token.logprobs.top} for token in tokens
+            ],
+            "text_offset": [token.start for token in tokens],
+        }
+
+    def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        scored = self._scored(piece.scored) if self._view.logprobs is not None else None
+        return {"index": index, "text": piece.text, "logprobs": scored, "finish_reason": piece.finish}
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity: OpenAI shows -9999.0 for a token that could not be chosen."""
+    return max(logprob, -9999.0)
+
+
+def writer(rid: str, view: View, vocabulary: Vocabulary) -> Writer:
+    kind = ChatWriter if view.endpoint == "chat" else CompletionWriter
+    return kind(rid, view, vocabulary)

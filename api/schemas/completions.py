@@ -1,0 +1,72 @@
+"""The body of POST /v1/completions."""
+
+from __future__ import annotations
+
+from api.schemas.decoding import decode_body
+from api.schemas.generation import MAX_CHOICES, MAX_TOP_LOGPROBS, GenerationFields, check_ranges
+from api.schemas.refusals import refusal, refuse_unserved
+from control.errors import RequestError
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for this endpoint; chat has none."""
+
+
+class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | list[str | int | list[int]]
+    """Text, token ids, or a list of either."""
+    logprobs: int | None = None
+    best_of: int | None = None
+    # Known and not served yet.
+    echo: bool | None = None
+    suffix: str | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def logprobs_count(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt. Raises RequestError for an empty one or a list of mixed kinds."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [_filled(prompt, "prompt")]
+        ids = [item for item in prompt if isinstance(item, int)]
+        if ids and len(ids) == len(prompt):
+            return [ids]
+        if ids or not prompt:
+            raise RequestError(
+                "'prompt' must be a text, a list of token ids, or a non-empty list of one of the two.", param="prompt"
+            )
+        many = [item for item in prompt if not isinstance(item, int)]
+        return [_filled(item, f"prompt[{index}]") for index, item in enumerate(many)]
+
+
+def _filled(prompt: str | list[int], path: str) -> str | list[int]:
+    if not prompt:
+        raise RequestError(f"'{path}' is empty; send at least one token.", param="prompt")
+    return prompt
+
+
+def parse_completion(body: bytes) -> CompletionRequest:
+    """Decode and check a body; raise RequestError naming the field at fault."""
+    request = decode_body(body, CompletionRequest)
+    refuse_unserved(request)
+    check_ranges(request)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise refusal("best_of")
+    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_TOP_LOGPROBS:
+        raise RequestError(
+            f"Invalid value for 'logprobs': {request.logprobs} must be between 0 and {MAX_TOP_LOGPROBS}.",
+            param="logprobs",
+        )
+    if len(request.prompts) * (request.n or 1) > MAX_CHOICES:
+        raise RequestError(
+            f"{len(request.prompts)} prompts with n={request.n or 1} are more than {MAX_CHOICES} choices; "
+            "send several requests.",
+            param="prompt",
+        )
+    return request

@@ -1,0 +1,67 @@
+"""Strict decoding of request bodies: a wrong type or an unknown field is a 400 that names it.
+
+The web framework would convert leniently (`"n": "2"` would pass), so bodies are decoded here, by msgspec alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from control.errors import RequestError
+
+T = TypeVar("T")
+
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>[^`]*)`$")
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
+
+
+def decode_body(body: bytes, type_: type[T]) -> T:
+    """Decode a JSON body; raise RequestError naming the field at fault in `param`."""
+    if not body.strip():
+        raise RequestError("The request has no body; send a JSON object with Content-Type: application/json.")
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except msgspec.ValidationError as error:
+        raise _explain(body, type_, error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def _explain(body: bytes, type_: type[Any], error: msgspec.ValidationError) -> RequestError:
+    match = _PATH.match(str(error))
+    assert match is not None  # the pattern matches any text
+    what, path = match["what"], (match["path"] or "").lstrip(".")
+    if path.startswith("messages[...]"):
+        path = path.replace("[...]", f"[{_first_bad_message(body, type_)}]", 1)
+    if unknown := _UNKNOWN.match(what):
+        name = _join(path, unknown["field"])
+        return RequestError(
+            f"Unrecognized request argument supplied: {name}. Remove it, or see the API reference for what is served.",
+            param=name,
+            code="unknown_parameter",
+        )
+    if missing := _MISSING.match(what):
+        name = _join(path, missing["field"])
+        return RequestError(f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
+    where = f" for '{path}'" if path else ""
+    return RequestError(f"Invalid value{where}: {what}.", param=path or None, code="invalid_type")
+
+
+def _join(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field
+
+
+def _first_bad_message(body: bytes, type_: type[Any]) -> int:
+    """msgspec hides list indices; find the first message that does not convert (errors only, never the good path)."""
+    hints = {field.name: field.type for field in msgspec.structs.fields(type_)}
+    item_type = hints["messages"].__args__[0]
+    for index, message in enumerate(msgspec.json.decode(body)["messages"]):
+        try:
+            msgspec.convert(message, item_type)
+        except msgspec.ValidationError:
+            return index
+    return 0

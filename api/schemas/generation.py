@@ -1,0 +1,122 @@
+"""Fields that chat completions and completions share, and the checks on their ranges."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from control.errors import RequestError
+
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+MAX_TOP_LOGPROBS = 20
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What both endpoints honour. None always means: not given."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    # What engines in this field add to OpenAI's parameters.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    # Furrow's own.
+    priority: Literal["high", "normal", "low"] | None = None
+    on_disconnect: str | int | float | None = None
+    timeout: float | None = None
+    deadline: float | None = None
+    # Known and not served yet: only their neutral values pass (see refusals.py).
+    response_format: Any = None
+    service_tier: str | None = None
+    store: bool | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    # Hints without an effect on the answer.
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def stop_strings(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else (self.stop or [])
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "n": (1, MAX_CHOICES),
+    "max_tokens": (1, float("inf")),
+    "max_completion_tokens": (1, float("inf")),
+    "min_tokens": (0, float("inf")),
+    "top_k": (-1, float("inf")),
+    "seed": (-(2**63), 2**64 - 1),
+    "top_logprobs": (0, MAX_TOP_LOGPROBS),
+}
+
+
+def check_ranges(request: GenerationFields) -> None:
+    """Raise RequestError for the first value out of its range; the message names value and range."""
+    for name, (low, high) in _RANGES.items():
+        value = getattr(request, name, None)
+        if value is not None and not low <= value <= high:
+            bound = f"between {low:g} and {high:g}" if high != float("inf") else f"at least {low:g}"
+            raise RequestError(f"Invalid value for '{name}': {value} must be {bound}.", param=name)
+    if request.repetition_penalty is not None and not 0 < request.repetition_penalty < float("inf"):
+        raise RequestError(
+            f"Invalid value for 'repetition_penalty': {request.repetition_penalty} must be above 0.",
+            param="repetition_penalty",
+        )
+    for token, bias in (request.logit_bias or {}).items():
+        if not -100 <= bias <= 100:
+            raise RequestError(
+                f"Invalid value for 'logit_bias': {bias} for token {token} must be between -100 and 100.",
+                param="logit_bias",
+            )
+    for name in ("timeout", "deadline"):
+        value = getattr(request, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise RequestError(f"Invalid value for '{name}': {value} must be above 0 seconds.", param=name)
+    _check_stop(request.stop_strings)
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+
+
+def _check_stop(stop: list[str]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise RequestError(f"'stop' has {len(stop)} strings; at most {MAX_STOP_STRINGS} are served.", param="stop")
+    if any(not text for text in stop):
+        raise RequestError("'stop' has an empty string; remove it.", param="stop")

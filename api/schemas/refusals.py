@@ -1,0 +1,71 @@
+"""Parameters that OpenAI or a neighbouring engine knows and Furrow does not serve yet: refused by name, never ignored.
+
+A value that asks for nothing (null, an empty list, `"none"`, OpenAI's default) passes, because SDKs send such values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from api.schemas.generation import GenerationFields
+from control.errors import RequestError
+
+
+def _empty(value: Any) -> bool:
+    return value is None or value in ([], {}, "")
+
+
+def _one_of(*neutral: Any) -> Callable[[Any], bool]:
+    return lambda value: value is None or value in neutral
+
+
+_NEUTRAL: dict[str, Callable[[Any], bool]] = {
+    "tools": _empty,
+    "functions": _empty,
+    "tool_choice": _one_of("none", "auto"),
+    "function_call": _one_of("none", "auto"),
+    # Parallel calls are a property of tool calls; without tools either value is honoured by doing nothing.
+    "parallel_tool_calls": _one_of(True, False),
+    "response_format": lambda value: value is None or value == {"type": "text"},
+    "modalities": _one_of(["text"]),
+    "audio": _empty,
+    "prediction": _empty,
+    "reasoning_effort": _empty,
+    "verbosity": _one_of("medium"),
+    "web_search_options": _empty,
+    "service_tier": _one_of("auto", "default"),
+    "store": _one_of(False),
+    "guided_json": _empty,
+    "guided_regex": _empty,
+    "guided_choice": _empty,
+    "guided_grammar": _empty,
+    "structured_outputs": _empty,
+    "include_stop_str_in_output": _one_of(False),
+    "skip_special_tokens": _one_of(True),
+    "add_generation_prompt": _one_of(True),
+    "continue_final_message": _one_of(False),
+    "echo": _one_of(False),
+    "suffix": _empty,
+}
+
+
+def refuse_unserved(request: GenerationFields) -> None:
+    """Raise RequestError with `param` for the first field whose value asks for something that is not served."""
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(request, name, None)
+        if not neutral(value):
+            raise refusal(name)
+    options = request.stream_options
+    if options is not None:
+        for name in ("include_obfuscation", "continuous_usage_stats"):
+            if getattr(options, name):
+                raise refusal(f"stream_options.{name}")
+
+
+def refusal(name: str) -> RequestError:
+    return RequestError(
+        f"'{name}' is not supported by this server yet. Remove it from the request.",
+        param=name,
+        code="unsupported_parameter",
+    )

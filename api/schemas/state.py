@@ -1,0 +1,61 @@
+"""What GET /v1/requests/<rid> and GET /v1/models tell."""
+
+from __future__ import annotations
+
+import msgspec
+
+from api.schemas.view import decode_view
+
+
+class RequestStatus(msgspec.Struct, kw_only=True):
+    """A request as Redis holds it. `times_ms` are moments in Unix milliseconds, one per phase that was reached."""
+
+    id: str
+    object: str = "request"
+    model: str
+    state: str
+    endpoint: str
+    created: int
+    prompt_tokens: int
+    completion_tokens: int
+    priority: str
+    attempts: int
+    position: int | None
+    """Place in the queue, from 1, while it waits."""
+    cause: str | None
+    user: str | None
+    metadata: dict[str, str]
+    times_ms: dict[str, int]
+
+
+def request_status(rid: str, model: str, fields: dict[str, str], position: int | None) -> RequestStatus:
+    view = decode_view(fields["view"])
+    return RequestStatus(
+        id=rid,
+        model=model,
+        state=fields["state"],
+        endpoint=view.endpoint,
+        created=view.created,
+        prompt_tokens=int(fields["prompt_tokens"]),
+        completion_tokens=int(fields.get("completion_tokens", 0)),
+        priority=fields["priority"],
+        attempts=int(fields.get("attempts", 0)),
+        position=position,
+        cause=fields.get("cause") or None,
+        user=view.user,
+        metadata=view.metadata,
+        times_ms={name: int(value) for name, value in fields.items() if name.startswith("t_") and value},
+    )
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "furrow"
+    max_model_len: int | None = None
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[ModelCard]

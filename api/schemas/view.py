@@ -1,0 +1,95 @@
+"""What a request's hash keeps for the API: enough for any API process to render its answer."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Literal
+
+import msgspec
+
+from control.errors import RequestError
+
+Endpoint = Literal["chat", "completions"]
+
+
+class View(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How to show a request's tokens. Written once at enqueue, as JSON text, in the field `view`."""
+
+    endpoint: Endpoint
+    created: int
+    """Unix seconds; the same in every chunk."""
+    model: str
+    """The name that the client used, or the model's own where it gave none."""
+    n: int = 1
+    members: int = 1
+    """A completion with a list of k prompts is k requests that are answered as one."""
+    member: int = 0
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: int | None = None
+    stop: list[str] = []
+    stop_ids: list[int] = []
+    min_tokens: int = 0
+    user: str | None = None
+    metadata: dict[str, str] = {}
+    client_request_id: str | None = None
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+decode_view = msgspec.json.Decoder(View).decode
+
+
+def answer_id(rid: str, view: View) -> str:
+    """The `id` of the response, equal in all its chunks and after a resume."""
+    return f"{'chatcmpl' if view.endpoint == 'chat' else 'cmpl'}-{rid}"
+
+
+_MEMBERS = uuid.UUID("5f2a0d0e-2f0f-5c3e-9a1b-6b7c3d1e4f50")
+
+
+def new_rid() -> str:
+    return uuid.uuid4().hex
+
+
+def member_rid(first: str, member: int) -> str:
+    """Request id of prompt `member` of a list; derived, so that any process knows them all from the first."""
+    return first if member == 0 else uuid.uuid5(_MEMBERS, f"{first}:{member}").hex
+
+
+class Cursor(msgspec.Struct):
+    """A place in a stream: for each member (seq, part), everything up to and including it was sent.
+
+    As text, `<rid>:<seq>.<part>`, with further members' places after commas; it is the `id` of a server-sent event.
+    """
+
+    rid: str
+    places: list[tuple[int, int]]
+
+    def encode(self) -> bytes:
+        places = ",".join(f"{seq}.{part}" for seq, part in self.places)
+        return f"{self.rid}:{places}".encode()
+
+
+def parse_cursor(text: str) -> Cursor:
+    """Read a Last-Event-ID. Raises RequestError for a text that no stream of this server sent."""
+    rid, _, rest = text.strip().rpartition(":")
+    try:
+        places = [_place(item) for item in rest.split(",")]
+    except ValueError:
+        places = []
+    if not rid or not places:
+        raise RequestError(
+            f"Last-Event-ID {text[:80]!r} is not an event id of this server (`<request>:<seq>.<part>`).",
+            param="last-event-id",
+            code="invalid_event_id",
+        )
+    return Cursor(rid, places)
+
+
+def _place(item: str) -> tuple[int, int]:
+    seq, _, part = item.partition(".")
+    if not (seq.isascii() and seq.isdigit() and part.isascii() and part.isdigit()):
+        raise ValueError(item)
+    return int(seq), int(part)

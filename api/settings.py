@@ -1,0 +1,38 @@
+"""How one API process is set up."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from dataclasses import dataclass, field
+
+
+def _api_id() -> str:
+    """Unique per process and per start: a restarted process must not inherit the followers of its former life."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """Times are in seconds."""
+
+    redis_url: str
+    served_model_names: tuple[str, ...] = ()
+    """Aliases: `public` names the only model, `public=model` one of several, `*` lets any name mean the only model."""
+    api_keys: tuple[str, ...] = ()
+    """If any are given, a request must bring one of them as its bearer token."""
+    api_id: str = field(default_factory=_api_id)
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_queued_requests: int = 4096
+    max_queued_tokens: int = 16 * 1024 * 1024
+    keep_alive: float = 10.0
+    early_refusal: float = 2.0
+    """How long the headers of a stream wait for the claim."""
+    wait_warning: float = 2.0
+    silence: float = 0.5
+    """Without news of a request for so long, its log is read."""
+    grace: float = 30.0
+    """How long open streams may go on after SIGTERM."""

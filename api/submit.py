@@ -1,0 +1,146 @@
+"""Puts a checked request on its way, or takes up one that is on its way already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from api.feed import Feed
+from api.follow import Follower
+from api.intake import Body, Caller, take_in
+from api.models import Models, ServedModel
+from api.ongoing import Ongoing
+from api.rendering import StreamRenderer
+from api.schemas.view import Cursor, decode_view, member_rid
+from api.settings import ApiSettings
+from control import requests
+from control.clients import AsyncRedis
+from control.connection import arun, arun_all
+from control.errors import RequestError, RequestNotFound
+
+
+class Submitter:
+    """Enqueues requests and follows them."""
+
+    def __init__(
+        self,
+        client: AsyncRedis,
+        models: Models,
+        follower: Follower,
+        settings: ApiSettings,
+        draining: Callable[[], bool],
+    ) -> None:
+        self._client, self._models, self._follower = client, models, follower
+        self._settings, self._draining = settings, draining
+
+    async def submit(self, body: Body, caller: Caller) -> Ongoing:
+        """Check, tokenise and enqueue; an Idempotency-Key that is known joins the request that runs.
+
+        Raises RequestError and its kin, QueueFull, ModelUnavailable, RedisUnavailable.
+        """
+        served = await self._models.resolve(body.model)
+        caller.journal.know(model=served.name)
+        intake = await take_in(body, caller, served)
+        caller.journal.know(prompt_tokens=intake.prompt_tokens)
+        await self._follower.subscribe(served.name)
+        first, feeds, wake = caller.rid, list[Feed](), asyncio.Event()
+        try:
+            for member in range(len(intake.members)):
+                rid = member_rid(first, member)
+                # Before the enqueue: the first tokens may be published before its answer is here.
+                feeds.append(self._follower.open(served.name, rid, caller.tenant, wake))
+                enqueued = await arun(self._client, requests.enqueue(intake.enqueue(first, member, self._settings)))
+                if enqueued.rid != rid:
+                    self._follower.close(feeds.pop())
+                    feeds.append(self._follower.open(served.name, enqueued.rid, caller.tenant, wake))
+                    first = enqueued.rid if member == 0 else first
+                feeds[-1].position = enqueued.position
+        except BaseException:
+            self._abandon(feeds)
+            raise
+        caller.journal.know(rid=first)
+        if first != caller.rid:
+            return await self._join(first, caller, served, feeds, wake)
+        renderer = StreamRenderer(first, intake.view(), served.vocabulary, intake.prompt_tokens)
+        return self._ongoing(first, renderer, feeds, wake, caller)
+
+    async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Ongoing:
+        """Follow a request that is known by its id, and suppress what the cursor says was sent; no places: nothing.
+
+        Raises RequestNotFound if it is gone, or another tenant's.
+        """
+        served, fields = await self.find(cursor.rid, caller.tenant, model)
+        view = decode_view(fields["view"])
+        if view.member:
+            raise RequestNotFound(f"{cursor.rid!r} is a part of another request; follow that one.")
+        if len(cursor.places) not in (0, view.members):
+            raise RequestError(
+                f"Last-Event-ID has {len(cursor.places)} places, the stream has {view.members}.",
+                param="last-event-id",
+                code="invalid_event_id",
+            )
+        await self._follower.subscribe(served.name)
+        wake = asyncio.Event()
+        rids = [member_rid(cursor.rid, member) for member in range(view.members)]
+        feeds = [self._follower.open(served.name, rid, caller.tenant, wake) for rid in rids]
+        caller.journal.know(rid=cursor.rid, model=served.name, resumed=True)
+        return await self._join(cursor.rid, caller, served, feeds, wake, cursor)
+
+    async def find(self, rid: str, tenant: str, model: str | None = None) -> tuple[ServedModel, dict[str, str]]:
+        """The model and the hash of a request; looks in every model unless one is named. Raises RequestNotFound."""
+        served = await self._models.resolve(model) if model is not None else None
+        places = [served] if served is not None else await self._models.all_served()
+        looks = [requests.follow(place.name, rid, "", tenant, 2**40) for place in places]
+        for place, found in zip(places, await arun_all(self._client, looks), strict=True):
+            if isinstance(found, requests.Followed):
+                return place, found.fields
+            if not isinstance(found, RequestNotFound):
+                raise found
+        raise RequestNotFound(f"No request {rid!r}. It may have ended more than its retention ago.")
+
+    async def _join(
+        self,
+        rid: str,
+        caller: Caller,
+        served: ServedModel,
+        feeds: list[Feed],
+        wake: asyncio.Event,
+        cursor: Cursor | None = None,
+    ) -> Ongoing:
+        """Take up a request that somebody began: its own view says how it is shown."""
+        try:
+            await self._follower.refresh(feeds)
+            for feed in feeds:
+                if feed.error is not None:
+                    raise feed.error
+        except BaseException:
+            self._abandon(feeds)
+            raise
+        view = decode_view(feeds[0].fields["view"])
+        prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds)
+        caller.journal.know(prompt_tokens=prompt_tokens)
+        renderer = StreamRenderer(rid, view, served.vocabulary, prompt_tokens, cursor)
+        return self._ongoing(rid, renderer, feeds, wake, caller)
+
+    def _abandon(self, feeds: list[Feed]) -> None:
+        for feed in feeds:
+            self._follower.leave(feed, None)
+
+    def _ongoing(
+        self,
+        rid: str,
+        renderer: StreamRenderer,
+        feeds: list[Feed],
+        wake: asyncio.Event,
+        caller: Caller,
+    ) -> Ongoing:
+        return Ongoing(
+            rid=rid,
+            renderer=renderer,
+            feeds=feeds,
+            wake=wake,
+            journal=caller.journal,
+            follower=self._follower,
+            settings=self._settings,
+            draining=self._draining,
+        )
