@@ -1,71 +1,93 @@
-"""Hosts and what they were given to run, as Redis holds them. Read and written by agents; the operator reads along."""
+"""Hosts and what they were given to run, as Redis holds them. Read and written by agents; the operator reads along.
+
+Every function raises RedisUnavailable while Redis is away.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
-import redis
 
 from control import keys
+from control.clients import SyncRedis
+from control.connection import Call, read, run, run_all
 from control.messages import Assignment, encode
 from control.placement import Host
 
 _decode_assignment = msgspec.json.Decoder(Assignment).decode
 
 
-def beat_host(client: redis.Redis, host: Host, pid: int, memory_bytes: int) -> None:
-    """Say that the host's agent lives, and what devices it has."""
+def beat_host(client: SyncRedis, host: Host, pid: int, memory_bytes: int) -> None:
+    """Say that the host's agent lives, what devices it has and how much memory is free."""
     key = keys.host(host.id)
-    pipe = client.pipeline(transaction=True)
-    pipe.sadd(keys.HOSTS, host.id)
-    pipe.hset(key, mapping={"devices": ",".join(host.devices), "pid": pid, "memory_bytes": memory_bytes})
-    pipe.pexpire(key, keys.HEARTBEAT_MS)
-    pipe.execute()
+    words = ("devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes)
+    _all(
+        client,
+        read("SADD", keys.HOSTS, host.id, parse=int),
+        read("HSET", key, *words, parse=int),
+        read("PEXPIRE", key, keys.HEARTBEAT_MS, parse=int),
+    )
 
 
-def known_hosts(client: redis.Redis) -> list[str]:
+def known_hosts(client: SyncRedis) -> list[str]:
     """Every host that ever beat, in order of name."""
-    return sorted(client.smembers(keys.HOSTS))
+    return run(client, read("SMEMBERS", keys.HOSTS, parse=sorted))
 
 
-def living_hosts(client: redis.Redis) -> list[Host]:
+def living_hosts(client: SyncRedis) -> list[Host]:
     """The hosts whose agent beats now."""
     names = known_hosts(client)
-    pipe = client.pipeline(transaction=False)
-    for name in names:
-        pipe.hget(keys.host(name), "devices")
-    found = zip(names, pipe.execute(), strict=True)
-    return [Host(name, tuple(filter(None, devices.split(",")))) for name, devices in found if devices is not None]
+    devices = _all(client, *(read("HGET", keys.host(name), "devices", parse=_text) for name in names))
+    found = zip(names, devices, strict=True)
+    return [Host(name, tuple(filter(None, text.split(",")))) for name, text in found if text is not None]
 
 
-def assignments(client: redis.Redis, host_id: str) -> list[Assignment]:
+def assignments(client: SyncRedis, host_id: str) -> list[Assignment]:
     """What the host holds, tombstones included."""
-    return [_decode_assignment(value) for value in client.hvals(keys.assignments(host_id))]
+
+    def parse(reply: list[str]) -> list[Assignment]:
+        return [_decode_assignment(value) for value in reply]
+
+    return run(client, read("HVALS", keys.assignments(host_id), parse=parse))
 
 
-def _field(model: str, replica: str) -> str:
-    return f"{model} {replica}"
-
-
-def assign(client: redis.Redis, host_id: str, assignment: Assignment) -> None:
+def assign(client: SyncRedis, host_id: str, assignment: Assignment) -> None:
     """Give the host a replica's ranks to run."""
-    field = _field(assignment.spec.name, assignment.replica)
-    client.hset(keys.assignments(host_id), field, encode(assignment))
+    field = f"{assignment.spec.name} {assignment.replica}"
+    run(client, read("HSET", keys.assignments(host_id), field, encode(assignment), parse=int))
 
 
-def withdraw(client: redis.Redis, host_id: str, assignment: Assignment) -> None:
+def withdraw(client: SyncRedis, host_id: str, assignment: Assignment) -> None:
     """Ask the host to drain and stop the ranks; it removes the assignment when that is done."""
     assign(client, host_id, msgspec.structs.replace(assignment, withdrawn=True))
 
 
-def remove_assignment(client: redis.Redis, host_id: str, model: str, replica: str) -> None:
+def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str) -> None:
     """The ranks have ended, or their host has."""
-    client.hdel(keys.assignments(host_id), _field(model, replica))
+    run(client, read("HDEL", keys.assignments(host_id), f"{model} {replica}", parse=int))
 
 
-def hold_placement(client: redis.Redis, host_id: str) -> bool:
+def hold_placement(client: SyncRedis, host_id: str) -> bool:
     """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless."""
-    if client.set(keys.PLACEMENT_LOCK, host_id, nx=True, px=keys.HEARTBEAT_MS):
-        return True
-    if client.get(keys.PLACEMENT_LOCK) != host_id:
+    taken, holder = _all(
+        client,
+        read("SET", keys.PLACEMENT_LOCK, host_id, "NX", "PX", keys.HEARTBEAT_MS, parse=bool),
+        read("GET", keys.PLACEMENT_LOCK, parse=_text),
+    )
+    if holder != host_id:
         return False
-    return bool(client.pexpire(keys.PLACEMENT_LOCK, keys.HEARTBEAT_MS))
+    return taken or run(client, read("PEXPIRE", keys.PLACEMENT_LOCK, keys.HEARTBEAT_MS, parse=bool))
+
+
+def _text(reply: str | None) -> str | None:
+    return reply
+
+
+def _all(client: SyncRedis, *calls: Call[Any]) -> list[Any]:
+    """The answers of one round trip, or the first error in it."""
+    outcomes = run_all(client, calls)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return outcomes

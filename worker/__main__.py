@@ -12,9 +12,10 @@ from control.settings import Settings
 
 def run_agent() -> None:
     """The agent of this host, until SIGTERM or SIGINT."""
-    from control.connection import connect, wait_until_ready
+    from control.connection import connect
     from control.placement import Host
     from control.process import die_with_parent
+    from control.readiness import wait_until_ready
     from worker.agent import Agent
     from worker.devices import accelerators
     from worker.replica import host_id

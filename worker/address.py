@@ -6,10 +6,10 @@ import os
 import socket
 from urllib.parse import urlsplit
 
-import redis
+from control.clients import SyncRedis
 
 
-def rendezvous_address(client: redis.Redis) -> str:
+def rendezvous_address(client: SyncRedis) -> str:
     """FURROW_ADDRESS if set, else the local end of the way to Redis: where Redis is reached, the other hosts are too.
 
     A private server on loopback or a unix socket gives 127.0.0.1, so nothing listens on a network unless told.

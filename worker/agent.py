@@ -11,10 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
-import redis
 import structlog
 
 from control import catalog, farm, health, lease
+from control.clients import SyncRedis
 from control.connection import run
 from control.errors import FurrowError, RedisUnavailable
 from control.messages import Assignment
@@ -35,7 +35,7 @@ Place = tuple[str, str]
 class Agent:
     """One host's agent. `run` returns after `stopping` was set and every rank has ended."""
 
-    def __init__(self, client: redis.Redis, redis_url: str, host: Host) -> None:
+    def __init__(self, client: SyncRedis, redis_url: str, host: Host) -> None:
         self._client, self._redis_url, self._host = client, redis_url, host
         self._replicas: dict[Place, ReplicaProcesses] = {}
         self._preparing: dict[Place, tuple[Assignment, Future[Path]]] = {}
@@ -181,7 +181,7 @@ class Agent:
         epoch = health.read_epoch(self._client, model, name)
         health.write_poison(self._client, model, name, epoch, exit.rank, "exited", what)
         if exit.rank == 0:
-            holder = lease.holder(self._client, model, name)
+            holder = run(self._client, lease.holder(model, name))
             if holder is not None and holder.rpartition(":")[0] == replica.owner(exit.pid):
                 run(self._client, lease.release_token(model, name, holder))
 
@@ -196,8 +196,8 @@ class Agent:
     def _report(
         self, model: str, replica: str, state: health.AgentState, detail: str, assignment: Assignment | None = None
     ) -> None:
-        fields = {"host": self._host.id, "tp": len(assignment.ranks) if assignment else 0}
-        health.write_status(self._client, model, replica, state, detail, **fields)
+        ranks = len(assignment.ranks) if assignment else 0
+        health.write_status(self._client, model, replica, state, detail, host=self._host.id, tp=ranks)
 
 
 def check(assignment: Assignment) -> Path:

@@ -10,11 +10,11 @@ import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import redis
 import structlog
 import torch.distributed as dist
 
 from control import commands
+from control.clients import SyncRedis
 from control.errors import GroupError, Poisoned, RankError
 from control.lease import Lease
 from control.messages import (
@@ -53,8 +53,8 @@ class Group:
 
     def __init__(
         self,
-        client: redis.Redis,
-        blocking: redis.Redis,
+        client: SyncRedis,
+        blocking: SyncRedis,
         lease: Lease,
         executor: Executor,
         progress: Progress,

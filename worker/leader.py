@@ -7,14 +7,16 @@ import time
 from dataclasses import dataclass
 
 import msgspec
-import redis
 import structlog
+from tokenizers import Tokenizer
 
 from control import catalog, health
+from control.clients import SyncRedis
 from control.connection import run
 from control.errors import EpochOver, Fenced, GroupError, Lost, RedisUnavailable
 from control.lease import Lease, acquire, release
 from control.messages import Assignment, LoadDenseShard, ModelAssets
+from control.text import Decode
 from worker.executor import Executor
 from worker.group import Group
 from worker.models.gates import ModelFiles
@@ -46,7 +48,7 @@ class Leader:
 
     def __init__(
         self,
-        clients: tuple[redis.Redis, redis.Redis, redis.Redis],
+        clients: tuple[SyncRedis, SyncRedis, SyncRedis],
         assignment: Assignment,
         owner: str,
         files: ModelFiles,
@@ -59,6 +61,8 @@ class Leader:
         self._spec, self._replica = assignment.spec, assignment.replica
         self._owner, self._files, self._assets = owner, files, assets
         self._executor, self._address, self._limits = executor, address, limits or LeaderLimits()
+        tokenizer = Tokenizer.from_str(assets.tokenizer_json)
+        self._decode: Decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         self._epoch = 0
         self.stopping = False
 
@@ -126,7 +130,7 @@ class Leader:
             token_budget=self._limits.token_budget,
             max_sequences=self._limits.max_sequences,
         )
-        finisher = Finisher(self._files.tokenizer_decoder())
+        finisher = Finisher(self._decode)
         serving = Serving(self._client, self._blocking, lease, group, scheduler, finisher, progress, pulse.check)
         try:
             serving.run(lambda: self.stopping)

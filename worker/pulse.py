@@ -11,10 +11,10 @@ import threading
 import time
 
 import psutil
-import redis
 import structlog
 
 from control import health
+from control.clients import SyncRedis
 from control.connection import Call, run_all
 from control.errors import EpochOver, Fenced, FurrowError, Poisoned
 from control.lease import Lease, renew
@@ -35,7 +35,7 @@ class Pulse:
 
     def __init__(
         self,
-        client: redis.Redis,
+        client: SyncRedis,
         model: str,
         replica: str,
         epoch: int,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import msgspec
-import redis
 import structlog
 
 from control import commands, health
+from control.clients import SyncRedis
 from control.errors import EpochOver, RankError, RedisUnavailable
 from control.messages import AnyCommand, Bye, ErrorReply, Reply, Shutdown, decode_command
 from worker.executor import Executor
@@ -35,9 +35,9 @@ class Rank:
 
     def __init__(
         self,
-        client: redis.Redis,
-        blocking: redis.Redis,
-        pulse: redis.Redis,
+        client: SyncRedis,
+        blocking: SyncRedis,
+        pulse: SyncRedis,
         model: str,
         replica: str,
         executor: Executor,

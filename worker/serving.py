@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import redis
 import structlog
-from control.commands import wait_for_work
 
 from control import requests
+from control.clients import SyncRedis
+from control.commands import wait_for_work
 from control.connection import Call, run, run_all
 from control.errors import GroupError, Lost, Poisoned, RedisUnavailable, RequestTooLarge
 from control.lease import Lease
@@ -38,8 +38,8 @@ class Serving:
 
     def __init__(
         self,
-        client: redis.Redis,
-        blocking: redis.Redis,
+        client: SyncRedis,
+        blocking: SyncRedis,
         lease: Lease,
         group: Group,
         scheduler: Scheduler,

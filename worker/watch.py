@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-import redis
 import structlog
 
 from control import health
+from control.clients import SyncRedis
 from worker.replica import ReplicaProcesses
 
 log = structlog.get_logger()
@@ -19,7 +19,7 @@ STUCK_S = 6.0
 class Watch:
     """One replica's heartbeats and poison, looked at in every tick."""
 
-    def __init__(self, client: redis.Redis, replica: ReplicaProcesses) -> None:
+    def __init__(self, client: SyncRedis, replica: ReplicaProcesses) -> None:
         self._client, self._replica = client, replica
         self._seen: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-import redis
 
-from control.connection import connect, wait_until_ready
+from control.clients import SyncRedis
+from control.connection import connect
 from control.errors import DevicesError, SettingsError
 from control.keys import check_model_name
 from control.messages import ModelSpec
+from control.readiness import wait_until_ready
 from control.settings import redis_url_from_environment
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -107,7 +108,7 @@ def parse_devices(devices: str | None, tp: int) -> list[str]:
     return named
 
 
-def connect_to_farm(redis_url: str | None) -> redis.Redis:
+def connect_to_farm(redis_url: str | None) -> SyncRedis:
     """The farm's Redis, waited for with a visible message. Raises SettingsError where none is named."""
     url = redis_url or redis_url_from_environment()
     if url is None:

@@ -14,14 +14,15 @@ from types import FrameType
 from typing import Any
 
 import click
-import redis
 
 from control import catalog, health
 from control.cli.options import build_spec, connect_to_farm, model_options, redis_option
 from control.cli.supervisor import Part, Supervisor
+from control.clients import SyncRedis
 from control.embedded import EmbeddedServer
 from control.errors import ModelUnavailable, SettingsError
 from control.messages import ModelSpec
+from control.placement import replica_names
 from control.process import die_with_parent
 
 TICK_S = 0.1
@@ -110,17 +111,19 @@ def data_folder(data: str | None, port: int, stack: ExitStack) -> Path:
     return folder
 
 
-def desire(client: redis.Redis, spec: ModelSpec, alone: bool) -> None:
+def desire(client: SyncRedis, spec: ModelSpec, alone: bool) -> None:
     """Make `spec` the desired state; on a private server the only one, whatever an earlier run left."""
     if alone:
         for other in catalog.list_specs(client):
             if other.name != spec.name:
                 catalog.forget(client, other.name)
+        for replica in replica_names(spec):
+            health.clear_status(client, spec.name, replica)
     catalog.put_spec(client, spec)
 
 
 def wait_until_served(
-    client: redis.Redis, spec: ModelSpec, address: tuple[str, int], supervisor: Supervisor, stopping: Stopping
+    client: SyncRedis, spec: ModelSpec, address: tuple[str, int], supervisor: Supervisor, stopping: Stopping
 ) -> None:
     """Tell what goes on until /ready is true. Raises ModelUnavailable where the model can't be served."""
     last = ""
