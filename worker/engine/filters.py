@@ -74,10 +74,14 @@ def keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor
     return best.values.masked_fill(best.values < threshold, REMOVED), best.indices
 
 
-def keep_top_p(values: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Remove the unlikely end that holds 1 - top_p of the probability; `values` are sorted, best first."""
-    ascending = values.flip(-1)
-    removed = (ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p).flip(-1)
+def keep_top_p(values: torch.Tensor, top_p: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Keep the fewest best that hold `top_p` of the probability, one at least; `values` are sorted, best first.
+
+    `total` [rows, 1] is the logsumexp of all logits, of which `values` may be the head only.
+    """
+    probabilities = (values - total).exp()
+    better = probabilities.cumsum(dim=-1) - probabilities
+    removed = better >= top_p
     removed[:, 0] = False
     return values.masked_fill(removed, REMOVED)
 

@@ -14,10 +14,14 @@ import torch
 
 from control.messages import Sampling, TokenLogprobs
 from worker.engine import filters
-from worker.engine.noise import gumbel, row_key
+from worker.engine.noise import gumbel, noise_bits, row_key
 
 _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: divided by it, float32 logits overflow."""
+_HEAD = 1024
+"""Tokens among which a top_p is looked for before the whole vocabulary is sorted."""
+_FINALISTS = 16
+"""Tokens whose score is computed in float64; the winner is among them unless as many lie within 1e-5 of each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,21 +154,11 @@ def _kind(row: SamplingRow) -> _Choose:
         return _choose_best
     if row.sampling.top_k > 0:
         return _draw_from_top_k
-    return _draw_from_sorted if row.sampling.top_p < 1 else _draw_from_all
+    return _draw_from_top_p if row.sampling.top_p < 1 else _draw_from_all
 
 
 def _choose_best(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     return logits.argmax(dim=-1)
-
-
-def _draw_from_top_k(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    values, ids = filters.keep_top_k(_heat(logits, rows), [row.sampling.top_k for row in rows])
-    return _draw(values, ids, rows)
-
-
-def _draw_from_sorted(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    values, ids = _heat(logits, rows).sort(dim=-1, descending=True)
-    return _draw(values, ids, rows)
 
 
 def _draw_from_all(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -172,23 +166,49 @@ def _draw_from_all(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
     return _draw(_heat(logits, rows), ids.expand_as(logits), rows)
 
 
+def _draw_from_top_k(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    values, ids = filters.keep_top_k(_heat(logits, rows), [row.sampling.top_k for row in rows])
+    # In float64 what follows does not depend on how many columns a neighbour's top_k brought along.
+    values = values.to(torch.float64)
+    if any(row.sampling.top_p < 1 for row in rows):
+        values = filters.keep_top_p(values, _top_p(values, rows), values.logsumexp(dim=-1, keepdim=True))
+    return _draw(values, ids, rows)
+
+
+def _draw_from_top_p(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    heated = _heat(logits, rows).to(torch.float64)
+    total, top_p = heated.logsumexp(dim=-1, keepdim=True), _top_p(heated, rows)
+    values, ids = heated.topk(min(_HEAD, heated.shape[-1]), dim=-1)
+    flat = ((values - total).exp().sum(dim=-1) < top_p[:, 0]).nonzero()[:, 0].tolist()
+    tokens = _draw(filters.keep_top_p(values, top_p, total), ids, rows)
+    if flat:
+        values, ids = heated[flat].sort(dim=-1, descending=True)
+        kept = filters.keep_top_p(values, top_p[flat], total[flat])
+        tokens[flat] = _draw(kept, ids, [rows[index] for index in flat])
+    return tokens
+
+
 def _heat(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     return logits / filters.column((row.sampling.temperature for row in rows), logits)
 
 
-def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """One of `ids` for each row, by probabilities softmax(values); sorted, best first, where a row has a top_p.
+def _top_p(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    # Rounding may lift a sum of probabilities above 1, so a row that wants no top_p gets one out of reach.
+    return filters.column((row.sampling.top_p if row.sampling.top_p < 1 else 2.0 for row in rows), values)
 
-    In float64: the sums of probabilities then don't depend on how many columns a neighbour's top_k brought along.
-    """
-    values = values.to(torch.float64)
-    if any(row.sampling.top_p < 1 for row in rows):
-        values = filters.keep_top_p(values, filters.column((row.sampling.top_p for row in rows), values))
+
+def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """One of `ids` for each row, by probabilities softmax(values)."""
     if any(row.sampling.min_p > 0 for row in rows):
         values = filters.keep_min_p(values, filters.column((row.sampling.min_p for row in rows), values))
     keys = [row_key(row.seed, row.choice, row.position) for row in rows]
-    noise = gumbel(torch.tensor(keys, dtype=torch.int64, device=ids.device)[:, None], ids)
-    return ids.gather(-1, (values + noise).argmax(dim=-1, keepdim=True))[:, 0]
+    bits = noise_bits(torch.tensor(keys, dtype=torch.int64, device=ids.device)[:, None], ids)
+    if ids.shape[-1] > _FINALISTS:
+        rough = values.to(torch.float32) + gumbel(bits, torch.float32)
+        finalists = rough.topk(_FINALISTS, dim=-1).indices
+        values, ids, bits = (each.gather(-1, finalists) for each in (values, ids, bits))
+    winner = (values.to(torch.float64) + gumbel(bits)).argmax(dim=-1, keepdim=True)
+    return ids.gather(-1, winner)[:, 0]
 
 
 def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: list[int]) -> dict[int, TokenLogprobs]:

@@ -41,6 +41,10 @@ def scattered(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return torch.full((values.shape[0], VOCABULARY), REMOVED, dtype=values.dtype).scatter(-1, ids, values)
 
 
+def total(values: torch.Tensor) -> torch.Tensor:
+    return values.logsumexp(dim=-1, keepdim=True)
+
+
 def contexts(rows: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(5)
     return [torch.randint(VOCABULARY, (3 + 9 * row,), generator=generator).tolist() for row in range(rows)]
@@ -100,7 +104,9 @@ def test_top_p(logits: torch.Tensor) -> None:
     top_p = [1e-9, 0.1, 0.5, 0.9, 0.95, 0.999]
     expected = per_row(logits, [TopPLogitsWarper(p) for p in top_p])
     values, ids = logits.sort(dim=-1, descending=True)
-    assert torch.equal(scattered(filters.keep_top_p(values, filters.column(top_p, logits)), ids), expected)
+    assert torch.equal(
+        scattered(filters.keep_top_p(values, filters.column(top_p, logits), total(values)), ids), expected
+    )
 
 
 def test_min_p(logits: torch.Tensor) -> None:
@@ -119,6 +125,6 @@ def test_all_in_a_row(logits: torch.Tensor, top_k: int, top_p: float, min_p: flo
     expected = per_row(logits, [LogitsProcessorList(chain)] * 6, ids)
     ours = filters.penalise_repetition(logits, filters.column([1.2] * 6, logits), ids) / 0.7
     values, kept = filters.keep_top_k(ours, [top_k] * 6)
-    values = filters.keep_top_p(values, filters.column([top_p] * 6, logits))
+    values = filters.keep_top_p(values, filters.column([top_p] * 6, logits), total(values))
     values = filters.keep_min_p(values, filters.column([min_p] * 6, logits))
     torch.testing.assert_close(scattered(values, kept), expected)

@@ -9,12 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import MinPLogitsWarper, TopPLogitsWarper
 
 from control.messages import Sampling
-from worker.engine.noise import row_key, uniform
+from worker.engine.noise import gumbel, noise_bits, row_key
 from worker.engine.sampling import Sampler, SamplingRow
 
 VOCABULARY = 200
+PROMISED = [126, 179, 199, 135, 173, 104]
 
 
 def row(
@@ -107,9 +109,9 @@ def test_distribution(varied: str, sampling: dict[str, Any]) -> None:
 def test_neighbouring_places_are_independent() -> None:
     """Noise of consecutive seeds, choices, positions and tokens is uniform and not correlated."""
     keys = [row_key(seed, choice, position) for seed in range(8) for choice in range(4) for position in range(8)]
-    noise = uniform(torch.tensor(keys)[:, None], torch.arange(512))
+    noise = noise_bits(torch.tensor(keys)[:, None], torch.arange(512)).double() * 2.0**-52
     assert len(set(keys)) == len(keys)
-    assert abs(float(noise.mean()) - 0.5) < 0.003 and float(noise.min()) > 0 and float(noise.max()) < 1
+    assert abs(float(noise.mean()) - 0.5) < 0.003 and float(noise.min()) >= 0 and float(noise.max()) < 1
     correlation = torch.corrcoef(noise) - torch.eye(len(keys), dtype=torch.float64)
     assert float(correlation.abs().max()) < 0.25
     across = torch.corrcoef(noise.T) - torch.eye(512, dtype=torch.float64)
@@ -125,8 +127,37 @@ def test_noise_is_splitmix64() -> None:
             value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
             value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
             value ^= value >> 31
-            ours = uniform(torch.tensor([[key]]), torch.tensor([token]))
-            assert ours.item() == ((value >> 11) + 0.5) * 2.0**-53
+            assert noise_bits(torch.tensor([[key]]), torch.tensor([token])).item() == value >> 12
+
+
+def test_noise_does_not_drift() -> None:
+    """Seeds keep their meaning over releases: these tokens are part of the promise to continue a stream exactly."""
+    logits = torch.linspace(0, 3, VOCABULARY).expand(6, -1)
+    rows = [row(seed=2**64 - 1, position=position) for position in range(6)]
+    assert tokens(logits, rows) == PROMISED
+
+
+def test_gumbel_is_finite_and_rough_agrees() -> None:
+    """The extreme bits give finite noise, and float32 noise is close wherever it is large enough to win."""
+    bits = torch.tensor([0, 1, 12345, 2**40, 2**51, 2**52 - 1])
+    exact = gumbel(bits)
+    assert exact.isfinite().all()
+    likely = exact > -2
+    assert int(likely.sum()) == 5
+    torch.testing.assert_close(gumbel(bits, torch.float32)[likely].double(), exact[likely], rtol=1e-5, atol=1e-5)
+
+
+@given(seed=st.integers(0, 10_000), sampling=st.sampled_from([{}, {"top_p": 0.9}, {"top_p": 0.9999}, {"min_p": 0.01}]))
+@settings(max_examples=40, deadline=None)
+def test_shortcuts_change_nothing(seed: int, sampling: dict[str, Any]) -> None:
+    """Over a large vocabulary the token is the argmax of all filtered logits plus exact noise."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(1, 5_000, generator=generator, dtype=torch.float64) * (1 + seed % 4)
+    kept = logits
+    for name, warper in {"top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}.items():
+        kept = warper(sampling[name])(None, kept) if name in sampling else kept
+    noise = gumbel(noise_bits(torch.tensor([[row_key(seed, 0, 3)]]), torch.arange(5_000)))
+    assert tokens(logits, [row(seed=seed, position=3, **sampling)]) == [int((kept + noise).argmax())]
 
 
 def test_choices_of_one_request_differ() -> None:
@@ -147,7 +178,8 @@ def test_greedy_batch_never_sorts_or_draws(monkeypatch: pytest.MonkeyPatch) -> N
 def test_unfiltered_rows_do_not_sort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows without top_p and top_k are drawn without sorting the vocabulary."""
     monkeypatch.setattr(torch.Tensor, "sort", None)
-    monkeypatch.setattr(torch.Tensor, "topk", None)
+    monkeypatch.setattr("worker.engine.filters.keep_top_p", None)
+    monkeypatch.setattr("worker.engine.filters.keep_top_k", None)
     assert len(tokens(torch.randn(2, VOCABULARY), [row(), row(min_p=0.1)])) == 2
 
 
