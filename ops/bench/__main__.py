@@ -1,0 +1,44 @@
+"""`python -m ops.bench`: the same as `furrow bench`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from control.errors import FurrowError
+
+VERBS = {"load": "Load scenarios through the HTTP API.", "decode": "The engine alone, beside transformers' generate."}
+
+
+class LazyGroup(click.Group):
+    """Imports a verb only when it is used: `load` has no need of torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return getattr(importlib.import_module(f"ops.bench.{cmd_name}"), cmd_name) if cmd_name in VERBS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def bench() -> None:
+    """Measure a farm under load, and the engine beside transformers' own."""
+
+
+def main() -> None:
+    """A FurrowError becomes one clear line and exit status 1."""
+    try:
+        bench.main(prog_name="furrow bench")
+    except FurrowError as error:
+        click.echo(f"furrow bench: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

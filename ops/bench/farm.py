@@ -1,0 +1,70 @@
+"""A private farm for a scenario: a server of its own, one agent, one API, and as many replicas as the scenario asks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from control import catalog, health
+from control.cli.serve import free_port, is_ready
+from control.cli.supervisor import Part, Supervisor
+from control.clients import SyncRedis
+from control.connection import connect
+from control.embedded import EmbeddedServer
+from control.errors import ModelUnavailable
+from control.messages import ModelSpec
+
+TICK_S = 0.2
+START_LIMIT_S = 300.0
+HOST = "127.0.0.1"
+
+
+def say(line: str) -> None:
+    print(f"bench: {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def private_farm(spec: ModelSpec, replicas: tuple[int, ...]) -> Iterator[tuple[str, str, list[str]]]:
+    """Serve `spec` once per number in `replicas`, under names of their own; yields the API's URL, Redis's, the names.
+
+    The parts log errors only, unless FURROW_LOG_LEVEL says otherwise. Raises ModelUnavailable where a replica can't be
+    served.
+    """
+    names = [spec.name] if len(replicas) == 1 else [f"{spec.name}-{index + 1}" for index in range(len(replicas))]
+    with ExitStack() as stack:
+        data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-bench-")))
+        redis_url = stack.enter_context(EmbeddedServer(data))
+        client = connect(redis_url)
+        stack.callback(client.close)
+        for name, count in zip(names, replicas, strict=True):
+            catalog.put_spec(client, msgspec.structs.replace(spec, name=name, replicas=count))
+        port = free_port(HOST, 0)
+        level = os.environ.get("FURROW_LOG_LEVEL") or "error"
+        supervisor = Supervisor({"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}, say)
+        stack.callback(supervisor.stop)
+        supervisor.start(Part("agent", "worker", ["agent"]))
+        supervisor.start(Part("api", "api", ["--host", HOST, "--port", str(port)]))
+        _wait(client, names, (HOST, port), supervisor)
+        yield f"http://{HOST}:{port}", redis_url, names
+
+
+def _wait(client: SyncRedis, names: list[str], address: tuple[str, int], supervisor: Supervisor) -> None:
+    """Until every replica of every model is loaded and the API is ready."""
+    until = time.monotonic() + START_LIMIT_S
+    while True:
+        supervisor.tend()
+        overviews = [health.overview(client, name) for name in names]
+        states = [(overview.model, replica) for overview in overviews for replica in overview.replicas]
+        for model, replica in states:
+            if replica.state == "failed" or time.monotonic() > until:
+                raise ModelUnavailable(model, f"{replica.state} (replica {replica.replica})", replica.detail)
+        if states and all(replica.state == "loaded" for _, replica in states) and is_ready(address):
+            return
+        time.sleep(TICK_S)

@@ -1,0 +1,44 @@
+"""Figures are right, and never made of nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ops.bench.summary import median, percentile, summarise
+
+
+def test_figures_of_a_known_list() -> None:
+    """One to a hundred has its percentiles at their own names."""
+    found = summarise([float(value) for value in range(100, 0, -1)])
+    assert (found.count, found.mean, found.p50, found.p95, found.p99, found.max) == (100, 50.5, 50, 95, 99, 100)
+
+
+def test_one_value_is_every_figure() -> None:
+    """A single value is its own mean and percentiles."""
+    found = summarise([7.0])
+    assert (found.count, found.mean, found.p50, found.p95, found.p99, found.max) == (1, 7, 7, 7, 7, 7)
+
+
+def test_no_values_have_no_figures() -> None:
+    """An empty list is refused, never zero."""
+    with pytest.raises(ValueError, match="no values"):
+        summarise([])
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1))
+def test_a_percentile_is_a_measured_value_that_enough_values_do_not_exceed(values: list[float]) -> None:
+    """Nearest rank: at least the share lies at or below it, and less than the share below."""
+    ordered = sorted(values)
+    for share in (50, 95, 99):
+        found = percentile(ordered, share)
+        assert found in values
+        assert sum(value <= found for value in values) >= share / 100 * len(values)
+        assert sum(value < found for value in values) < share / 100 * len(values)
+
+
+def test_median_of_even_and_odd_counts() -> None:
+    """The middle, or the mean of the two middle ones."""
+    assert median([3, 1, 2]) == 2
+    assert median([4, 1, 3, 2]) == 2.5
