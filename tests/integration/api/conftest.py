@@ -1,0 +1,121 @@
+"""An API process, a scripted leader and a private server, shared by the tests of one module."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from control.connection import connect
+from control.process import child_environment
+from tests.leader import ScriptedLeader
+from tests.servers import NEW, Server, serving
+
+
+class ApiProcess:
+    """`python -m api` as a subprocess; its log lines are JSON."""
+
+    def __init__(self, redis_url: str, folder: Path, *options: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / f"api-{self.port}.log"
+        command = [sys.executable, "-m", "api", "--redis", redis_url, "--port", str(self.port), *options]
+        with self._log.open("w") as log:
+            environment = child_environment(FURROW_LOG_FORMAT="json")
+            self.process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
+        self._wait()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + 15
+        while True:
+            try:
+                if httpx.get(f"{self.url}/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                if time.monotonic() > deadline or self.process.poll() is not None:
+                    raise AssertionError(self._log.read_text()) from None
+                time.sleep(0.02)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [msgspec.json.decode(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+
+    def ended(self, rid: str) -> list[dict[str, Any]]:
+        """The terminal lines of one request."""
+        return [line for line in self.lines if line.get("action") == "request_ended" and line.get("rid") == rid]
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(15)
+
+
+@contextmanager
+def running_api(redis_url: str, folder: Path, *options: str) -> Iterator[ApiProcess]:
+    api = ApiProcess(redis_url, folder, *options)
+    try:
+        yield api
+    finally:
+        api.stop()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving(NEW) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def leader_of_module(server: Server) -> Iterator[ScriptedLeader]:
+    leader = ScriptedLeader(server.url)
+    leader.start()
+    yield leader
+    leader.stop()
+
+
+@pytest.fixture
+def leader(leader_of_module: ScriptedLeader) -> Iterator[ScriptedLeader]:
+    """The module's leader with the default script."""
+    leader_of_module.reset()
+    yield leader_of_module
+    leader_of_module.reset()
+
+
+@pytest.fixture(scope="module")
+def api(
+    server: Server, leader_of_module: ScriptedLeader, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiProcess]:
+    with running_api(server.url, tmp_path_factory.mktemp("api")) as process:
+        yield process
+
+
+@pytest.fixture
+def client(api: ApiProcess) -> Iterator[openai.OpenAI]:
+    """The official client, without retries, so that a refusal is seen as it is."""
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="secret", max_retries=0, timeout=15) as client:
+        yield client
+
+
+@pytest.fixture
+def http(api: ApiProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=api.url, timeout=15) as client:
+        yield client
+
+
+@pytest.fixture
+def redis_client(server: Server) -> Iterator[Any]:
+    client = connect(server.url)
+    yield client
+    client.close()
