@@ -22,22 +22,22 @@ class Command(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
     seq: int
 
 
-class Ping(Command, tag="ping"):
+class Ping(Command, tag="ping", frozen=True):
     """Answered by Pong."""
 
 
-class Init(Command, tag="init"):
+class Init(Command, tag="init", frozen=True):
     """Join the rendezvous `comm_id` (`host:port` of the leader's store). Sent to all before the leader joins."""
 
     comm_id: str
     world_size: int
 
 
-class NcclSanityCheck(Command, tag="nccl_sanity_check"):
+class NcclSanityCheck(Command, tag="nccl_sanity_check", frozen=True):
     """All-reduce a 1: every rank must see the world size. The name is the wire's, on gloo too."""
 
 
-class LoadDenseShard(Command, tag="load_dense_shard"):
+class LoadDenseShard(Command, tag="load_dense_shard", frozen=True):
     """Build this rank's shard of the model; a rank that kept its weights from an older epoch answers at once.
 
     A second load in one epoch is `already_loaded`.
@@ -52,7 +52,7 @@ class LoadDenseShard(Command, tag="load_dense_shard"):
     """Tokens of KV memory to reserve; None lets the rank choose from its free memory."""
 
 
-class GenerateStep(Command, tag="generate_step"):
+class GenerateStep(Command, tag="generate_step", frozen=True):
     """One forward of the whole batch; the command holds what changes.
 
     Row i feeds `tokens[i]` to sequence `sequences[i]` whose KV holds `offset[i]` positions so far (a sequence that is
@@ -71,7 +71,7 @@ class GenerateStep(Command, tag="generate_step"):
     paused: list[int] = []
 
 
-class GenerateStepWithImages(GenerateStep, tag="generate_step_with_images", kw_only=True):
+class GenerateStepWithImages(GenerateStep, tag="generate_step_with_images", frozen=True, kw_only=True):
     """A step whose chunks hold image pads; every rank walks the same windows of `chunk_size`."""
 
     image_token_id: int
@@ -79,19 +79,19 @@ class GenerateStepWithImages(GenerateStep, tag="generate_step_with_images", kw_o
     chunk_size: int
 
 
-class ClearKvCache(Command, tag="clear_kv_cache"):
+class ClearKvCache(Command, tag="clear_kv_cache", frozen=True):
     """Forget every sequence of the model."""
 
     model_id: str
 
 
-class UnloadModel(Command, tag="unload_model"):
+class UnloadModel(Command, tag="unload_model", frozen=True):
     """Free the shard; later steps for that model are an error."""
 
     model_id: str
 
 
-class Shutdown(Command, tag="shutdown"):
+class Shutdown(Command, tag="shutdown", frozen=True):
     """Answer bye and exit 0."""
 
 
@@ -118,43 +118,43 @@ class Reply(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
     rank: int
 
 
-class Pong(Reply, tag="pong"):
+class Pong(Reply, tag="pong", frozen=True):
     world_size: int
     cuda_device: str
 
 
-class InitOk(Reply, tag="init_ok"):
+class InitOk(Reply, tag="init_ok", frozen=True):
     pass
 
 
-class NcclSanityResult(Reply, tag="nccl_sanity_result"):
+class NcclSanityResult(Reply, tag="nccl_sanity_result", frozen=True):
     observed_sum: float
 
 
-class LoadDenseShardOk(Reply, tag="load_dense_shard_ok"):
+class LoadDenseShardOk(Reply, tag="load_dense_shard_ok", frozen=True):
     kv_tokens: int
     """Tokens of KV memory that this rank can hold; the leader admits by the tightest rank."""
     weight_bytes: int
 
 
-class GenerateStepOk(Reply, tag="generate_step_ok"):
+class GenerateStepOk(Reply, tag="generate_step_ok", frozen=True):
     checksum: int
     """Of the batch's layout and the tokens broadcast at its end; equal on every rank."""
 
 
-class KvCacheCleared(Reply, tag="kv_cache_cleared"):
+class KvCacheCleared(Reply, tag="kv_cache_cleared", frozen=True):
     pass
 
 
-class Unloaded(Reply, tag="unloaded"):
+class Unloaded(Reply, tag="unloaded", frozen=True):
     pass
 
 
-class Bye(Reply, tag="bye"):
+class Bye(Reply, tag="bye", frozen=True):
     pass
 
 
-class ErrorReply(Reply, tag="error"):
+class ErrorReply(Reply, tag="error", frozen=True):
     kind: RankErrorKind
     message: str
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 
@@ -41,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             redis_url=url,
             redis_wait_s=_number("FURROW_REDIS_WAIT", 30.0),
-            log_format=cast(LogFormat, log_format),
+            log_format=log_format,
             log_level=level,
             has_parent="FURROW_PARENT" in os.environ,
         )
