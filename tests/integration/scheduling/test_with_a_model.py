@@ -1,0 +1,122 @@
+"""Scheduler, engine and sampler together on a tiny model: company, preemption and adoption change no token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from control.messages import GenerateStep, Sampling
+from tests import models
+from worker.collective import Solo
+from worker.engine.sampling import Sampler, SamplingRow
+from worker.engine.step import Engine
+from worker.kv.slabs import SlabStore
+from worker.models.loading import load
+from worker.models.served import ServedModel
+from worker.scheduling.scheduler import Scheduler
+from worker.scheduling.sequence import Sequence
+
+MAX_TOKENS = 40
+SAMPLINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_k": 20, "top_p": 0.9},
+    {"temperature": 1.2, "min_p": 0.02, "repetition_penalty": 1.1},
+    {"temperature": 0.9, "top_p": 0.7, "presence_penalty": 0.5},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    torch.set_num_threads(1)
+    return load(models.make("llama", tmp_path_factory.mktemp("llama")), collective=Solo(), dtype="float64")
+
+
+def requests() -> list[Sequence]:
+    return [
+        Sequence(
+            rid=str(index),
+            choice=index % 2,
+            prompt=[(7 * index + position) % 128 for position in range(5 + 4 * index)],
+            sampling=Sampling(max_tokens=MAX_TOKENS, seed=str(index + 1), **sampling),
+        )
+        for index, sampling in enumerate(SAMPLINGS)
+    ]
+
+
+def row(sequence: Sequence) -> SamplingRow:
+    return SamplingRow(
+        sampling=sequence.sampling,
+        seed=int(sequence.sampling.seed),
+        choice=sequence.choice,
+        position=len(sequence.output),
+        prompt=sequence.prompt,
+        output=sequence.output,
+    )
+
+
+def generate(
+    model: ServedModel, sequences: list[Sequence], *, kv_tokens: int, token_budget: int, steps: int = 10_000
+) -> int:
+    """Run the sequences to their ends, or for so many steps; returns the number of preemptions."""
+    engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), Solo())
+    scheduler = Scheduler(kv_tokens=kv_tokens, token_budget=token_budget, max_sequences=8)
+    for sequence in sequences:
+        scheduler.add(sequence)
+    sampler, seq = Sampler(), 0
+    while scheduler.has_work and seq < steps:
+        seq += 1
+        plan = scheduler.plan()
+        planned = [scheduler.sequence(sid) for sid in plan.sampled]
+        fields = {name: getattr(plan, name) for name in ("sequences", "tokens", "offset", "sample", "left", "paused")}
+        result = engine.run(
+            GenerateStep(epoch=1, seq=seq, model_id="tiny", **fields),
+            lambda logits, sids, rows=planned: [
+                sampled.token for sampled in sampler.sample(logits, [row(sequence) for sequence in rows])
+            ],
+        )
+        assert result.sids == plan.sampled
+        scheduler.applied(plan, dict(zip(result.sids, result.tokens, strict=True)))
+        for sequence in planned:
+            if len(sequence.output) == MAX_TOKENS:
+                scheduler.drop(sequence.sid)
+        scheduler.check_integrity()
+    return sum(sequence.sid > len(sequences) for sequence in sequences)
+
+
+@pytest.fixture(scope="module")
+def alone(model: ServedModel) -> list[list[int]]:
+    """What each request produces with nobody beside it."""
+    sequences = requests()
+    for sequence in sequences:
+        generate(model, [sequence], kv_tokens=200, token_budget=200)
+    return [sequence.output for sequence in sequences]
+
+
+@pytest.mark.parametrize("token_budget", [3, 8, 64])
+def test_company_changes_nothing(model: ServedModel, alone: list[list[int]], token_budget: int) -> None:
+    """In one batch with others, in chunks of any size, each request gets the tokens it gets alone."""
+    sequences = requests()
+    assert generate(model, sequences, kv_tokens=1_000, token_budget=token_budget) == 0
+    assert [sequence.output for sequence in sequences] == alone
+
+
+def test_preemption_changes_nothing(model: ServedModel, alone: list[list[int]]) -> None:
+    """Requests that together outgrow the KV memory are recomputed, and get the tokens they get alone."""
+    sequences = requests()
+    assert generate(model, sequences, kv_tokens=130, token_budget=16) > 0
+    assert [sequence.output for sequence in sequences] == alone
+
+
+def test_adoption_changes_nothing(model: ServedModel, alone: list[list[int]]) -> None:
+    """A new engine that is given prompts and tokens so far goes on with the tokens each request gets alone."""
+    first = requests()
+    generate(model, first, kv_tokens=1_000, token_budget=32, steps=20)
+    second = requests()
+    for interrupted, adopted in zip(first, second, strict=True):
+        adopted.output = list(interrupted.output)
+    assert any(sequence.output for sequence in second)
+    generate(model, second, kv_tokens=1_000, token_budget=32)
+    assert [sequence.output for sequence in second] == alone
