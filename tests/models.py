@@ -56,6 +56,29 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "mistral": {"sliding_window": 12},
+    "gemma2": {
+        "initializer_range": 0.1,
+        "sliding_window": 12,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 10.0,
+    },
+    "granite": {
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
+    "starcoder2": {"use_bias": True, "sliding_window": 12},
+    "cohere2": {
+        "sliding_window": 12,
+        "tie_word_embeddings": True,
+        "logit_scale": 0.5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma3_text": {
         "sliding_window": 12,
         "tie_word_embeddings": True,
@@ -65,8 +88,8 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
 }
 
 NORM_NOISE = {"gemma2": 3.0, "gemma3_text": 3.0}
-"""Standard deviation added to the layers' norm weights, 0.1 if not here. Families that norm a sublayer's output would only repeat
-the last token with less, since the embedding that they scale up drowns it."""
+"""Standard deviation added to the layers' norm weights, 0.1 if not here. With less, families that norm the output of
+a sublayer only repeat the last token: the embedding, which they scale up, drowns all else."""
 
 
 def make(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:

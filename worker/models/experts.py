@@ -12,19 +12,18 @@ GATE_UP, DOWN = "gate_up_proj", "down_proj"
 ExpertKeys = tuple[str, str, str]
 
 
-def is_fused(module: str, leaf: str, keys: ExpertKeys | None) -> bool:
+def is_fused(module: str, leaf: str) -> bool:
     """Whether a parameter of the skeleton is built from several tensors of the checkpoint."""
-    return keys is not None and module.endswith(".experts") and leaf in {GATE_UP, DOWN}
+    return module.endswith(".experts") and leaf in {GATE_UP, DOWN}
 
 
 def read(
-    checkpoint: Checkpoint, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys | None
+    checkpoint: Checkpoint, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys
 ) -> Tensor:
     """The rank's part: gate_up_proj (experts, 2 · width, hidden), gate above up, or down_proj (experts, hidden, width).
 
     Each expert's inner width is split, the same columns of gate and up and the same rows of down on one rank.
     """
-    assert keys is not None
     layer = module[: module.index(".mlp.") + 1]
     gate, up, down = (layer + key for key in keys)
     count = parameter.shape[0]

@@ -14,12 +14,14 @@ class Family:
 
     `kv_heads` is what transformers assumes where config.json is silent (None: as many as query heads). `experts` names
     the config field with the number of experts, and `expert_keys` how one expert's matrices are called on disk (gate,
-    up, down; `{}` is the expert's number); both are None for a dense model.
+    up, down; `{}` is the expert's number); both are None for a dense model. `renamed` maps parts of transformers'
+    parameter names to what they are on disk.
     """
 
     kv_heads: int | None = None
     experts: str | None = None
     expert_keys: tuple[str, str, str] | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
 
 
 _QWEN_EXPERTS = (
@@ -27,14 +29,30 @@ _QWEN_EXPERTS = (
     "mlp.experts.{}.up_proj.weight",
     "mlp.experts.{}.down_proj.weight",
 )
+_MIXTRAL_EXPERTS = (
+    "block_sparse_moe.experts.{}.w1.weight",
+    "block_sparse_moe.experts.{}.w3.weight",
+    "block_sparse_moe.experts.{}.w2.weight",
+)
 
 FAMILIES: dict[str, Family] = {
+    "cohere2": Family(kv_heads=64),
+    "gemma2": Family(kv_heads=4),
     "gemma3_text": Family(kv_heads=4),
+    "granite": Family(),
     "llama": Family(),
     "mistral": Family(kv_heads=8),
+    "mixtral": Family(
+        kv_heads=8,
+        experts="num_local_experts",
+        expert_keys=_MIXTRAL_EXPERTS,
+        renamed=((".mlp.gate.", ".block_sparse_moe.gate."),),
+    ),
     "qwen2": Family(kv_heads=32),
     "qwen3": Family(kv_heads=32),
     "qwen3_moe": Family(kv_heads=4, experts="num_experts", expert_keys=_QWEN_EXPERTS),
+    "smollm3": Family(kv_heads=4),
+    "starcoder2": Family(kv_heads=2),
 }
 
 TEXT_PART: dict[str, str] = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}

@@ -13,6 +13,7 @@ from worker.collective import Collective
 from worker.kv.base import CacheLayout
 from worker.models import experts, gates, parallel
 from worker.models.checkpoint import Checkpoint
+from worker.models.families import Family
 from worker.models.files import ModelFiles, inspect
 from worker.models.served import ServedModel
 from worker.models.sharding import ShardPlan, padded_share
@@ -34,7 +35,7 @@ def load(source: ModelFiles | Path, *, collective: Collective, dtype: str = "aut
     model = skeleton(config, chosen, where)
     plan = ShardPlan.of_config(config, gates.kv_heads(files.config), collective.rank, collective.world_size)
     with Checkpoint(files.weights) as checkpoint:
-        _Filler(model, checkpoint, plan, gates.family_of(files.config).expert_keys, chosen, where).fill()
+        _Filler(model, checkpoint, plan, gates.family_of(files.config), chosen, where).fill()
     link = parallel.Link(collective)
     if plan.world_size > 1:
         _install_parallel(model, plan, link)
@@ -59,14 +60,15 @@ class _Filler:
         model: Any,
         checkpoint: Checkpoint,
         plan: ShardPlan,
-        expert_keys: tuple[str, str, str] | None,
+        family: Family,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.model, self.checkpoint, self.plan = model, checkpoint, plan
-        self.expert_keys, self.dtype, self.device = expert_keys, dtype, device
+        self.family, self.dtype, self.device = family, dtype, device
 
     def fill(self) -> None:
+        keys = self.family.expert_keys
         model, tied = self.model, bool(self.model.config.tie_word_embeddings)
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         for module_name, module in list(model.named_modules()):
@@ -75,8 +77,8 @@ class _Filler:
                     continue
                 if module is embedding or module is head:
                     tensor = self._vocabulary(f"{module_name}.{leaf}", parameter.shape[0])
-                elif experts.is_fused(module_name, leaf, self.expert_keys):
-                    tensor = experts.read(self.checkpoint, self.plan, module_name, leaf, parameter, self.expert_keys)
+                elif keys is not None and experts.is_fused(module_name, leaf):
+                    tensor = experts.read(self.checkpoint, self.plan, module_name, leaf, parameter, keys)
                 else:
                     tensor = self._sliced(module_name, leaf, parameter)
                 kept = tensor.to(device=self.device, dtype=self.dtype).contiguous()
@@ -86,6 +88,8 @@ class _Filler:
 
     def _sliced(self, module: str, leaf: str, parameter: Tensor) -> Tensor:
         name, role = f"{module}.{leaf}", self.plan.role(module)
+        for ours, stored in self.family.renamed:
+            name = name.replace(ours, stored)
         if role == "colwise":
             return self.checkpoint.read(name, 0, [self.plan.interval(module, parameter.shape[0])])
         if role == "rowwise" and leaf == "weight":

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.integration.engine.ranks import Outcome, RankGroup, play
 from tests.integration.engine.script import Job, write
@@ -43,8 +43,12 @@ def mixed() -> list[Job]:
 
 @functools.cache
 def reference(folder: Path, dtype: torch.dtype) -> Any:
-    """transformers' model; its experts in a plain loop, since the grouped kernels lack float64."""
-    options = {"experts_implementation": "eager"} if "moe" in folder.name else {}
+    """transformers' model; experts in a plain loop, as the grouped kernels lack float64, and its attention written out
+    where the fused one drops the soft cap."""
+    config = AutoConfig.from_pretrained(folder)
+    options = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
+    if getattr(config, "attn_logit_softcapping", None):
+        options["attn_implementation"] = "eager"
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
 
 
