@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from types import FrameType
 
@@ -44,6 +45,7 @@ class Server(uvicorn.Server):
 )
 @click.option("--api-key", "api_keys", multiple=True, help="Ask clients for one of these keys. Repeatable.")
 @click.option("--grace", default=30.0, show_default=True, help="Seconds that open streams may go on after SIGTERM.")
+@click.option("--keep-alive", default=10.0, show_default=True, help="Seconds of silence after which a comment is sent.")
 @click.option("--max-queued", default=4096, show_default=True, type=click.IntRange(1), help="Requests; beyond it 429.")
 def main(
     redis_url: str | None,
@@ -52,6 +54,7 @@ def main(
     served_model_names: tuple[str, ...],
     api_keys: tuple[str, ...],
     grace: float,
+    keep_alive: float,
     max_queued: int,
 ) -> None:
     """Run one HTTP API process."""
@@ -76,6 +79,7 @@ def main(
             served_model_names=served_model_names,
             api_keys=api_keys,
             grace=grace,
+            keep_alive=keep_alive,
             max_queued_requests=max_queued,
         )
     )
@@ -95,7 +99,15 @@ def serve(settings: ApiSettings) -> None:
         lifespan="on",
         timeout_graceful_shutdown=round(settings.grace),
     )
-    Server(config, app.state.process).run()
+    server = Server(config, app.state.process)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # Uvicorn raises the signal once more when it has drained, for whoever had a handler before: a drained end is 0.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    server.run()
 
 
 if __name__ == "__main__":

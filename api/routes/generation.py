@@ -72,7 +72,9 @@ async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[An
         if parsed.stream:
             await ongoing.settle()
             return streamed(ongoing, caller)
-        return await _whole(request, ongoing)
+        response = await _whole(request, ongoing)
+        _echo(response, caller)
+        return response
     except Exception as error:
         return refused(error, caller, ongoing)
 

@@ -6,7 +6,7 @@ The web framework would convert leniently (`"n": "2"` would pass), so bodies are
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -26,17 +26,15 @@ def decode_body(body: bytes, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=type_)
     except msgspec.ValidationError as error:
-        raise _explain(body, type_, error) from None
+        raise _explain(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
 
 
-def _explain(body: bytes, type_: type[Any], error: msgspec.ValidationError) -> RequestError:
+def _explain(error: msgspec.ValidationError) -> RequestError:
     match = _PATH.match(str(error))
     assert match is not None  # the pattern matches any text
     what, path = match["what"], (match["path"] or "").lstrip(".")
-    if path.startswith("messages[...]"):
-        path = path.replace("[...]", f"[{_first_bad_message(body, type_)}]", 1)
     if unknown := _UNKNOWN.match(what):
         name = _join(path, unknown["field"])
         return RequestError(
@@ -53,15 +51,3 @@ def _explain(body: bytes, type_: type[Any], error: msgspec.ValidationError) -> R
 
 def _join(path: str, field: str) -> str:
     return f"{path}.{field}" if path else field
-
-
-def _first_bad_message(body: bytes, type_: type[Any]) -> int:
-    """msgspec hides list indices; find the first message that does not convert (errors only, never the good path)."""
-    hints = {field.name: field.type for field in msgspec.structs.fields(type_)}
-    item_type = hints["messages"].__args__[0]
-    for index, message in enumerate(msgspec.json.decode(body)["messages"]):
-        try:
-            msgspec.convert(message, item_type)
-        except msgspec.ValidationError:
-            return index
-    return 0

@@ -1,0 +1,239 @@
+"""An API process as a whole: many streams, waiting, a full queue, Redis going away, draining, readiness."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from control import health
+from control.keys import ModelKeys
+from tests.integration.api.conftest import ApiProcess, running_api
+from tests.integration.api.sse import chat, events, read_all, text_of
+from tests.integration.api.waiting import until
+from tests.leader import ScriptedLeader, byte_assets
+from tests.servers import NEW, Server, serving
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def impatient(server: Server, leader: ScriptedLeader, tmp_path: Path) -> Iterator[ApiProcess]:
+    """A process with a short keep-alive and room for two waiting requests."""
+    with running_api(server.url, tmp_path, "--keep-alive", "0.3", "--max-queued", "2") as api:
+        yield api
+
+
+async def test_64_streams_in_order(api: ApiProcess, leader: ScriptedLeader) -> None:
+    """64 clients at once each get their own text, whole and in order, one terminal line each."""
+    leader.reply = lambda prompt: " ".join(f"{prompt.rpartition(': ')[2].strip()}-{word}" for word in range(40))
+
+    async def one(client: httpx.AsyncClient, name: str) -> tuple[str, str]:
+        async with client.stream("POST", CHAT, json=chat(name, stream=True)) as response:
+            lines = [line async for line in response.aiter_lines()]
+            return response.headers["x-request-id"], text_of(events(lines))
+
+    limits = httpx.Limits(max_connections=64)
+    async with httpx.AsyncClient(base_url=api.url, timeout=18, limits=limits) as client:
+        found = await asyncio.gather(*(one(client, f"c{index}") for index in range(64)))
+    for index, (_, text) in enumerate(found):
+        assert text == " ".join(f"c{index}-{word}" for word in range(40))
+    for rid, _ in found:
+        assert len(until(lambda rid=rid: api.ended(rid))) == 1
+
+
+def test_comments_while_it_waits(impatient: ApiProcess, leader: ScriptedLeader) -> None:
+    """A waiting stream tells its queue position, then keeps alive, and the log warns with waited_ms."""
+    leader.claiming = False
+    with httpx.stream("POST", f"{impatient.url}{CHAT}", json=chat("x", stream=True), timeout=15) as response:
+        comments: list[str] = []
+        found = events(response.iter_lines())
+        while "queue position 1" not in comments or "keep-alive" not in comments:
+            comments.append(str(next(found).comment))
+        warning = until(lambda: [line for line in impatient.lines if line.get("action") == "request_waits"])[0]
+        assert warning["rid"] == response.headers["x-request-id"]
+        assert warning["waited_ms"] >= 2000
+        leader.claiming = True
+        assert text_of(found) == "you said x"
+
+
+def test_a_full_queue(impatient: ApiProcess, leader: ScriptedLeader, redis_client: Any) -> None:
+    """Beyond its bound the queue answers 429 with Retry-After, in seconds and in milliseconds."""
+    leader.claiming = False
+    threads = [
+        threading.Thread(target=httpx.post, args=(f"{impatient.url}{CHAT}",), kwargs={"json": chat("x"), "timeout": 15})
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    until(lambda: redis_client.hget(ModelKeys("tiny").load, "queued") == "2")
+    response = httpx.post(f"{impatient.url}{CHAT}", json=chat("x"))
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert int(response.headers["retry-after"]) >= 1
+    assert int(response.headers["retry-after-ms"]) >= 1000
+    leader.claiming = True
+    for thread in threads:
+        thread.join()
+
+
+def test_a_slow_reader_gets_everything(api: ApiProcess, leader: ScriptedLeader) -> None:
+    """A client that does not read while thousands of tokens come finds them all, and slows nobody."""
+    leader.reply = lambda _: "0123456789" * 300
+    with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("x", stream=True), timeout=15) as slow:
+        until(lambda: len(leader.claimed) == 1)
+        assert httpx.post(f"{api.url}{CHAT}", json=chat("y"), timeout=15).status_code == 200
+        assert text_of(read_all(slow)) == "0123456789" * 300
+
+
+def test_lost_events_are_read_from_the_log(api: ApiProcess, leader: ScriptedLeader, redis_client: Any) -> None:
+    """With the live channel cut at every step, the stream still is whole."""
+    leader.pause()
+    with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=15) as response:
+        found = events(response.iter_lines())
+        text = ""
+        for _ in range(3):
+            redis_client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            leader.step(2)
+            before = len(text)
+            while len(text) < before + 2:
+                text += next(found).text
+        leader.resume()
+        assert text + text_of(found) == "you said hello"
+
+
+def test_redis_goes_away_and_comes_back(tmp_path: Path) -> None:
+    """New requests get 503 with Retry-After; an open stream waits, and goes on when Redis is back with its data."""
+    with serving(NEW, "appendonly yes", "appendfsync always") as server:
+        leader = ScriptedLeader(server.url)
+        leader.start()
+        with running_api(server.url, tmp_path) as api:
+            leader.pause()
+            with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=15) as response:
+                found = events(response.iter_lines())
+                leader.step(3)
+                text = ""
+                while len(text) < 3:
+                    text += next(found).text
+                server.kill()
+                refused = httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=15)
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+                assert httpx.get(f"{api.url}/ready").status_code == 503
+                assert httpx.get(f"{api.url}/health").status_code == 200
+                server.start()
+                leader.resume()
+                assert text + text_of(found) == "you said hello"
+        leader.stop()
+
+
+def test_sigterm_drains(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:
+    """After SIGTERM an open stream is finished before the process ends, with status 0."""
+    leader.pause()
+    with running_api(server.url, tmp_path) as api:
+        with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=15) as response:
+            leader.step()
+            found = events(response.iter_lines())
+            text = next(event for event in found if event.text).text
+            api.process.send_signal(signal.SIGTERM)
+            until(lambda: _refuses(api))
+            leader.resume()
+            assert text + text_of(found) == "you said hello"
+        assert api.process.wait(10) == 0
+        assert len([line for line in api.lines if line.get("action") == "request_ended"]) == 1
+
+
+def test_a_cut_after_the_grace_is_no_disconnect(
+    server: Server, leader: ScriptedLeader, api: ApiProcess, tmp_path: Path
+) -> None:
+    """A stream that outlives the grace is cut, but its request goes on and is resumed on another process."""
+    leader.pause()
+    found = []
+    with running_api(server.url, tmp_path, "--grace", "1") as dying:
+        with httpx.stream("POST", f"{dying.url}{CHAT}", json=chat("hello", stream=True), timeout=15) as response:
+            rid = response.headers["x-request-id"]
+            leader.step()
+            lines = events(response.iter_lines())
+            found.append(next(event for event in lines if event.data))
+            dying.process.send_signal(signal.SIGTERM)
+            with pytest.raises(httpx.RemoteProtocolError):
+                found += lines
+        dying.process.wait(10)
+    leader.resume()
+    last = [event.id for event in found if event.id][-1]
+    rest = httpx.get(f"{api.url}/v1/requests/{rid}/events", headers={"last-event-id": last}, timeout=15)
+    assert text_of(found) + text_of(read_all(rest)) == "you said hello"
+
+
+def _refuses(api: ApiProcess) -> bool:
+    try:
+        httpx.get(f"{api.url}/health")
+    except httpx.TransportError:
+        return True
+    return False
+
+
+def test_ready_and_failed(http: httpx.Client, leader: ScriptedLeader, redis_client: Any) -> None:
+    """/ready says what the farm can do, and a failed model answers 503 naming state and remedy."""
+    assert http.get("/ready").json()["ready"] is True
+    health.write_status(redis_client, "tiny", "r0", "failed", "the weights are gone")
+    try:
+        ready = http.get("/ready")
+        assert ready.status_code == 503
+        assert "tiny is failed" in ready.json()["reason"]
+        refused = http.post(CHAT, json=chat("x"))
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        assert "the weights are gone" in refused.json()["error"]["message"]
+    finally:
+        health.clear_status(redis_client, "tiny", "r0")
+    assert http.get("/ready").status_code == 200
+
+
+def test_metrics(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """The counters move with what was served."""
+
+    def tokens() -> float:
+        lines = http.get("/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith("furrow_api_completion_tokens_total")).split()[-1])
+
+    before = tokens()
+    http.post(CHAT, json=chat("hello"))
+    assert tokens() == before + len("you said hello") + 1
+
+
+def test_keys_and_names(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:
+    """With --api-key a request needs the key; --served-model-name is a name for the only model."""
+    with running_api(server.url, tmp_path, "--api-key", "k1", "--served-model-name", "public") as api:
+        refused = httpx.post(f"{api.url}{CHAT}", json=chat("x"))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        headers = {"authorization": "Bearer k1"}
+        answer = httpx.post(f"{api.url}{CHAT}", json=chat("x", model="public"), headers=headers)
+        assert answer.json()["model"] == "public"
+        names = [model["id"] for model in httpx.get(f"{api.url}/v1/models", headers=headers).json()["data"]]
+        assert names == ["public", "tiny"]
+
+
+def test_a_model_with_a_slash(server: Server, leader: ScriptedLeader, http: httpx.Client) -> None:
+    """A second model, whose name has a slash, is found at once, and is then one of two."""
+    second = ScriptedLeader(server.url, "org/second", byte_assets(context_length=99))
+    second.start()
+    try:
+        assert http.post(CHAT, json=chat("x", model="org/second")).status_code == 200
+        assert http.get("/v1/models/org/second").json()["max_model_len"] == 99
+        body = chat("x")
+        del body["model"]
+        assert http.post(CHAT, content=json.dumps(body)).status_code == 404
+    finally:
+        second.stop()
+        from control import catalog
+        from control.connection import connect
+
+        with connect(server.url) as client:
+            catalog.forget(client, "org/second")

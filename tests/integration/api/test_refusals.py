@@ -1,0 +1,158 @@
+"""Bad input gets OpenAI's error body, the right status, and the name of what was wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.api.sse import chat
+from tests.leader import CONTEXT, ScriptedLeader
+
+CHAT = "/v1/chat/completions"
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": "2"}, "n"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["a", 1]}, "stop[1]"),
+        ({"seed": 1.5}, "seed"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "robot", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour"),
+        ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0].image_url"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"colour": "red"}, "colour"),
+        ({"best_of": 2}, "best_of"),
+        ({"on_disconnect": "explode"}, "on_disconnect"),
+        ({"on_disconnect": -1}, "on_disconnect"),
+        ({"priority": "urgent"}, "priority"),
+        ({"timeout": 0}, "timeout"),
+        ({"deadline": 1000.0}, "deadline"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ],
+)
+def test_a_bad_field_is_named(http: httpx.Client, leader: ScriptedLeader, fields: dict[str, Any], param: str) -> None:
+    """Each refusal is a 400 whose `param` is the field at fault, and nothing reaches a leader."""
+    response = http.post(CHAT, json=chat("x") | fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert error["type"] == "invalid_request_error"
+    assert set(error) == {"message", "type", "param", "code"}
+    assert leader.claimed == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [999999]}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_a_bad_field_of_a_completion(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    """The older endpoint refuses in the same way."""
+    response = http.post("/v1/completions", json={"model": "tiny", "prompt": "x"} | fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"response_format": {"type": "text"}},
+        {"store": False},
+        {"service_tier": "auto"},
+        {"stop": None},
+        {"n": None},
+    ],
+)
+def test_a_neutral_value_passes(http: httpx.Client, leader: ScriptedLeader, neutral: dict[str, Any]) -> None:
+    """What SDKs send without meaning it is no reason for a refusal."""
+    assert http.post(CHAT, json=chat("x") | neutral).status_code == 200
+
+
+def test_malformed_json(http: httpx.Client) -> None:
+    """A body that is no JSON, or none at all, is a 400 that says so."""
+    for body in (b'{"model": ', b"", b"[]", b"\xff\xfe"):
+        response = http.post(CHAT, content=body, headers={"content-type": "application/json"})
+        assert response.status_code == 400, body
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_an_unknown_model(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """404 model_not_found, naming what is served, before any work; a missing model means the only one."""
+    response = http.post(CHAT, json=chat("x", model="gpt-4o"))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "tiny" in error["message"]
+    body = chat("x")
+    del body["model"]
+    assert http.post(CHAT, json=body).json()["model"] == "tiny"
+
+
+def test_a_prompt_over_the_context(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """400 context_length_exceeded with both numbers, for the prompt alone and with max_tokens."""
+    for body in (chat("x" * CONTEXT), chat("x", max_tokens=CONTEXT)):
+        response = http.post(CHAT, json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert str(CONTEXT) in error["message"]
+    assert leader.claimed == []
+
+
+def test_a_template_that_refuses(http: httpx.Client) -> None:
+    """422 with the template's own words."""
+    response = http.post(CHAT, json=chat("forbidden"))
+    assert response.status_code == 422
+    assert "this template takes no forbidden words" in response.json()["error"]["message"]
+
+
+def test_unknown_routes_and_methods(http: httpx.Client) -> None:
+    """What the framework refuses has OpenAI's shape too."""
+    unknown = http.get("/v1/nothing/here")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_url")
+    wrong = http.put(CHAT, json={})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+def test_request_ids(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """X-Request-ID is ours and the id of the answer; the client's own comes back beside it and is never used."""
+    response = http.post(CHAT, json=chat("x"), headers={"x-request-id": "mine"})
+    rid = response.headers["x-request-id"]
+    assert response.json()["id"] == f"chatcmpl-{rid}"
+    assert response.headers["x-client-request-id"] == "mine"
+    assert leader.claimed[0].rid == rid
+    refused = http.post(CHAT, json=chat("x", n=0))
+    assert refused.headers["x-request-id"] not in ("", rid)

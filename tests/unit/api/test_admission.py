@@ -1,0 +1,61 @@
+"""Defaults are filled in, limits are checked, before anything is enqueued."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.admission import admit
+from api.schemas.chat import ChatRequest, parse_chat
+from api.schemas.completions import parse_completion
+from control.errors import ContextLengthExceeded, RequestTooLarge
+from control.messages import ModelAssets
+from tests.leader import byte_assets
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "x"}], **fields}))
+
+
+def assets(**changes: Any) -> ModelAssets:
+    return byte_assets(context_length=100, kv_tokens=80, **changes)
+
+
+def test_the_request_goes_before_the_model_before_openai() -> None:
+    """Each parameter comes from the first of the three that has it."""
+    config = {"temperature": 0.6, "top_k": 20, "top_p": None}
+    sampling = admit(chat(temperature=0), [1], assets(generation_config=config)).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.0, 20, 1.0)
+
+
+def test_without_a_limit_the_rest_is_used() -> None:
+    """max_tokens omitted means what context and memory leave."""
+    assert admit(chat(), [1] * 10, assets()).sampling.max_tokens == 70
+    assert admit(chat(), [1] * 10, byte_assets(context_length=50)).sampling.max_tokens == 40
+
+
+def test_too_long_and_too_large() -> None:
+    """Over the context is a 400 with both numbers, over the memory a 413; each names its field."""
+    with pytest.raises(ContextLengthExceeded) as caught:
+        admit(parse_completion(b'{"prompt": "x", "max_tokens": 91}'), [1] * 10, assets())
+    assert (caught.value.prompt_tokens, caught.value.max_tokens, caught.value.param) == (10, 91, "prompt")
+    with pytest.raises(ContextLengthExceeded):
+        admit(chat(), [1] * 100, assets())
+    with pytest.raises(RequestTooLarge):
+        admit(chat(max_tokens=71), [1] * 10, assets())
+    assert admit(chat(max_tokens=70), [1] * 10, assets()).sampling.max_tokens == 70
+
+
+def test_every_end_of_sequence_id_stops() -> None:
+    """All of the model's, and the request's own; ignore_eos leaves only the latter."""
+    of_model = assets(eos_ids=[7, 9])
+    assert admit(chat(stop_token_ids=[3]), [1], of_model).sampling.stop_ids == [3, 7, 9]
+    assert admit(chat(stop_token_ids=[3], ignore_eos=True), [1], of_model).sampling.stop_ids == [3]
+
+
+def test_seeds_are_unsigned() -> None:
+    """A negative seed is the same as its unsigned form; none is left to the queue."""
+    assert admit(chat(seed=-1), [1], assets()).sampling.seed == str(2**64 - 1)
+    assert admit(chat(), [1], assets()).sampling.seed == ""

@@ -1,0 +1,106 @@
+"""Entries become text: characters whole, stop strings cut, log probabilities in step with the text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.chat.answer import Answer
+from api.chat.tokens import Vocabulary
+from api.schemas.view import View
+from control.messages import FinishReason, LogEntry, TokenLogprobs
+from tests.leader import byte_assets
+
+VOCABULARY = Vocabulary(byte_assets())
+EOS = byte_assets().eos_ids[0]
+
+
+def view(**changes: object) -> View:
+    return View(endpoint="chat", created=0, model="m", stop_ids=[EOS], **changes)  # type: ignore[arg-type]
+
+
+def entries(text: str, finish: FinishReason = "stop", cause: str = "token", scored: bool = False) -> list[LogEntry]:
+    """A log that says `text`; ended by the end-of-sequence token where the cause is a token."""
+    tokens = VOCABULARY.tokenizer.encode(text, add_special_tokens=False).ids
+    if finish == "stop" and cause == "token":
+        tokens.append(EOS)
+    logprobs = TokenLogprobs(-1.0) if scored else None
+    log = [LogEntry(seq, 0, token, logprobs=logprobs) for seq, token in enumerate(tokens, 1)]
+    last = log[-1]
+    return [*log[:-1], LogEntry(last.seq, 0, last.token, finish, cause, logprobs)]
+
+
+def said(answer: Answer, log: list[LogEntry]) -> str:
+    return "".join(answer.feed(entry).text for entry in log)
+
+
+@given(st.text(max_size=30))
+def test_text_comes_back(text: str) -> None:
+    """Whatever the characters, the pieces together are the text, and no piece holds half a character."""
+    answer = Answer(VOCABULARY, view())
+    pieces = [answer.feed(entry).text for entry in entries(text)]
+    assert "".join(pieces) == text
+    assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
+    assert answer.finished and answer.completion_tokens == len(text.encode()) + 1
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "cause"),
+    [
+        (["END"], "EN and END", "END"),
+        (["END", "EN"], "E and EN", "EN"),
+        (["😀"], "E😁 and 😀", "😀"),
+        (["d END", "no"], "and END", "d END"),
+    ],
+)
+def test_a_stop_string_is_never_sent(stop: list[str], text: str, cause: str) -> None:
+    """Nothing of a stop string goes out at any moment; what only began like one does."""
+    answer = Answer(VOCABULARY, view(stop=stop))
+    assert said(answer, entries(text, "stop", cause)) == text.removesuffix(cause)
+
+
+def test_a_stop_string_called_token() -> None:
+    """A stop string that reads like the word for a stop id is still a stop string."""
+    *log, last = entries("one token", "length")
+    ended = LogEntry(last.seq, 0, last.token, "stop", "token")
+    assert said(Answer(VOCABULARY, view(stop=["token"])), [*log, ended]) == "one "
+
+
+def test_before_min_tokens_a_stop_string_is_text() -> None:
+    """Text of the first min_tokens tokens is not searched, as the leader does not."""
+    answer = Answer(VOCABULARY, view(stop=["ab"], min_tokens=3))
+    assert said(answer, entries("abxab", "stop", "ab")) == "abx"
+
+
+def test_logprobs_follow_the_text() -> None:
+    """Tokens of a stop string are not shown, and no log probability goes out before its text."""
+    answer = Answer(VOCABULARY, view(stop=["END"], logprobs=0))
+    shown: list[int] = []
+    sent = 0
+    for entry in entries("aE bEND", "stop", "END", scored=True):
+        piece = answer.feed(entry)
+        sent += len(piece.text)
+        assert all(token.end <= sent for token in piece.scored)
+        shown += [token.start for token in piece.scored]
+    assert shown == [0, 1, 2, 3]
+
+
+def test_an_end_from_outside_is_a_failure() -> None:
+    """Cancelled, expired and error are no finish reasons: they become the answer's failure."""
+    for finish, code in (
+        ("cancelled", "request_cancelled"),
+        ("expired", "deadline_exceeded"),
+        ("error", "generation_failed"),
+    ):
+        answer = Answer(VOCABULARY, view())
+        answer.feed(LogEntry(1, 0, None, finish, "because"))  # type: ignore[arg-type]
+        assert answer.failure is not None
+        assert (answer.failure.code, str(answer.failure)) == (code, "because")
+
+
+def test_a_gap_is_refused() -> None:
+    """An entry out of order can't be rendered silently."""
+    answer = Answer(VOCABULARY, view())
+    with pytest.raises(ValueError, match="entry 2"):
+        answer.feed(LogEntry(2, 0, 65))

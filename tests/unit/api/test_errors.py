@@ -1,0 +1,41 @@
+"""Every error has one status and one body."""
+
+from __future__ import annotations
+
+import pytest
+from litestar.exceptions import HTTPException
+
+from api.errors import GenerationFailed, Unauthorized, problem
+from control import errors
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (errors.RequestError("x", param="n"), 400, "invalid_request_error", None),
+        (errors.ContextLengthExceeded(1, 2, 3), 400, "invalid_request_error", "context_length_exceeded"),
+        (Unauthorized("x"), 401, "authentication_error", "invalid_api_key"),
+        (errors.ModelNotFound("x", []), 404, "not_found_error", "model_not_found"),
+        (errors.RequestNotFound("x"), 404, "not_found_error", "request_not_found"),
+        (errors.IdempotencyConflict("x"), 409, "invalid_request_error", "idempotency_conflict"),
+        (errors.RequestTooLarge("x"), 413, "invalid_request_error", "request_too_large"),
+        (errors.TemplateFailed("x"), 422, "invalid_request_error", "template_failed"),
+        (errors.QueueFull("m", 3, 2.5), 429, "rate_limit_error", "rate_limit_exceeded"),
+        (errors.ModelUnavailable("m", "failed", "x"), 503, "server_error", "model_unavailable"),
+        (errors.RedisUnavailable("secret host"), 503, "server_error", "unavailable"),
+        (GenerationFailed("x", code="deadline_exceeded", status=503), 503, "server_error", "deadline_exceeded"),
+        (HTTPException(status_code=413), 413, "invalid_request_error", "request_too_large"),
+        (KeyError("secret"), 500, "server_error", "internal_error"),
+    ],
+)
+def test_statuses(error: Exception, status: int, kind: str, code: str | None) -> None:
+    """Status, type and code of each kind; those worth a retry say when; no inside is told."""
+    found = problem(error)
+    assert (found.status, found.body.error.type, found.body.error.code) == (status, kind, code)
+    assert ("retry-after" in found.headers) == (status in (429, 503))
+    assert "secret" not in found.body.error.message
+
+
+def test_retry_after_in_both_units() -> None:
+    """Whole seconds for HTTP, milliseconds for the SDKs."""
+    assert problem(errors.QueueFull("m", 3, 2.4)).headers == {"retry-after": "2", "retry-after-ms": "2400"}

@@ -1,0 +1,89 @@
+"""Prompts: the model's own template, exactly one BOS; and tokens as bytes."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, processors
+
+from api.chat.template import render
+from api.chat.tokens import Vocabulary
+from control.errors import TemplateFailed
+from tests.leader import byte_assets, byte_tokenizer
+
+BOS = byte_tokenizer().token_to_id("<s>")
+
+
+def post_processed(config: dict[str, object]) -> Vocabulary:
+    tokenizer = byte_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 256), ("</s>", 257)]
+    )
+    return Vocabulary(byte_assets(tokenizer_json=tokenizer.to_str(), tokenizer_config=config))
+
+
+@pytest.mark.parametrize("text", ["hi", "<s>hi", "<s><s>hi"])
+def test_exactly_one_bos(text: str) -> None:
+    """However many the template wrote, the prompt has one, and no end-of-sequence token."""
+    for vocabulary in (Vocabulary(byte_assets()), post_processed({"bos_token": "<s>"}), post_processed({})):
+        ids = vocabulary.encode(text)
+        assert (ids[0], ids.count(BOS), len(ids)) == (BOS, 1, 3)
+
+
+def test_no_bos_where_the_model_has_none() -> None:
+    """A tokenizer without one, or told not to add one, leaves the prompt alone."""
+    assert Vocabulary(byte_assets(tokenizer_config={"bos_token": None})).encode("hi")[0] != BOS
+    assert post_processed({"bos_token": "<s>", "add_bos_token": False}).encode("hi")[0] != BOS
+    assert len(post_processed({"bos_token": "<s>", "add_bos_token": False}).encode("hi")) == 2
+
+
+def test_bytes_of_byte_level_tokens() -> None:
+    """Each token is its byte; special tokens are their text."""
+    vocabulary = Vocabulary(byte_assets())
+    ids = vocabulary.tokenizer.encode("é\n😀", add_special_tokens=False).ids
+    assert b"".join(vocabulary.token_bytes(token) for token in ids) == "é\n😀".encode()
+    assert vocabulary.token_bytes(BOS) == b"<s>"
+    assert vocabulary.token_text(ids[0]) == "bytes:\\xc3"
+
+
+def test_bytes_of_sentencepiece_tokens() -> None:
+    """▁ is a space, and <0xNN> the byte that it names."""
+    core = Tokenizer(models.BPE({"<unk>": 0, "▁the": 1, "<0xC3>": 2}, [], unk_token="<unk>", byte_fallback=True))
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    vocabulary = Vocabulary(byte_assets(tokenizer_json=core.to_str(), tokenizer_config={}))
+    assert [vocabulary.token_bytes(token) for token in (1, 2)] == [b" the", b"\xc3"]
+
+
+def test_templates_as_models_write_them() -> None:
+    """Trimmed blocks, loop controls, tojson, strftime_now, generation blocks and the model's special tokens work."""
+    source = (
+        "{{ bos_token }}{% for m in messages %}\n  {% if loop.index > 1 %}{% break %}{% endif %}\n"
+        "{% generation %}{{ m | tojson }}{% endgeneration %}\n{% endfor %}"
+        "{{ strftime_now('%Y') | length }}{% if add_generation_prompt %}{{ extra }}{% endif %}"
+    )
+    config = {"bos_token": {"content": "<s>", "lstrip": False}}
+    messages = [{"role": "user", "content": "<é>"}, {"role": "user", "content": "no"}]
+    rendered = render(source, messages, config, {"extra": "go"})
+    assert rendered == '<s>{"role": "user", "content": "<é>"}4go'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('no') }}",
+        "{% if %}",
+        "{{ messages[0].content.missing.deeper }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ 1 / 0 }}",
+        None,
+    ],
+)
+def test_a_template_that_fails(source: str | None) -> None:
+    """Whatever goes wrong in a template, attempts to leave the sandbox included, is the template's failure."""
+    with pytest.raises(TemplateFailed):
+        render(source, [{"role": "user", "content": "x"}], {}, {})
+
+
+def test_a_template_can_not_change_the_messages() -> None:
+    """The sandbox is immutable."""
+    with pytest.raises(TemplateFailed):
+        render("{{ messages.append(1) }}", [{"role": "user", "content": "x"}], {}, {})
