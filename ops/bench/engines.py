@@ -1,0 +1,129 @@
+"""Greedy decoding of a batch, timed step by step: by Furrow's engine and by transformers' generate."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from control.messages import GenerateStep, Sampling
+from worker.collective import Solo
+from worker.engine.sampling import Sampler, SamplingRow
+from worker.engine.step import Engine
+from worker.kv.slabs import SlabStore
+from worker.models.files import ModelFiles
+from worker.models.loading import load
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """`seconds[0]` is the prompt and the first token, each further one a step; `tokens` is by sequence."""
+
+    seconds: list[float]
+    tokens: list[list[int]]
+
+
+class Furrow:
+    """The engine and sampler as a leader uses them, without Redis."""
+
+    def __init__(self, folder: Path, dtype: str, device: str, kv_tokens: int) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        files = ModelFiles(config=config, weights=sorted(folder.glob("*.safetensors")), folder=folder)
+        model = load(files, collective=Solo(), dtype=dtype, device=device)
+        self._engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), Solo())
+        self._device = device
+        self._next = 0
+        self._running: list[int] = []
+
+    def decode(self, prompts: list[list[int]], count: int) -> Decoded:
+        """`count` tokens for each prompt, all in one batch."""
+        sids = list(range(self._next, self._next + len(prompts)))
+        asked, outputs = dict(zip(sids, prompts, strict=True)), {sid: list[int]() for sid in sids}
+        sampler = Sampler()
+        sampling = Sampling(max_tokens=count, temperature=0.0, seed="0")
+
+        def sample(logits: Tensor, rows: list[int]) -> list[int]:
+            given = [
+                SamplingRow(
+                    sampling=sampling,
+                    seed=0,
+                    choice=0,
+                    position=len(outputs[sid]),
+                    prompt=asked[sid],
+                    output=outputs[sid],
+                )
+                for sid in rows
+            ]
+            return [choice.token for choice in sampler.sample(logits, given)]
+
+        seconds, before = [], _now(self._device)
+        for step in range(count):
+            result = self._engine.run(self._command(asked if step == 0 else {}, step + 1), sample)
+            for sid, token in zip(result.sids, result.tokens, strict=True):
+                outputs[sid].append(token)
+            after = _now(self._device)
+            seconds.append(after - before)
+            before = after
+        self._next, self._running = self._next + len(prompts), sids
+        return Decoded(seconds, list(outputs.values()))
+
+    def _command(self, asked: dict[int, list[int]], seq: int) -> GenerateStep:
+        """New prompts take the place of what ran before; without any, every sequence decodes by itself."""
+        return GenerateStep(
+            epoch=1,
+            seq=seq,
+            model_id="bench",
+            sequences=list(asked),
+            tokens=list(asked.values()),
+            offset=[0] * len(asked),
+            sample=[True] * len(asked),
+            left=self._running if asked else [],
+        )
+
+
+class Transformers:
+    """`generate` with its default cache and attention."""
+
+    def __init__(self, folder: Path, dtype: str, device: str) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device).eval()
+        self._device = device
+
+    def decode(self, prompts: list[list[int]], count: int) -> Decoded:
+        """As Furrow's; the prompts have equal lengths, so that nothing is padded."""
+        clock = _Clock(self._device)
+        config = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
+        ids = torch.tensor(prompts, device=self._device)
+        with torch.inference_mode():
+            found = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                stopping_criteria=StoppingCriteriaList([clock]),
+            )
+        return Decoded(clock.seconds, found[:, ids.shape[1] :].tolist())
+
+
+class _Clock(StoppingCriteria):
+    """Asked after each token, it notes the time and never stops."""
+
+    def __init__(self, device: str) -> None:
+        self._device, self._before = device, _now(device)
+        self.seconds: list[float] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        after = _now(self._device)
+        self.seconds.append(after - self._before)
+        self._before = after
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def _now(device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
