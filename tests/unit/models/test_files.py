@@ -1,0 +1,98 @@
+"""A model folder with one fault each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from control.errors import ModelFilesError
+from worker.models.files import ModelFiles, inspect
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that passes."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    save_file({"a": torch.zeros(8)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_a_whole_folder(folder: Path) -> None:
+    """Configuration, weights, tokenizer and the optional files are found."""
+    (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
+    files = inspect(folder)
+    assert files.config == {"model_type": "llama"}
+    assert files.weights == [folder / "model.safetensors"]
+    assert files.tokenizer == folder / "tokenizer.json"
+    assert files.generation_config == {"eos_token_id": 7}
+    assert files.tokenizer_config == {}
+
+
+def test_shards_are_unique_and_named_by_the_index(folder: Path) -> None:
+    """The index decides which files count, each once."""
+    for name in ("one", "two", "stray"):
+        save_file({"a": torch.zeros(1)}, folder / f"{name}.safetensors")
+    index = {"weight_map": {"a": "two.safetensors", "b": "one.safetensors", "c": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [path.name for path in inspect(folder).weights] == ["one.safetensors", "two.safetensors"]
+
+
+def _index_names_a_missing_file(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+
+
+def _other_weights_only(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def _cut_short(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def _a_pointer_instead_of_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "must hold a JSON object, not a list"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "no model_type"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+        (_other_weights_only, "There is pytorch_model.bin, which is not read"),
+        (_index_names_a_missing_file, "names files that are missing in .*: gone.safetensors"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "has no weight_map"),
+        (_cut_short, "model.safetensors is cut short"),
+        (_a_pointer_instead_of_weights, "is not a safetensors file"),
+    ],
+)
+def test_each_fault_has_its_message(folder: Path, spoil: Callable[[Path], object], message: str) -> None:
+    """A fault in a folder is told by file and kind."""
+    inspect(folder)
+    spoil(folder)
+    with pytest.raises(ModelFilesError, match=message):
+        inspect(folder)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    """A folder that is not there is named."""
+    with pytest.raises(ModelFilesError, match="nowhere does not exist"):
+        inspect(tmp_path / "nowhere")
+
+
+def test_files_of_a_command() -> None:
+    """A rank gets configuration and paths from its load command and needs no tokenizer."""
+    files = ModelFiles.of_command('{"model_type": "llama"}', ["/models/x/a.safetensors"])
+    assert files.config == {"model_type": "llama"}
+    assert files.where == "/models/x"
+    assert files.tokenizer is None

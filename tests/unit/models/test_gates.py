@@ -1,0 +1,99 @@
+"""What is refused from config.json alone, and with which words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from control.errors import ModelFilesError, UnsupportedArchitecture
+from worker.models import gates
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 90,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 131,
+    "max_position_embeddings": 512,
+}
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_what_divides_is_accepted(tp: int) -> None:
+    """Key-value heads are repeated where there are fewer than ranks; widths and vocabulary need not divide."""
+    gates.check(LLAMA, tp)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "message"),
+    [
+        ({"model_type": "bert"}, 1, "Model type 'bert' is not supported. Supported model types: .*qwen3_moe"),
+        ({"model_type": "gemma3"}, 1, "multimodal.*text part alone \\(gemma3_text\\) is served"),
+        ({"model_type": "glm_v", "vision_config": {}}, 1, "'glm_v' is multimodal"),
+        ({}, 3, "4 attention heads can't be divided among 3 ranks. Use one of --tp 1, 2, 4"),
+        ({}, 0, "must be at least 1, not 0"),
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 3},
+            2,
+            "3 key-value heads can be neither divided among 2 ranks",
+        ),
+        ({"num_attention_heads": 5}, 1, "5 attention heads can't share 2 key-value heads"),
+        ({"intermediate_size": 3}, 4, "intermediate_size = 3 can't be divided among 4 ranks"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, 1, "quantized \\(mxfp4\\)"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 1, "Rotary embedding 'dynamic'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, 1, "Rotary embedding 'longrope'"),
+        ({"use_bidirectional_attention": True}, 1, "encoder"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], tp: int, message: str) -> None:
+    """Each refusal names the type or the number, and the remedy where there is one."""
+    with pytest.raises(UnsupportedArchitecture, match=message):
+        gates.check(LLAMA | changes, tp)
+
+
+@pytest.mark.parametrize("value", [None, 0, "4", 2.0, True])
+def test_a_number_that_is_none(value: object) -> None:
+    """A missing or nonsensical number names itself and its value."""
+    with pytest.raises(ModelFilesError, match="num_attention_heads = "):
+        gates.check(LLAMA | {"num_attention_heads": value}, 1)
+
+
+def test_silent_configurations_use_the_familys_default() -> None:
+    """Without num_key_value_heads llama has as many as query heads, mistral transformers' own eight."""
+    silent = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    assert gates.kv_heads(silent) == 4
+    assert gates.kv_heads(silent | {"model_type": "mistral"}) == 8
+
+
+def test_every_default_is_transformers_own() -> None:
+    """The table's key-value heads are those of transformers' configuration classes."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from worker.models.families import FAMILIES
+
+    for kind, family in FAMILIES.items():
+        config = CONFIG_MAPPING[kind]()
+        assert config.num_key_value_heads == (family.kv_heads or config.num_attention_heads), kind
+
+
+def test_ends_and_lengths() -> None:
+    """Every end-of-sequence id counts, generation_config.json's before config.json's."""
+    assert gates.eos_ids({"eos_token_id": 1}, {"eos_token_id": [2, 3]}) == [2, 3]
+    assert gates.eos_ids({"eos_token_id": 1}, {}) == [1]
+    assert gates.eos_ids({}, {}) == []
+    assert gates.context_length(LLAMA) == 512
+
+
+def test_gates_need_no_torch() -> None:
+    """The agent decides without torch: neither it nor transformers nor the hub's client is imported."""
+    script = (
+        "import sys, worker.models.gates, worker.models.source; "
+        "print(*sorted({'torch', 'transformers', 'huggingface_hub', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,133 @@
+"""The slab store and its attention against the textbook formula, over random histories of many sequences."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from worker.attention.variant import Variant
+from worker.kv.base import CacheLayout, Extent
+from worker.kv.slabs import FIRST_CAPACITY, SlabStore, tokens_that_fit
+
+HEADS, KV_HEADS, DIM = 4, 2, 8
+
+
+@pytest.fixture
+def layout() -> CacheLayout:
+    return CacheLayout(2, KV_HEADS, DIM, (None, None), torch.float64, torch.device("cpu"))
+
+
+def textbook(query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
+    """One token's attention: query (heads, dim), key and value (kv heads, length, dim)."""
+    first = 0 if variant.window is None else max(0, key.shape[1] - variant.window)
+    key, value = (one[:, first:].repeat_interleave(HEADS // KV_HEADS, dim=0) for one in (key, value))
+    scores = torch.einsum("hd,hld->hl", query, key) * variant.scaling
+    if variant.softcap is not None:
+        scores = variant.softcap * torch.tanh(scores / variant.softcap)
+    weights = scores.exp()
+    total = weights.sum(-1) + (0 if variant.sinks is None else variant.sinks.exp())
+    return torch.einsum("hl,hld->hd", weights, value) / total.unsqueeze(-1)
+
+
+VARIANTS = {
+    "plain": Variant(0.3),
+    "window": Variant(0.3, window=5),
+    "softcap": Variant(0.3, softcap=0.8),
+    "softcap and window": Variant(0.3, window=5, softcap=0.8),
+    "sinks": Variant(0.3, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)),
+    "sinks and window": Variant(0.3, window=3, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_random_history(layout: CacheLayout, name: str, seed: int) -> None:
+    """Sequences join, grow by one or several tokens, idle and leave; each token attends as the formula says."""
+    chance, variant = random.Random(seed), VARIANTS[name]
+    torch.manual_seed(seed)
+    store = SlabStore(layout, 10_000)
+    truth: dict[int, tuple[Tensor, Tensor]] = {}
+    for sid in range(24):
+        if truth and chance.random() < 0.4:
+            gone = chance.choice(sorted(truth))
+            store.drop(gone)
+            del truth[gone]
+        truth[sid] = (torch.zeros(KV_HEADS, 0, DIM, dtype=torch.float64),) * 2
+        busy = [one for one in sorted(truth) if one == sid or chance.random() < 0.6]
+        chance.shuffle(busy)
+        extents = [Extent(one, truth[one][0].shape[1], chance.choice([1, 1, 1, 4, 9])) for one in busy]
+        tokens = sum(extent.count for extent in extents)
+        query = torch.randn(HEADS, tokens, DIM, dtype=torch.float64)
+        key, value = torch.randn(2, KV_HEADS, tokens, DIM, dtype=torch.float64)
+        step, start = store.begin(extents), 0
+        for layer in (0, 1):
+            out = step.attend(layer, query, key + layer, value + layer, variant)
+        store.commit(extents)
+        for extent in extents:
+            stop = start + extent.count
+            old_key, old_value = truth[extent.sid]
+            whole_key = torch.cat([old_key, key[:, start:stop] + 1], dim=1)
+            whole_value = torch.cat([old_value, value[:, start:stop] + 1], dim=1)
+            truth[extent.sid] = (whole_key, whole_value)
+            for place in range(extent.count):
+                seen = extent.offset + place + 1
+                expected = textbook(query[:, start + place], whole_key[:, :seen], whole_value[:, :seen], variant)
+                torch.testing.assert_close(out[start + place], expected, rtol=1e-9, atol=1e-9)
+            start = stop
+        assert store.used_tokens == sum(key.shape[1] for key, _ in truth.values())
+
+
+def test_memory_is_given_back(layout: CacheLayout) -> None:
+    """When the last sequence has left, no slab is kept."""
+    store = SlabStore(layout, 10_000)
+    extents = [Extent(sid, 0, 200 * sid) for sid in range(1, 12)]
+    store.begin(extents)
+    store.commit(extents)
+    assert store.used_tokens == sum(extent.count for extent in extents)
+    assert store.reserved_bytes > 0
+    for extent in extents:
+        store.drop(extent.sid)
+    assert (store.used_tokens, store.reserved_bytes) == (0, 0)
+
+
+def test_a_sequence_grows_in_few_moves(layout: CacheLayout) -> None:
+    """Token by token to 4,096, a sequence changes its slab only when its length has doubled."""
+    store = SlabStore(layout, 10_000)
+    capacities = []
+    for offset in range(4096):
+        extent = Extent(1, offset, 1)
+        store.begin([extent])
+        store.commit([extent])
+        capacities.append(store._places[1].pool.capacity)
+    assert sorted(set(capacities)) == [FIRST_CAPACITY * 2**power for power in range(5)]
+
+
+def test_what_lies_behind_a_sequence_is_zero(layout: CacheLayout) -> None:
+    """Slabs that moved or were used before hold nothing behind their sequence: padding is read, with weight zero."""
+    store, chance = SlabStore(layout, 10_000), random.Random(2)
+    for sid in range(60):
+        if sid > 4:
+            store.drop(chance.choice(sorted(store._lengths)))
+        extent = Extent(sid, 0, chance.randrange(2, 300))
+        step = store.begin([extent])
+        noise = torch.randn(KV_HEADS, extent.count, DIM, dtype=torch.float64)
+        for layer in (0, 1):
+            step.attend(layer, torch.randn(HEADS, extent.count, DIM, dtype=torch.float64), noise, noise, Variant(1.0))
+        store.commit([extent])
+        for one, place in store._places.items():
+            length = store.length(one)
+            memory = place.pool._memory[:, :, place.slot]
+            assert memory[:, :, :, :length].abs().sum() > 0
+            assert memory[:, :, :, length:].abs().sum() == 0
+        for pool in store._pools.values():
+            assert pool._memory[:, :, len(pool) :].abs().sum() == 0
+
+
+def test_capacity_from_memory(layout: CacheLayout) -> None:
+    """A token costs keys and values in all layers, twice for the time of a pool's growth."""
+    assert layout.bytes_per_token == 2 * 2 * KV_HEADS * DIM * 8
+    assert tokens_that_fit(100 * 2 * layout.bytes_per_token, layout) == 100
+    assert tokens_that_fit(-5, layout) == 0

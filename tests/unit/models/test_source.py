@@ -1,0 +1,113 @@
+"""Where a model's files come from, with the hub's client replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from safetensors.torch import save_file
+
+from control.errors import ModelFilesError
+from worker.models import source
+
+
+def fill(folder: Path) -> Path:
+    """A complete model folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "tokenizer.json").write_text("{}")
+    save_file({"a": torch.zeros(8)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands in for the hub's repository org/name."""
+    folder = tmp_path / "hub" / "org" / "name"
+
+    def download(repository: str, name: str, *, revision: str, cache_dir: Path) -> str:
+        path = tmp_path / "hub" / repository / name
+        if not path.is_file():
+            raise EntryNotFoundError(f"404 {name}")
+        return str(path)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return fill(folder)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hub at all."""
+
+    def download(repository: str, name: str, **_: object) -> str:
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+
+
+@pytest.mark.parametrize(
+    ("explicit", "environment", "expected", "reason"),
+    [
+        (Path("/mine"), {"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/mine", "set explicitly"),
+        (None, {"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a", "HF_HUB_CACHE"),
+        (None, {"HF_HUB_CACHE": "", "HF_HOME": "/b"}, "/b/hub", "HF_HOME"),
+        (None, {"HF_HOME": "", "XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub", "default"),
+        (None, {}, str(Path("~/.cache/huggingface/hub").expanduser()), "default"),
+    ],
+)
+def test_cache_precedence(explicit: Path | None, environment: dict[str, str], expected: str, reason: str) -> None:
+    """An explicit place comes first, then HF_HUB_CACHE, HF_HOME, the default; an empty variable is unset."""
+    assert source.cache_folder(explicit, environment) == (Path(expected), reason)
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path, offline: None) -> None:
+    """A local folder needs no network."""
+    assert source.resolve(str(fill(tmp_path / "model"))) == tmp_path / "model"
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere", "~/nowhere-at-all", "a/b/c", "org/na me"])
+def test_neither_folder_nor_repository(name: str, offline: None) -> None:
+    """What can only be a missing folder is not looked for on the hub."""
+    with pytest.raises(ModelFilesError, match="does not exist"):
+        source.resolve(name)
+
+
+def test_a_complete_snapshot_is_used_offline(tmp_path: Path, offline: None) -> None:
+    """The cache answers without a question to the hub, by branch and by commit."""
+    root = tmp_path / "models--org--name"
+    snapshot = fill(root / "snapshots" / "abc123")
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text("abc123")
+    assert source.resolve("org/name", cache=tmp_path) == snapshot
+    assert source.resolve("org/name", revision="abc123", cache=tmp_path) == snapshot
+
+
+def test_an_incomplete_snapshot_is_not_used(tmp_path: Path, offline: None) -> None:
+    """A cache without the tokenizer is completed from the hub; unreachable, that names file and repository."""
+    root = tmp_path / "models--org--name"
+    (fill(root / "snapshots" / "main") / "tokenizer.json").unlink()
+    with pytest.raises(ModelFilesError, match=r"config.json of org/name is not in the cache .* can't be reached"):
+        source.resolve("org/name", cache=tmp_path)
+
+
+def test_download(hub: Path, tmp_path: Path) -> None:
+    """What is not cached is fetched."""
+    assert source.resolve("org/name", cache=tmp_path / "cache") == hub
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_missing_on_the_hub(name: str, hub: Path, tmp_path: Path) -> None:
+    """A repository without a needed file is refused by file and repository."""
+    (hub / name).unlink()
+    with pytest.raises(ModelFilesError, match=f"{name} is missing in repository org/name"):
+        source.resolve("org/name", cache=tmp_path / "cache")
+
+
+def test_a_shard_missing_on_the_hub(hub: Path, tmp_path: Path) -> None:
+    """The index of a sharded repository says which files are needed."""
+    (hub / "model.safetensors.index.json").write_text('{"weight_map": {"a": "part-1.safetensors"}}')
+    with pytest.raises(ModelFilesError, match=r"part-1\.safetensors is missing in repository org/name"):
+        source.resolve("org/name", cache=tmp_path / "cache")
