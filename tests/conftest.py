@@ -1,4 +1,4 @@
-"""Servers that the whole run shares; each test that uses one begins with it empty."""
+"""Servers that the whole run shares. Whoever takes one empties it first."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import NEW, Server, serving
+from tests.servers import NEW, OLD, Server, serving
 
 
 @pytest.fixture(scope="session")
-def shared_server() -> Iterator[Server]:
+def old_server() -> Iterator[Server]:
+    with serving(OLD) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def new_server() -> Iterator[Server]:
     with serving(NEW) as server:
         yield server

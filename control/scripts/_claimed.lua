@@ -37,6 +37,36 @@ local function adopt(base, class, tenant, id, rid, token, now)
   return true
 end
 
+-- Everything that was delivered to `consumer` and has not ended, room or not: somebody waits for it. What another
+-- replica left is claimed for this one.
+local MOST_PENDING = 100000
+
+local function adopt_all(base, consumer, replica, token, now, claimed)
+  for _, class in ipairs(CLASSES) do
+    for _, tenant in ipairs(redis.call('ZRANGE', base .. 'served:' .. class, 0, -1)) do
+      local queue, pending = base .. 'queue:' .. class .. ':' .. tenant, {}
+      if redis.call('EXISTS', queue) == 1 then
+        last_delivered(queue) -- makes sure of the group
+        pending = redis.call('XPENDING', queue, GROUP, '-', '+', MOST_PENDING, consumer)
+      end
+      for _, delivered in ipairs(pending) do
+        local id = delivered[1]
+        local entry = redis.call('XRANGE', queue, id, id)[1]
+        if not entry then
+          redis.pcall('XACK', queue, GROUP, id) -- deleted while it was pending
+        else
+          if consumer ~= replica then
+            redis.call('XCLAIM', queue, GROUP, replica, 0, id, 'JUSTID')
+          end
+          if adopt(base, class, tenant, id, entry[2][2], token, now) then
+            claimed[#claimed + 1] = describe(base, entry[2][2])
+          end
+        end
+      end
+    end
+  end
+end
+
 -- What the claim with this id handed out, if this is that call again and its reply was lost; else nil.
 local function repeated(base, token, last, call)
   local id, rids = string.match(redis.call('GET', last) or '', '^(%S+) ?(.*)$')

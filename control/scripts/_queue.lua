@@ -1,10 +1,5 @@
 -- Reading a queue with the consumer group, whatever a flush has taken away.
 
--- After a flush the stream may be back without its group; nothing in it has been delivered then.
-local function ensure_group(queue)
-  redis.pcall('XGROUP', 'CREATE', queue, GROUP, '0', 'MKSTREAM')
-end
-
 local function field(flat, name)
   for i = 1, #flat, 2 do
     if flat[i] == name then
@@ -14,14 +9,15 @@ local function field(flat, name)
   return nil
 end
 
--- The id after which nothing has been delivered to any consumer.
+-- The id after which nothing has been delivered to any consumer. After a flush the stream may be back without its
+-- group: it is made again, and nothing has been delivered then.
 local function last_delivered(queue)
   for _, group in ipairs(redis.call('XINFO', 'GROUPS', queue)) do
     if field(group, 'name') == GROUP then
       return field(group, 'last-delivered-id')
     end
   end
-  ensure_group(queue)
+  redis.call('XGROUP', 'CREATE', queue, GROUP, '0')
   return '0-0'
 end
 

@@ -24,34 +24,6 @@ end
 
 local now, claimed = server_ms(), {}
 
--- Everything that was ever delivered to this replica and has not ended, room or not: somebody waits for it.
-local function adopt_pending(class, tenant)
-  local queue, from = base .. 'queue:' .. class .. ':' .. tenant, '0'
-  if redis.call('EXISTS', queue) == 0 then
-    return
-  end
-  ensure_group(queue)
-  while true do
-    local read = redis.call('XREADGROUP', 'GROUP', GROUP, replica, 'COUNT', 100, 'STREAMS', queue, from)
-    local entries = read and read[1] and read[1][2] or {}
-    if #entries == 0 then
-      return
-    end
-    for _, entry in ipairs(entries) do
-      local id, fields = entry[1], entry[2]
-      from = id
-      if not fields or #fields == 0 then
-        redis.call('XACK', queue, GROUP, id) -- deleted while it was pending
-      elseif adopt(base, class, tenant, id, fields[2], token, now) then
-        claimed[#claimed + 1] = describe(base, fields[2])
-      end
-    end
-    if redis.call('EXISTS', queue) == 0 then
-      return -- the last one ended just now
-    end
-  end
-end
-
 -- Take the head of a tenant's queue. Returns false when it does not fit: then nothing behind it goes first.
 local function take_head(class, tenant, entry)
   local queue, id, rid = base .. 'queue:' .. class .. ':' .. tenant, entry[1], entry[2][2]
@@ -78,11 +50,7 @@ local function take_head(class, tenant, entry)
 end
 
 if ARGV[7] == '1' then
-  for _, class in ipairs(CLASSES) do
-    for _, tenant in ipairs(redis.call('ZRANGE', base .. 'served:' .. class, 0, -1)) do
-      adopt_pending(class, tenant)
-    end
-  end
+  adopt_all(base, replica, replica, token, now, claimed)
   room = room - #claimed
 end
 

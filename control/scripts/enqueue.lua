@@ -67,7 +67,7 @@ end
 
 local queue = base .. 'queue:' .. class .. ':' .. tenant
 if redis.call('EXISTS', queue) == 0 then
-  ensure_group(queue)
+  redis.call('XGROUP', 'CREATE', queue, GROUP, '0', 'MKSTREAM')
 end
 local entry = redis.call('XADD', queue, '*', 'rid', rid, 'tokens', ARGV[5])
 local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')

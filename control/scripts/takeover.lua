@@ -26,29 +26,6 @@ local now, claimed = server_ms(), {}
 local epoch = math.max(tonumber(redis.call('GET', KEYS[7]) or '0') + 1, now)
 redis.call('SET', KEYS[7], whole(epoch))
 
-local function take_pending(class, tenant)
-  local queue = base .. 'queue:' .. class .. ':' .. tenant
-  if redis.call('EXISTS', queue) == 0 then
-    return
-  end
-  ensure_group(queue)
-  for _, pending in ipairs(redis.call('XPENDING', queue, GROUP, '-', '+', 100000, other)) do
-    local id = pending[1]
-    local entry = redis.call('XRANGE', queue, id, id)[1]
-    if not entry then
-      redis.call('XACK', queue, GROUP, id) -- deleted while it was pending
-    else
-      redis.call('XCLAIM', queue, GROUP, replica, 0, id, 'JUSTID')
-      if adopt(base, class, tenant, id, entry[2][2], token, now) then
-        claimed[#claimed + 1] = describe(base, entry[2][2])
-      end
-    end
-  end
-end
-for _, class in ipairs(CLASSES) do
-  for _, tenant in ipairs(redis.call('ZRANGE', base .. 'served:' .. class, 0, -1)) do
-    take_pending(class, tenant)
-  end
-end
+adopt_all(base, other, replica, token, now, claimed)
 remember(KEYS[4], ARGV[4], claimed)
 return {'OK', last_bell(KEYS[5]), claimed}

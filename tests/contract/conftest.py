@@ -1,0 +1,89 @@
+"""The same farm over a fake (logic only), the oldest server and the newest one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import fakeredis
+import pytest
+
+from control import requests
+from control.clients import SyncRedis
+from control.connection import Call, connect, connect_blocking, run
+from control.keys import ModelKeys
+from control.lease import Lease, acquire
+from control.messages import GenerationRequest, LogEntry, Sampling
+from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, Followed
+
+T = TypeVar("T")
+
+MODEL = "m"
+
+
+@dataclass
+class Farm:
+    """One model's Redis, and the shortest words for what tests do with it."""
+
+    client: SyncRedis
+    blocking: SyncRedis
+    url: str | None
+    keys: ModelKeys = field(default_factory=lambda: ModelKeys(MODEL))
+
+    def run(self, call: Call[T]) -> T:
+        return run(self.client, call)
+
+    def lead(self, replica: str = "r0", owner: str = "one", world_size: int = 1, floor: int = 0) -> Lease:
+        lease = self.run(acquire(MODEL, replica, owner, world_size, floor))
+        assert lease is not None
+        return lease
+
+    def lose(self, lease: Lease) -> None:
+        """The lock lapses, as after two seconds without a renewal."""
+        self.client.delete(lease.keys.lock)
+
+    def put(self, rid: str, tenant: str = "t", prompt: int = 3, n: int = 1, **fields: Any) -> Enqueued:
+        params = GenerationRequest(prompt=list(range(prompt)), sampling=Sampling(max_tokens=9, n=n))
+        return self.run(requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant=tenant, **fields)))
+
+    def claim(self, lease: Lease, requests_: int = 100, tokens: int = 10_000, adopt: bool = False) -> Claims:
+        return self.run(requests.claim(lease, requests_, tokens, adopt))
+
+    def emit(self, lease: Lease, *rows: Emission) -> EmitResult:
+        return self.run(requests.emit(lease, list(rows)))
+
+    def look(self, rid: str, tenant: str = "t", have: int = 0) -> Followed:
+        return self.run(requests.follow(MODEL, rid, "", tenant, have))
+
+    def field(self, rid: str, name: str) -> str | None:
+        return self.client.hget(self.keys.request(rid), name)
+
+    def load(self, name: str) -> int:
+        return int(self.client.hget(self.keys.load, name) or 0)
+
+
+def rids(claims: Claims) -> list[str]:
+    return [claimed.rid for claimed in claims.requests]
+
+
+def token(seq: int, value: int = 7, choice: int = 0) -> LogEntry:
+    return LogEntry(seq, choice, value)
+
+
+def last(seq: int, value: int = 7, choice: int = 0) -> LogEntry:
+    return LogEntry(seq, choice, value, "stop", "token")
+
+
+@pytest.fixture(params=["fake", "old", "new"])
+def farm(request: pytest.FixtureRequest) -> Iterator[Farm]:
+    if request.param == "fake":
+        server = fakeredis.FakeServer()
+        client = fakeredis.FakeRedis(server=server, decode_responses=True)
+        yield Farm(client, fakeredis.FakeRedis(server=server, decode_responses=True), None)
+        return
+    url = request.getfixturevalue(f"{request.param}_server").url
+    with closing(connect(url)) as client, closing(connect_blocking(url)) as blocking:
+        client.flushall()
+        yield Farm(client, blocking, url)

@@ -1,0 +1,116 @@
+"""The lock and its epoch."""
+
+from __future__ import annotations
+
+import pytest
+
+from control.connection import run_all
+from control.errors import Fenced, Lost
+from control.keys import LOCK_MS
+from control.lease import acquire, holder, release, release_token, renew
+from tests.contract.conftest import MODEL, Farm
+
+
+def test_only_one_holds_the_lock(farm: Farm) -> None:
+    """While one owner holds the lock another one gets none."""
+    lease = farm.lead(owner="one")
+    assert farm.run(acquire(MODEL, "r0", "two", 1)) is None
+    assert farm.run(holder(MODEL, "r0")) == lease.token
+
+
+def test_an_epoch_is_always_greater_than_any_before(farm: Farm) -> None:
+    """Each acquisition moves the epoch on, also past the caller's own last one."""
+    first = farm.lead()
+    farm.run(release(first))
+    second = farm.lead()
+    farm.run(release(second))
+    third = farm.lead(floor=second.epoch + 10**6)
+    assert first.epoch < second.epoch < third.epoch
+    assert third.epoch == second.epoch + 10**6 + 1
+
+
+def test_an_epoch_grows_over_a_loss_of_everything(farm: Farm) -> None:
+    """After a flush the next epoch is still greater: the server's clock sees to it."""
+    first = farm.lead()
+    farm.client.flushall()
+    assert farm.lead(floor=first.epoch).epoch > first.epoch
+
+
+def test_acquiring_twice_after_a_lost_reply_is_one_epoch(farm: Farm) -> None:
+    """The same call again returns the same lease."""
+    call = acquire(MODEL, "r0", "one", 2)
+    assert farm.run(call) == farm.run(call)
+
+
+def test_an_owner_does_not_get_its_old_epoch_again(farm: Farm) -> None:
+    """With its last epoch as floor an owner that still holds the lock must release first."""
+    lease = farm.lead()
+    assert farm.run(acquire(MODEL, "r0", "one", 1, floor=lease.epoch)) is None
+
+
+def test_a_new_epoch_sweeps_the_streams_and_the_poison_of_the_old_one(farm: Farm) -> None:
+    """No stale command, reply or poison is left to be read."""
+    old = farm.lead(world_size=3)
+    gone = [old.keys.commands(old.epoch, 1), old.keys.commands(old.epoch, 2), old.keys.replies(old.epoch)]
+    for stream in gone:
+        farm.client.xadd(stream, {"m": "x"})
+    farm.client.hset(old.keys.poison, "epoch", old.epoch)
+    farm.run(release(old))
+    farm.lead(world_size=3)
+    assert farm.client.exists(*gone, old.keys.poison) == 0
+
+
+def test_renewing_keeps_the_lock_and_the_streams_alive(farm: Farm) -> None:
+    """A renewal sets the life of the lock and of the epoch's streams anew."""
+    lease = farm.lead(world_size=2)
+    stream = lease.keys.commands(lease.epoch, 1)
+    farm.client.xadd(stream, {"m": "x"})
+    farm.client.pexpire(lease.keys.lock, 100)
+    farm.run(renew(lease, 2))
+    assert farm.client.pttl(lease.keys.lock) > LOCK_MS - 500
+    assert farm.client.pttl(stream) > 50_000
+
+
+def test_lost_is_told_from_fenced(farm: Farm) -> None:
+    """LOST while nobody moved the epoch on; FENCED once somebody did, whether the lock is held or not."""
+    lease = farm.lead()
+    farm.lose(lease)
+    with pytest.raises(Lost):
+        farm.run(renew(lease, 1))
+    farm.client.delete(lease.keys.epoch)
+    with pytest.raises(Lost):
+        farm.run(renew(lease, 1))
+    other = farm.lead(owner="two", floor=lease.epoch)
+    with pytest.raises(Fenced):
+        farm.run(renew(lease, 1))
+    farm.lose(other)
+    with pytest.raises(Fenced):
+        farm.run(renew(lease, 1))
+
+
+def test_a_rolled_back_epoch_is_lost_not_fenced(farm: Farm) -> None:
+    """After a failover that forgot the newest epoch nobody has taken over, so the leader may acquire again."""
+    lease = farm.lead()
+    farm.lose(lease)
+    farm.client.set(lease.keys.epoch, lease.epoch - 1)
+    with pytest.raises(Lost):
+        farm.run(renew(lease, 1))
+
+
+def test_releasing_frees_exactly_the_own_token(farm: Farm) -> None:
+    """A token that is not the holder's releases nothing."""
+    lease = farm.lead()
+    assert farm.run(release_token(MODEL, "r0", "one:1")) is False
+    assert farm.run(holder(MODEL, "r0")) == lease.token
+    assert farm.run(release(lease)) is True
+    assert farm.run(release(lease)) is False
+    assert farm.run(holder(MODEL, "r0")) is None
+
+
+def test_an_error_of_one_call_spares_the_others(farm: Farm) -> None:
+    """In a batch the refused call's error stands in its place."""
+    lease = farm.lead()
+    farm.lose(lease)
+    lost, token = run_all(farm.client, [renew(lease, 1), holder(MODEL, "r0")])
+    assert isinstance(lost, Lost)
+    assert token is None
