@@ -1,0 +1,101 @@
+"""A farm in the middle of its work, put into Redis by the very functions that put it there in production."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from api.heartbeat import Heartbeat
+from api.settings import ApiSettings
+from control import catalog, farm, health, keys, requests
+from control.clients import SyncRedis
+from control.commands import reply, send
+from control.connection import connect_async, run
+from control.lease import Lease, acquire
+from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Ping, Pong, Sampling
+from control.placement import Host
+from control.requests import Emission, Enqueue
+
+MODEL, HOST, OWNER = "demo", "alpha", "alpha/4711"
+
+
+@dataclass
+class Populated:
+    """`running` has three tokens, `waiting` is acme's next; `left` is followed by nobody; `lease` leads r0."""
+
+    client: SyncRedis
+    lease: Lease
+    poisoned: Lease
+    running: str = "rid-running"
+    waiting: str = "rid-waiting"
+    dead: str = "rid-dead"
+    left: str = "rid-left"
+
+
+def populate(client: SyncRedis, url: str) -> Populated:
+    """One model, two replicas of which r1 is poisoned, a host, an API process, and requests in every state."""
+    spec = ModelSpec(name=MODEL, source="somewhere/demo", tp=2, replicas=2, devices=["cpu", "cpu"])
+    catalog.put_spec(client, spec)
+    farm.beat_host(client, Host(HOST, ("cuda:0",)), pid=99, memory_bytes=2**30)
+    assert farm.hold_placement(client, HOST)
+    farm.assign(client, HOST, Assignment(spec=spec, replica="r0", ranks=[0, 1], devices=["cpu", "cpu"]))
+    health.write_status(client, MODEL, "r0", "running", "", host=HOST, tp=2)
+    lease, poisoned = _lead(client, "r0"), _lead(client, "r1")
+    for rank, seq, pending in ((0, 41, 1900), (1, 40, 1800)):
+        run(client, health.beat(MODEL, "r0", rank, _beat(lease, seq, pending, 4711 + rank)))
+    assert health.write_poison(client, MODEL, "r1", poisoned.epoch, 1, "exited", "rank 1 (pid 12) was killed")
+    send(client, lease, Ping(epoch=lease.epoch, seq=1), 2)
+    reply(client, MODEL, "r0", Pong(epoch=lease.epoch, seq=1, rank=1, world_size=2, cuda_device="cpu"))
+    found = Populated(client, lease, poisoned)
+    _fill_queue(found)
+    asyncio.run(_api_beats(url))
+    # What lives two seconds is kept: a test on a busy machine may take longer than that to look.
+    for key in client.scan_iter(f"{keys.PREFIX}*"):
+        if 0 < client.pttl(key) <= keys.LOCK_MS:
+            client.pexpire(key, 60_000)
+    return found
+
+
+def _fill_queue(found: Populated) -> None:
+    client, lease = found.client, found.lease
+    _enqueue(client, found.dead, "acme", 5)
+    run(client, requests.claim(lease, 1, 1000, adopt=False))
+    assert run(client, requests.bury(lease, found.dead, "crashed its group alone: forward_failed"))
+    _enqueue(client, found.running, "acme", 7)
+    run(client, requests.claim(lease, 1, 1000, adopt=False))
+    entries = [LogEntry(1, 0, 101), LogEntry(2, 0, 102), LogEntry(3, 0, 103)]
+    run(client, requests.emit(lease, [Emission(found.running, 1, entries, times={"t_prefill": 1234})]))
+    _enqueue(client, found.waiting, "acme", 11)
+    _enqueue(client, found.left, "zeta", 13, api="api-1", on_disconnect="600")
+    run(client, requests.unfollow(MODEL, found.left, "api-1"))
+
+
+def _enqueue(client: SyncRedis, rid: str, tenant: str, prompt: int, **fields: str) -> None:
+    params = GenerationRequest(prompt=list(range(prompt)), sampling=Sampling(max_tokens=9))
+    enqueue = Enqueue(rid=rid, model=MODEL, params=params, tenant=tenant, received_ms=1000, **fields)
+    assert run(client, requests.enqueue(enqueue)).rid == rid
+
+
+def _lead(client: SyncRedis, replica: str) -> Lease:
+    lease = run(client, acquire(MODEL, replica, OWNER, 2))
+    assert lease is not None
+    return lease
+
+
+def _beat(lease: Lease, seq: int, pending_ms: int, pid: int) -> health.Beat:
+    return health.Beat(
+        epoch=lease.epoch,
+        seq=seq,
+        oldest_pending_ms=pending_ms,
+        device="cpu",
+        memory_bytes=2**20,
+        phase="ready",
+        pid=pid,
+        host=HOST,
+    )
+
+
+async def _api_beats(url: str) -> None:
+    client = connect_async(url)
+    await Heartbeat(client, ApiSettings(redis_url=url, api_id="api-7"))._beat()
+    await client.aclose()
