@@ -6,7 +6,8 @@ for i, stream in ipairs(KEYS) do
   local command = ARGV[i + 1] or ARGV[2]
   local added = redis.pcall('XADD', stream, 'MAXLEN', '~', COMMAND_LENGTH, ARGV[1] .. '-0', 'm', command)
   if type(added) == 'table' and added.err then
-    if not string.find(added.err, 'equal or smaller', 1, true) then
+    local newest = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+    if not newest or tonumber(string.match(newest[1], '^%d+')) < tonumber(ARGV[1]) then
       return added
     end
   elseif ARGV[1] == '1' then

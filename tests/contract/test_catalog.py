@@ -1,0 +1,83 @@
+"""Specifications and assets as hashes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from control import catalog
+from control.messages import ModelAssets, ModelSpec
+from tests.contract.conftest import MODEL, Farm
+
+SPEC = ModelSpec(name=MODEL, source="/x", tp=2, devices=["cpu", "cpu"], max_context=64)
+ASSETS = ModelAssets(
+    tokenizer_json='{"version": "1.0"}',
+    tokenizer_config={"eos_token": "</s>"},
+    chat_template=None,
+    generation_config={"temperature": 0.5},
+    context_length=64,
+    vocab_size=10,
+    eos_ids=[1, 2],
+    kv_tokens=1000,
+    created=5,
+)
+
+
+def test_a_specification_comes_back_as_it_was(farm: Farm) -> None:
+    """Fields travel as text and return as what they were."""
+    assert catalog.get_spec(farm.client, MODEL) is None
+    catalog.put_spec(farm.client, SPEC)
+    assert catalog.get_spec(farm.client, MODEL) == SPEC
+    assert catalog.list_specs(farm.client) == [SPEC]
+    assert farm.client.hget(farm.keys.spec, "source") == "/x"
+
+
+def test_the_revision_grows_with_changes_only(farm: Farm) -> None:
+    """Saying the same twice changes nothing; leaving a field out is a change."""
+    assert [catalog.put_spec(farm.client, SPEC) for _ in range(2)] == [1, 1]
+    changed = msgspec.structs.replace(SPEC, max_context=None)
+    assert catalog.put_spec(farm.client, changed) == 2
+    found = catalog.get_spec(farm.client, MODEL)
+    assert found is not None
+    assert found.max_context is None
+    assert catalog.same(found, changed)
+
+
+def test_a_tombstone_asks_for_an_unload(farm: Farm) -> None:
+    """It stays until somebody wants the model again, or it is forgotten."""
+    assert catalog.tombstone(farm.client, MODEL) is False
+    catalog.put_spec(farm.client, SPEC)
+    assert [catalog.tombstone(farm.client, MODEL) for _ in range(2)] == [True, True]
+    found = catalog.get_spec(farm.client, MODEL)
+    assert found is not None
+    assert (found.unload, found.revision) == (True, 2)
+    catalog.forget(farm.client, MODEL)
+    assert catalog.list_specs(farm.client) == []
+
+
+def test_restoring_fills_a_loss_and_overrules_nobody(farm: Farm) -> None:
+    """What an agent still runs is brought back with its revision; a newer word stands."""
+    catalog.restore_spec(farm.client, msgspec.structs.replace(SPEC, revision=7))
+    found = catalog.get_spec(farm.client, MODEL)
+    assert found is not None
+    assert found.revision == 7
+    catalog.restore_spec(farm.client, msgspec.structs.replace(SPEC, revision=3, tp=1))
+    assert catalog.get_spec(farm.client, MODEL) == found
+
+
+def test_assets_come_back_and_keep_their_first_date(farm: Farm) -> None:
+    """Publishing the same in a new epoch is no change; anything else is."""
+    assert catalog.get_assets(farm.client, MODEL) is None
+    assert farm.run(catalog.put_assets(MODEL, ASSETS)) is True
+    assert farm.run(catalog.put_assets(MODEL, msgspec.structs.replace(ASSETS, created=9))) is False
+    assert catalog.get_assets(farm.client, MODEL) == ASSETS
+    assert farm.run(catalog.put_assets(MODEL, msgspec.structs.replace(ASSETS, chat_template="{{ x }}"))) is True
+    found = catalog.get_assets(farm.client, MODEL)
+    assert found is not None
+    assert found.chat_template == "{{ x }}"
+
+
+def test_fields_of_a_newer_version_are_ignored(farm: Farm) -> None:
+    """An older process reads what it knows."""
+    catalog.put_spec(farm.client, SPEC)
+    farm.client.hset(farm.keys.spec, "colour", "blue")
+    assert catalog.get_spec(farm.client, MODEL) == SPEC

@@ -1,0 +1,147 @@
+"""Following, leaving, and what becomes of a request that nobody follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from control import keys, requests
+from control.errors import RequestNotFound
+from control.requests import Emission
+from tests.contract.conftest import MODEL, Farm, last, rids, token
+
+
+def follow(farm: Farm, rid: str, api: str, have: int = 0) -> requests.Followed:
+    return farm.run(requests.follow(MODEL, rid, api, "t", have))
+
+
+def leave(farm: Farm, rid: str, api: str, delivered_ms: int | None = None) -> None:
+    farm.run(requests.unfollow(MODEL, rid, api, delivered_ms))
+
+
+def test_a_follower_gets_what_it_lacks(farm: Farm) -> None:
+    """Follow returns the hash without the prompt, and the log after what the follower has."""
+    lease = farm.lead()
+    farm.put("a", view='{"endpoint": "chat"}')
+    farm.claim(lease)
+    farm.emit(lease, Emission("a", 1, [token(1, 40), token(2, 41), token(3, 42)]))
+    followed = follow(farm, "a", "api2", have=1)
+    assert [entry.token for entry in followed.entries] == [41, 42]
+    assert followed.fields["view"] == '{"endpoint": "chat"}'
+    assert "params" not in followed.fields
+    assert not followed.ended
+    assert farm.field("a", "followers") == "api2"
+
+
+def test_following_twice_is_following_once(farm: Farm) -> None:
+    """A renewed registration adds nobody, and looking without an id neither."""
+    farm.put("a", api="api1")
+    follow(farm, "a", "api1")
+    follow(farm, "a", "")
+    assert farm.field("a", "followers") == "api1"
+
+
+def test_another_tenant_learns_nothing(farm: Farm) -> None:
+    """A stranger's follow and cancel are answered as if the request did not exist."""
+    farm.put("a", tenant="t")
+    for call in (requests.follow(MODEL, "a", "api", "stranger", 0), requests.cancel(MODEL, "a", "stranger")):
+        with pytest.raises(RequestNotFound) as stranger:
+            farm.run(call)
+        with pytest.raises(RequestNotFound) as absent:
+            farm.run(requests.follow(MODEL, "nothing", "api", "t", 0))
+        assert str(stranger.value).replace("'a'", "'nothing'") == str(absent.value)
+    assert farm.field("a", "followers") == ""
+    assert farm.field("a", "state") == "queued"
+
+
+def test_the_last_follower_leaving_cancels(farm: Farm) -> None:
+    """By default the request is cancelled when nobody follows it any more, and not before."""
+    farm.put("a", api="api1")
+    follow(farm, "a", "api2")
+    leave(farm, "a", "api1", delivered_ms=77)
+    assert farm.field("a", "state") == "queued"
+    leave(farm, "a", "api2")
+    assert farm.field("a", "state") == "cancelled"
+    assert farm.field("a", "t_delivered") == "77"
+    assert farm.look("a").entries[0].finish == "cancelled"
+
+
+def test_a_running_request_is_told_to_stop(farm: Farm) -> None:
+    """The leader hears of it with its next step, and the bell wakes an idle one."""
+    lease = farm.lead()
+    farm.put("a", api="api1")
+    bell = farm.claim(lease).bell
+    leave(farm, "a", "api1")
+    assert farm.client.xread({farm.keys.bell: bell})[0][1][0][1]["why"] == "cancel"
+    assert farm.emit(lease, Emission("a", 1)).cancelled == ["a"]
+
+
+def test_continue_goes_on_alone(farm: Farm) -> None:
+    """With on_disconnect continue nothing happens, now or later."""
+    farm.put("a", api="api1", on_disconnect="continue")
+    leave(farm, "a", "api1")
+    assert farm.run(requests.reap(MODEL)) == []
+    assert farm.field("a", "state") == "queued"
+    assert farm.field("a", "orphan_at") is None
+
+
+def test_seconds_wait_for_somebody_to_come_back(farm: Farm) -> None:
+    """The request is ended once its time is over, and kept when somebody follows before."""
+    for rid in ("a", "b"):
+        farm.put(rid, api="api1", on_disconnect="60")
+        leave(farm, rid, "api1")
+    assert farm.run(requests.reap(MODEL)) == []
+    follow(farm, "b", "api2")
+    for rid in farm.client.zrange(farm.keys.orphans, 0, -1):
+        farm.client.zadd(farm.keys.orphans, {rid: 1})  # as if the sixty seconds were over
+    assert farm.run(requests.reap(MODEL)) == ["a"]
+    assert [farm.field(rid, "state") for rid in ("a", "b")] == ["cancelled", "queued"]
+
+
+def test_requests_of_a_dead_api_wait_for_their_grace(farm: Farm) -> None:
+    """What only a dead api followed becomes an orphan; what another one follows too does not."""
+    lease = farm.lead()
+    farm.put("running", api="dead")
+    farm.claim(lease)
+    farm.put("queued", api="dead")
+    farm.put("shared", api="dead")
+    follow(farm, "shared", "alive")
+    farm.put("kept", api="dead", on_disconnect="continue")
+    assert farm.run(requests.reap(MODEL, ["dead"])) == []
+    assert set(farm.client.zrange(farm.keys.orphans, 0, -1)) == {"running", "queued"}
+    for rid in ("running", "queued"):
+        farm.client.zadd(farm.keys.orphans, {rid: 1})
+    assert set(farm.run(requests.reap(MODEL, ["dead"]))) == {"running", "queued"}
+    assert farm.field("queued", "state") == "cancelled"
+    assert farm.emit(lease, Emission("running", 1)).cancelled == ["running"]
+    assert [farm.field(rid, "state") for rid in ("shared", "kept")] == ["queued", "queued"]
+
+
+def test_an_api_is_gone_when_its_heartbeat_has_lapsed(farm: Farm) -> None:
+    """Of those ever seen, the ones without a heartbeat."""
+    farm.client.sadd(keys.APIS, "one", "two")
+    farm.client.hset(keys.api("two"), "url", "http://x")
+    assert requests.gone_apis(farm.client) == ["one"]
+
+
+def test_leaving_after_the_end_changes_nothing(farm: Farm) -> None:
+    """A finished request stays finished when its follower goes."""
+    lease = farm.lead()
+    farm.put("a", api="api1")
+    farm.claim(lease)
+    farm.emit(lease, Emission("a", 1, [last(1)], "finished"))
+    leave(farm, "a", "api1", delivered_ms=5)
+    assert follow(farm, "a", "api1").ended
+    assert farm.field("a", "state") == "finished"
+    leave(farm, "nothing", "api1")
+
+
+def test_a_log_is_read_from_where_the_reader_is(farm: Farm) -> None:
+    """Reads of a log are bounded below by what the reader has, and empty where there is none."""
+    lease = farm.lead()
+    farm.put("a")
+    farm.claim(lease)
+    farm.emit(lease, Emission("a", 1, [token(1, 40), token(2, 41)]))
+    assert [entry.token for entry in farm.run(requests.read_log(MODEL, "a", 1))] == [41]
+    assert farm.run(requests.read_log(MODEL, "a", 2)) == []
+    assert farm.run(requests.read_log(MODEL, "nothing", 0)) == []
+    assert rids(farm.claim(lease)) == []

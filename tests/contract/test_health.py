@@ -1,0 +1,122 @@
+"""Heartbeats, poison, and the state that follows from them."""
+
+from __future__ import annotations
+
+import pytest
+
+from control import catalog, health
+from control.errors import Fenced
+from control.keys import HEARTBEAT_MS
+from control.lease import Lease
+from control.messages import ModelAssets, ModelSpec
+from tests.contract.conftest import MODEL, Farm
+
+
+def word(lease: Lease, seq: int = 4, phase: str = "ready", pending_ms: int = 0) -> health.Beat:
+    return health.Beat(
+        epoch=lease.epoch,
+        seq=seq,
+        oldest_pending_ms=pending_ms,
+        device="cpu",
+        memory_bytes=1,
+        phase=phase,
+        pid=9,
+        host="h",
+    )
+
+
+def beat(farm: Farm, lease: Lease, rank: int, said: health.Beat) -> None:
+    farm.run(health.beat(MODEL, "r0", rank, said))
+
+
+def test_a_beat_is_heard_for_a_while(farm: Farm) -> None:
+    """Every rank's last word is there until it lapses; silence is None."""
+    lease = farm.lead()
+    beat(farm, lease, 1, word(lease, seq=7))
+    assert health.heartbeats(farm.client, MODEL, "r0", 2) == [None, word(lease, seq=7)]
+    assert 0 < farm.client.pttl(lease.keys.heartbeat(1)) <= HEARTBEAT_MS
+
+
+def test_an_older_epoch_is_not_heard(farm: Farm) -> None:
+    """A rank that stayed behind is told so, and does not hide the new one's word."""
+    old = farm.lead()
+    farm.lose(old)
+    new = farm.lead(owner="two")
+    beat(farm, new, 0, word(new))
+    with pytest.raises(Fenced):
+        beat(farm, old, 0, word(old))
+    assert health.heartbeats(farm.client, MODEL, "r0", 1) == [word(new)]
+
+
+def test_the_first_poison_counts(farm: Farm) -> None:
+    """Who notices first is remembered; a repeat of the same call is the same word, a second voice is not."""
+    lease = farm.lead()
+    assert health.read_poison(farm.client, MODEL, "r0") is None
+    first = (MODEL, "r0", lease.epoch, 1, "desync", "checksums differ")
+    assert health.write_poison(farm.client, *first) is True
+    assert health.write_poison(farm.client, *first) is True
+    assert health.write_poison(farm.client, MODEL, "r0", lease.epoch, 0, "deadline", "late") is False
+    poison = health.read_poison(farm.client, MODEL, "r0")
+    assert poison == health.Poison(lease.epoch, 1, "desync", "checksums differ")
+    assert health.last_poison(farm.client, MODEL, "r0") == "rank 1: desync: checksums differ"
+    assert farm.client.xlen(lease.keys.poisons) == 1
+
+
+def test_an_epoch_that_is_over_can_not_be_poisoned(farm: Farm) -> None:
+    """A late accusation does not hit the next epoch."""
+    old = farm.lead()
+    farm.lose(old)
+    farm.lead(owner="two")
+    assert health.write_poison(farm.client, MODEL, "r0", old.epoch, 1, "late", "news") is False
+    assert health.read_poison(farm.client, MODEL, "r0") is None
+
+
+def test_poison_rings_the_bell(farm: Farm) -> None:
+    """A leader that waits for work hears of it."""
+    lease = farm.lead()
+    bell = farm.claim(lease).bell
+    health.write_poison(farm.client, MODEL, "r0", lease.epoch, 1, "k", "m")
+    assert farm.client.xread({farm.keys.bell: bell})[0][1][0][1]["why"] == "poison"
+
+
+def test_an_overview_tells_what_runs_and_why_not(farm: Farm) -> None:
+    """From unknown over loading and loaded to poisoned, each with its reason."""
+    assert health.overview(farm.client, MODEL).detail == "the farm does not know the model yet"
+    catalog.put_spec(farm.client, ModelSpec(name=MODEL, source="/x", tp=2))
+    assert health.overview(farm.client, MODEL).detail == "no worker has it yet"
+    health.write_status(farm.client, MODEL, "r0", "running", "", host="h1")
+    lease = farm.lead(world_size=2)
+    beat(farm, lease, 0, word(lease, phase="loading"))
+    overview = health.overview(farm.client, MODEL)
+    assert (overview.state, overview.detail) == ("loading", "rank 0 is loading")
+    for rank in (0, 1):
+        beat(farm, lease, rank, word(lease))
+    assets = ModelAssets(
+        tokenizer_json="{}",
+        tokenizer_config={},
+        chat_template=None,
+        generation_config={},
+        context_length=8,
+        vocab_size=8,
+        eos_ids=[1],
+        kv_tokens=8,
+        created=1,
+    )
+    farm.run(catalog.put_assets(MODEL, assets))
+    farm.put("a")
+    overview = health.overviews(farm.client)[0]
+    assert (overview.state, overview.queued) == ("loaded", 1)
+    replica = overview.replicas[0]
+    assert (replica.host, replica.devices, replica.epoch, replica.seq) == ("h1", ["cpu", "cpu"], lease.epoch, 4)
+    health.write_poison(farm.client, MODEL, "r0", lease.epoch, 1, "desync", "differs")
+    assert health.overview(farm.client, MODEL).state == "poisoned"
+
+
+def test_a_status_is_cleared(farm: Farm) -> None:
+    """A replica that no agent runs has no status."""
+    health.write_status(farm.client, MODEL, "r0", "failed", "out of memory", host="h")
+    catalog.put_spec(farm.client, ModelSpec(name=MODEL, source="/x"))
+    overview = health.overview(farm.client, MODEL)
+    assert (overview.state, overview.detail) == ("failed", "out of memory")
+    health.clear_status(farm.client, MODEL, "r0")
+    assert health.overview(farm.client, MODEL).state == "loading"
