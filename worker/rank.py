@@ -91,7 +91,7 @@ class Rank:
             progress,
         )
         with pulse:
-            while not self.stopping:
+            while True:
                 pulse.check()
                 try:
                     frame = mailbox.receive(BLOCK_MS)
@@ -99,6 +99,8 @@ class Rank:
                     log.warning("waiting for Redis", error=str(error))
                     continue
                 if frame is None:
+                    if self.stopping:  # only in a silence: a leader that stops too still wants its commands answered
+                        return
                     continue
                 progress.begin(UNKNOWN_STEP_S)
                 reply = self._answer(frame)
@@ -106,6 +108,7 @@ class Rank:
                 commands.reply(self._client, self._model, self._replica, reply)
                 if isinstance(reply, Bye):
                     self.stopping = True
+                    return
 
     def _answer(self, frame: str) -> Reply:
         """Exactly one reply per frame, also for one that can't be understood: the peer stays alive."""

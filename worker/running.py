@@ -22,6 +22,8 @@ class RunningRequest:
     entries: list[LogEntry] = field(default_factory=list)
     """Produced since the last emission that Redis took."""
     times: dict[str, int] = field(default_factory=dict)
+    """More fields for the request's hash, in ms since the epoch."""
+    prefilled: bool = False
 
     @classmethod
     def from_claim(cls, claimed: Claimed) -> RunningRequest:
@@ -52,8 +54,10 @@ class RunningRequest:
         return [sequence for sequence in self.sequences if sequence is not None]
 
     def prefilling(self) -> None:
-        """Its first tokens are about to be fed."""
-        self.times.setdefault("t_prefill", time.time_ns() // 1_000_000)
+        """Tokens of it are about to be fed; only the first time counts, not a preemption's repeat."""
+        if not self.prefilled:
+            self.prefilled = True
+            self.times["t_prefill"] = time.time_ns() // 1_000_000
 
     def append(
         self,

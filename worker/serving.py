@@ -26,6 +26,7 @@ from worker.scheduling.scheduler import Scheduler, StepPlan
 log = structlog.get_logger()
 
 IDLE_BLOCK_MS = 500
+ANY_TOKENS = 1 << 40
 IDLE_PING_S = 5.0
 AWAY_S = 0.2
 """Between tries while Redis is away and a finished step is held."""
@@ -84,7 +85,8 @@ class Serving:
 
     def _idle(self) -> None:
         """Claim, and if there was nothing wait for the bell, which also rings for cancels, drains and poison."""
-        self._take(self._held(requests.claim(self._lease, *self._scheduler.room(), adopt=False)))
+        # With nothing running any head may come: one that can never fit is then refused instead of blocking its queue.
+        self._take(self._held(requests.claim(self._lease, self._scheduler.room()[0], ANY_TOKENS, adopt=False)))
         if not self._scheduler.has_work:
             try:
                 wait_for_work(self._blocking, self._lease, self._bell, IDLE_BLOCK_MS)

@@ -1,0 +1,96 @@
+"""The official OpenAI client against a whole farm: what it sends is honoured, what it parses is what comes."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+pytestmark = [pytest.mark.xdist_group("farm"), pytest.mark.timeout(180)]
+
+QUESTION = [{"role": "user", "content": "What is a poisoned replica?"}]
+
+
+def test_the_model_is_listed(client: openai.OpenAI) -> None:
+    """The served model appears under its name, in the list and alone."""
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").id == "demo"
+
+
+def test_chat_stream_and_whole_agree(client: openai.OpenAI) -> None:
+    """A greedy answer is the same streamed and whole, ends by itself, and is counted alike."""
+    whole = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0)
+    text, reasons, usage, ids = "", [], None, set()
+    stream = client.chat.completions.create(
+        model="demo", messages=QUESTION, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    for chunk in stream:
+        ids.add(chunk.id)
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+        usage = chunk.usage or usage
+    assert text == whole.choices[0].message.content != ""
+    assert reasons == [whole.choices[0].finish_reason] == ["stop"]
+    assert len(ids) == 1
+    assert usage == whole.usage
+
+
+def test_completions_stream_and_whole_agree(client: openai.OpenAI) -> None:
+    """The older endpoint does the same, and stops at max_tokens with that reason."""
+    asked = {"model": "demo", "prompt": "1, 2, 3,", "max_tokens": 12, "temperature": 0}
+    whole = client.completions.create(**asked)
+    streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
+    assert streamed == whole.choices[0].text != ""
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage.completion_tokens == 12
+
+
+def test_choices_differ_by_their_noise_and_repeat_by_their_seed(client: openai.OpenAI) -> None:
+    """n choices of one request are different samples, and the same seed gives the same ones again."""
+
+    def sample(seed: int) -> list[str | None]:
+        answer = client.chat.completions.create(
+            model="demo", messages=QUESTION, n=3, seed=seed, temperature=2.0, max_tokens=24
+        )
+        return [choice.message.content for choice in answer.choices]
+
+    first = sample(7)
+    assert len(set(first)) == 3
+    assert sample(7) == first != sample(8)
+
+
+def test_a_stop_string_ends_the_answer_and_is_cut_off(client: openai.OpenAI) -> None:
+    """The text ends before the stop string, streamed and whole."""
+    asked = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "Count from 1 to 20."}],
+        "temperature": 0,
+        "stop": [", 7"],
+    }
+    whole = client.chat.completions.create(**asked)
+    assert whole.choices[0].message.content.endswith("6")
+    assert whole.choices[0].finish_reason == "stop"
+    chunks = client.chat.completions.create(**asked, stream=True)
+    streamed = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert streamed == whole.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"model": "nope"}, openai.NotFoundError, "nope"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
+        ({"max_tokens": 10**6}, openai.BadRequestError, "maximum context length"),
+        ({"n": "2"}, openai.BadRequestError, "'n'"),
+        ({"messages": []}, openai.BadRequestError, "messages"),
+        ({"temperature": -1}, openai.BadRequestError, "temperature"),
+        ({"extra_body": {"flavour": "sweet"}}, openai.BadRequestError, "flavour"),
+    ],
+)
+def test_refusals_name_what_is_wrong(
+    client: openai.OpenAI, changes: dict[str, object], error: type[openai.APIStatusError], says: str
+) -> None:
+    """Each bad request is refused with the client's own exception type, and the text names the value."""
+    with pytest.raises(error) as caught:
+        client.chat.completions.create(**({"model": "demo", "messages": QUESTION} | changes))
+    assert says in str(caught.value)

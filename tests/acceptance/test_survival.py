@@ -1,0 +1,108 @@
+"""Processes are killed under a running stream, and the stream goes on: no token lost, repeated or changed."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.acceptance.streams import Received, open_stream, receive
+from tests.farm import Farm, serving_farm, until
+
+pytestmark = [pytest.mark.xdist_group("farm"), pytest.mark.timeout(240)]
+
+LONG: dict[str, Any] = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "Count from 1 to 100."}],
+    "temperature": 0,
+    "max_tokens": 160,
+}
+
+
+def whole(farm: Farm, body: dict[str, Any]) -> Received:
+    """The undisturbed answer."""
+    received = Received()
+    for _ in receive(open_stream(farm.address, body), received):
+        pass
+    assert received.finish and not received.errors
+    return received
+
+
+@pytest.mark.parametrize("rank", [1, 0], ids=["rank", "leader"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_stream_goes_on_when_a_rank_dies_or_hangs(farm: Farm, rank: int, how: signal.Signals) -> None:
+    """The client's open connection just continues, with exactly the text of the undisturbed run."""
+    expected = whole(farm, LONG)
+    epoch = farm.redis.get("furrow:{demo}:r0:epoch")
+    received, struck = Received(), False
+    for now in receive(open_stream(farm.address, LONG), received):
+        if not struck and len(now.ids) > 20:
+            struck = True
+            farm.kill("demo", rank, how)
+    assert struck and received.text == expected.text and received.finish == expected.finish
+    assert received.errors == []
+    assert farm.redis.get("furrow:{demo}:r0:epoch") != epoch, "the fault had no effect"
+    assert len(set(received.ids)) == len(received.ids)
+
+
+@pytest.mark.parametrize("rank", [1, 0], ids=["rank", "leader"])
+def test_a_farm_at_rest_comes_back_by_itself(farm: Farm, rank: int) -> None:
+    """After a kill without any request the farm is ready again and answers, and the reason can be read."""
+    pid = farm.kill("demo", rank)
+    until(lambda: farm.pid("demo", rank) != pid)
+    until(farm.ready)
+    [(_, poison)] = farm.redis.xrevrange("furrow:{demo}:r0:poisons", count=1)
+    assert f"pid {pid}" in poison["message"] and "SIGKILL" in poison["message"]
+    assert whole(farm, LONG).text.startswith("1, 2, 3")
+
+
+def test_a_killed_api_is_replaced_and_the_client_resumes(farm: Farm) -> None:
+    """The socket is cut; the same POST with Last-Event-ID brings the rest from the new process, exactly."""
+    expected = whole(farm, LONG)
+    body = LONG | {"on_disconnect": "continue"}
+    received = Received()
+    [api] = [p for p in farm.processes() if psutil.Process(p).cmdline()[1:3] == ["-m", "api"]]
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        for now in receive(open_stream(farm.address, body), received):
+            if len(now.ids) == 20:
+                os.kill(api, signal.SIGKILL)
+        raise http.client.IncompleteRead(b"")  # a cut without an error is a cut too
+    assert received.finish is None
+    until(farm.ready)
+    for _ in receive(open_stream(farm.address, body, {"Last-Event-ID": received.last_id}), received):
+        pass
+    assert received.text == expected.text and received.finish == expected.finish
+    assert len(set(received.ids)) == len(received.ids)
+
+
+def test_64_streams_complete_with_every_token_in_order(farm: Farm) -> None:
+    """64 clients at once each get exactly the answer that one alone gets."""
+    bodies = [
+        LONG | {"messages": [{"role": "user", "content": f"Count from {1 + i % 4} to 60."}], "max_tokens": 64}
+        for i in range(64)
+    ]
+    expected = [whole(farm, body).text for body in bodies[:4]]
+    with ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(lambda body: whole(farm, body), bodies))
+    assert [answer.text for answer in answers] == [expected[i % 4] for i in range(64)]
+    for answer in answers:
+        numbers = [tuple(map(int, event_id.rpartition(":")[2].split("."))) for event_id in answer.ids]
+        assert numbers == sorted(set(numbers))
+
+
+def test_nothing_is_left_when_the_parent_stops_or_is_killed() -> None:
+    """Ctrl-C ends everything with status 0; kill -9 of the parent leaves no server, agent, rank or API either."""
+    with serving_farm("demo", "--devices", "cpu") as farm:
+        processes = farm.processes()
+        assert len(processes) >= 5
+        assert farm.stop() == 0
+        assert not any(map(psutil.pid_exists, processes))
+    with serving_farm("demo", "--devices", "cpu") as farm:
+        processes = [psutil.Process(pid) for pid in farm.processes()]
+        farm.process.kill()
+        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))
