@@ -97,14 +97,15 @@ def test_data_and_password_outlive_a_restart(tmp_path: Path) -> None:
 def test_kill_9_of_the_parent_leaves_no_server(tmp_path: Path) -> None:
     """The server ends with the process that started it, however that ends."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, tmp_path], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    url, pid = parent.stdout.readline().split()
-    with closing(connect(url)) as client:
-        client.set("a", "1")
+    try:
+        assert parent.stdout is not None
+        url, pid = parent.stdout.readline().split()
+        with closing(connect(url)) as client:
+            client.set("a", "1")
         assert alive(int(pid))
-        parent.send_signal(signal.SIGKILL)
-        parent.wait(10)
-        parent.stdout.close()
+    finally:
+        parent.kill()
+        parent.communicate(timeout=10)
     assert until(lambda: not alive(int(pid)))
     with EmbeddedServer(tmp_path) as again, closing(connect(again)) as client:
         assert client.get("a") == "1"

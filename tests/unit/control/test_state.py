@@ -1,0 +1,72 @@
+"""What a replica's state is, case by case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from control.health import STUCK_MS, Beat, Poison, ReplicaView, Status, model_state, replica_state
+
+
+def beat(epoch: int = 5, phase: str = "ready", pending_ms: int = 0) -> Beat:
+    return Beat(
+        epoch=epoch,
+        seq=1,
+        oldest_pending_ms=pending_ms,
+        device="cpu",
+        memory_bytes=1,
+        phase=phase,
+        pid=1,
+        host="h",
+    )
+
+
+def view(**changes: Any) -> ReplicaView:
+    healthy: dict[str, Any] = {
+        "unload": False,
+        "served_before": True,
+        "status": Status(state="running"),
+        "epoch": 5,
+        "locked": True,
+        "poison": None,
+        "beats": [beat(), beat()],
+    }
+    return ReplicaView(**{**healthy, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "detail"),
+    [
+        ({}, "loaded", ""),
+        ({"status": Status(state="failed", detail="out of memory")}, "failed", "out of memory"),
+        ({"poison": Poison(5, 1, "desync", "differs")}, "poisoned", "rank 1: desync: differs"),
+        ({"poison": Poison(4, 1, "desync", "differs")}, "loaded", ""),
+        ({"locked": False}, "recovering", "no leader holds the lock"),
+        ({"locked": False, "served_before": False}, "loading", "no leader holds the lock"),
+        ({"beats": [beat(), None]}, "recovering", "rank 1 is not there yet"),
+        ({"beats": [beat(), beat(epoch=4)]}, "recovering", "rank 1 is not there yet"),
+        ({"beats": [beat(phase="loading"), beat()]}, "recovering", "rank 0 is loading"),
+        ({"beats": [beat(), beat(pending_ms=STUCK_MS + 1)]}, "recovering", "rank 1 has been at one command for 30 s"),
+        ({"served_before": False}, "loading", "the model's assets are not published yet"),
+        ({"status": None, "locked": False, "served_before": False}, "loading", "no worker has it yet"),
+        (
+            {"status": Status(state="backoff", detail="rank 1 died"), "locked": False, "served_before": False},
+            "recovering",
+            "rank 1 died",
+        ),
+        ({"unload": True}, "draining", ""),
+        ({"unload": True, "locked": False}, "unloading", ""),
+    ],
+)
+def test_a_state_follows_from_what_is_seen(changes: dict[str, Any], state: str, detail: str) -> None:
+    """Loaded is only what beats, in this epoch, ready, and gets on."""
+    assert replica_state(view(**changes)) == (state, detail)
+
+
+def test_a_model_is_as_well_as_its_best_replica() -> None:
+    """One that serves is enough; failed are only all together."""
+    assert model_state([("failed", "a"), ("recovering", "b"), ("loaded", "")]) == ("loaded", "")
+    assert model_state([("failed", "a"), ("loading", "b")]) == ("loading", "b")
+    assert model_state([("failed", "a"), ("failed", "b")]) == ("failed", "a")
+    assert model_state([]) == ("loading", "no replica is wanted")
