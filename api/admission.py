@@ -5,6 +5,7 @@ Defaults: the request, then the model's generation_config.json, then OpenAI's.
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from api.schemas.chat import ChatRequest
@@ -78,7 +79,8 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=float(_default(request.repetition_penalty, config, "repetition_penalty", 1.0)),
         logit_bias=request.logit_bias or {},
-        seed="" if request.seed is None else str(request.seed % 2**64),
+        # Drawn here where the client gives none, so that a request that Redis loses can be brought back unchanged.
+        seed=str(secrets.randbits(64) if request.seed is None else request.seed % 2**64),
         stop=request.stop_strings,
         stop_ids=sorted({*eos_ids, *(request.stop_token_ids or [])}),
         logprobs=request.logprobs_count,

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from control.messages import LogEntry
+from control.requests import Enqueue
 
 BUFFER_ENTRIES = 256
 """Entries kept for a reader that is slower than the model; whatever comes after is read from the log later."""
@@ -32,6 +33,12 @@ class Feed:
         """Place in the model's queue, from 1; None when it is not known."""
         self.error: Exception | None = None
         """Why no more entries will come, where the log has no end of its own."""
+        self.origin: Enqueue | None = None
+        """What was enqueued, if it was by this process: enough to bring the request back after a loss of data."""
+        self.delivered: list[LogEntry] = []
+        """What the reader took, kept only where the origin is known."""
+        self.missing_since: float | None = None
+        """Loop time at which Redis first did not know the request."""
         self._buffer: deque[LogEntry] = deque()
         self._tail = 0
         self._newest = 0
@@ -82,6 +89,8 @@ class Feed:
         taken = list(self._buffer)
         self._buffer.clear()
         if taken:
+            if self.origin is not None:
+                self.delivered += taken
             self._ask()
         return taken
 

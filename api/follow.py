@@ -1,7 +1,7 @@
 """Follows requests in Redis for all clients of this process: live over pub/sub, everything else from the token logs.
 
-Pub/sub delivers at most once, so nothing here depends on it: after a gap, a reconnect or half a second of silence the
-log is read from the last entry on, for all silent requests in one pipelined call.
+After a gap, a break of the channel or half a second of silence the log is read from the last entry on, for all silent
+requests in one pipelined call.
 """
 
 from __future__ import annotations
@@ -12,69 +12,53 @@ from collections import defaultdict
 from typing import Any
 
 import structlog
-from redis.exceptions import RedisError
 
+from api.channel import EventChannel
 from api.feed import BUFFER_ENTRIES, Feed
+from api.journal import now_ms
+from api.recovery import bring_back
 from api.settings import ApiSettings
 from control import keys, requests
 from control.clients import AsyncRedis
-from control.connection import Call, arun_all, read
+from control.connection import Call, arun, arun_all, read
 from control.errors import RedisUnavailable, RequestNotFound
-from control.messages import LogEntry, decode_event
+from control.messages import EventRow, LogEntry
 from control.requests.claim import decode_entry
 
 log = structlog.stdlib.get_logger(__name__)
 
-_TICK = 0.1
+_TICK_S = 0.1
 _READ_ENTRIES = 2 * BUFFER_ENTRIES
+_MISSING_S = 10.0
+"""How long a reader waits for a lost request that another process has to bring back."""
 _EVERY_STATE = 4
 """Of the reads that bring nothing, every fourth renews the follower's registration and reads the request's state."""
 
 
 class Follower:
-    """Owns the process's subscription and its feeds. Start it before the first request, stop it after the last."""
+    """Owns the process's feeds. Start it before the first request, stop it after the last."""
 
     def __init__(self, client: AsyncRedis, settings: ApiSettings) -> None:
         self._client = client
         self._api = settings.api_id
         self._silence = settings.silence
-        self._pubsub = client.pubsub(ignore_subscribe_messages=False)
-        self._subscribed: dict[str, asyncio.Event] = {}
+        self._channel = EventChannel(client, settings.api_id, self._heard, self._missed)
         self._feeds: dict[tuple[str, str], list[Feed]] = defaultdict(list)
         self._hungry: set[Feed] = set()
         self._nudge = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.subscribe = self._channel.subscribe
 
     def start(self) -> None:
-        for loop in (self._listen(), self._sweep()):
-            task = asyncio.create_task(loop)
-            self._tasks.add(task)
+        self._loops = [asyncio.create_task(loop) for loop in (self._channel.listen(), self._sweep())]
 
     async def stop(self) -> None:
         """End the loops, and let what was begun for readers that left come to its end."""
-        loops = [task for task in self._tasks if not task.done()]
-        for task in loops:
-            if task.get_name() != "leave":
-                task.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
-        with contextlib.suppress(RedisError, OSError):
-            await self._pubsub.aclose()
-
-    async def subscribe(self, model: str) -> None:
-        """Be sure that this process hears the model's events. Must come before a request is enqueued."""
-        channel = keys.ModelKeys(model).events(self._api)
-        confirmed = self._subscribed.get(channel)
-        if confirmed is None:
-            confirmed = self._subscribed[channel] = asyncio.Event()
-            try:
-                await self._pubsub.subscribe(channel)
-            except (RedisError, OSError) as error:
-                del self._subscribed[channel]
-                raise RedisUnavailable(f"could not subscribe to the events of '{model}': {error}") from error
-            self._nudge.set()
-        # Without a confirmation the log still has everything, only later: go on.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(confirmed.wait(), 1.0)
+        for task in self._loops:
+            task.cancel()
+        await asyncio.gather(*self._loops, *self._leaving, return_exceptions=True)
+        await self._channel.close()
 
     def open(self, model: str, rid: str, tenant: str, wake: asyncio.Event) -> Feed:
         """A feed from seq 1; live entries are kept from now on."""
@@ -100,68 +84,34 @@ class Follower:
         Returns at once, so that it can be called while a cancelled handler unwinds.
         """
         if self.close(feed):
-            task = asyncio.create_task(self._unfollow(feed, delivered_ms), name="leave")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task = asyncio.create_task(self._unfollow(feed, delivered_ms))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
 
     @property
     def open_feeds(self) -> int:
         return sum(len(feeds) for feeds in self._feeds.values())
 
     async def _unfollow(self, feed: Feed, delivered_ms: int | None) -> None:
-        call = requests.unfollow(feed.model, feed.rid, self._api, delivered_ms)
         try:
-            await arun_all(self._client, [call])
+            await arun(self._client, requests.unfollow(feed.model, feed.rid, self._api, delivered_ms))
         except RedisUnavailable as error:
-            # The orphan policy applies on_disconnect once this api's heartbeat has lapsed.
+            # Once this api's heartbeat has lapsed, whoever reaps orphans applies on_disconnect.
             log.warning("could not unfollow", action="unfollow", rid=feed.rid, model=feed.model, error=str(error))
 
-    # --- live ---------------------------------------------------------------------------------------------------------
+    # --- live ---
 
-    async def _listen(self) -> None:
-        while True:
-            if not self._subscribed:
-                self._nudge.clear()
-                await self._nudge.wait()
-                continue
-            try:
-                message: dict[str, Any] | None = await self._pubsub.get_message(timeout=1.0)  # type: ignore[assignment]
-            except (RedisError, OSError) as error:
-                log.warning("the event channel broke", action="resubscribe", error=str(error))
-                await self._resubscribe()
-                continue
-            if message is not None:
-                self._receive(message["type"], message["channel"], message["data"])
-
-    def _receive(self, kind: str, channel: str, data: str) -> None:
-        if kind == "subscribe":
-            if channel in self._subscribed:
-                self._subscribed[channel].set()
-            return
-        if kind != "message":
-            return
+    def _heard(self, model: str, row: EventRow) -> None:
         now = asyncio.get_running_loop().time()
-        model = channel.removeprefix(keys.PREFIX + "{").partition("}:")[0]
-        for row in decode_event(data):
-            for feed in self._feeds.get((model, row.rid), ()):
-                feed.offer(row.entries, now)
+        for feed in self._feeds.get((model, row.rid), ()):
+            feed.offer(row.entries, now)
 
-    async def _resubscribe(self) -> None:
-        """Come back to every channel, for as long as it takes; what was missed is in the logs."""
-        wait = 0.05
-        while True:
-            try:
-                await self._pubsub.aclose()
-                await self._pubsub.subscribe(*self._subscribed)
-                break
-            except (RedisError, OSError):
-                await asyncio.sleep(wait)
-                wait = min(1.0, wait * 2)
+    def _missed(self) -> None:
         for feeds in self._feeds.values():
             for feed in feeds:
                 self._want(feed)
 
-    # --- from the log -------------------------------------------------------------------------------------------------
+    # --- from the log ---
 
     def _want(self, feed: Feed) -> None:
         self._hungry.add(feed)
@@ -169,74 +119,100 @@ class Follower:
 
     async def _sweep(self) -> None:
         """Read the logs of all feeds that know of a gap or have heard nothing for a while."""
-        loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._nudge.wait(), _TICK)
+                await asyncio.wait_for(self._nudge.wait(), _TICK_S)
             self._nudge.clear()
-            now = loop.time()
-            due = set(self._hungry)
-            self._hungry.clear()
-            for feeds in self._feeds.values():
-                due.update(feed for feed in feeds if feed.waiting and now - feed.heard_at >= self._patience(feed))
+            due = self._due(asyncio.get_running_loop().time())
             if not due:
                 continue
             try:
-                await self._read(due, now)
-            except (RedisUnavailable, RedisError, OSError) as error:
+                await self._read(due)
+                continue
+            except RedisUnavailable as error:
                 log.warning("could not read token logs", action="follow", feeds=len(due), error=str(error))
-                self._hungry |= due
-                await asyncio.sleep(self._silence)
+            except Exception as error:
+                # Every stream of the process depends on this loop: it must outlive what nobody foresaw.
+                log.error("reading token logs failed", action="follow", feeds=len(due), exc_info=error)
+            self._hungry |= {feed for feed in due if feed in self._feeds.get((feed.model, feed.rid), ())}
+            await asyncio.sleep(self._silence)
 
-    async def _read(self, due: set[Feed], now: float) -> None:
-        by_model: dict[str, list[Feed]] = defaultdict(list)
-        for feed in due:
-            feed.heard_at = now
-            by_model[feed.model].append(feed)
-        for model, feeds in by_model.items():
-            await self.refresh([feed for feed in feeds if feed.quiet_reads % _EVERY_STATE == 0])
-            light: dict[str, list[Feed]] = defaultdict(list)
-            for feed in feeds:
-                if feed.quiet_reads % _EVERY_STATE:
-                    light[feed.rid].append(feed)
-            calls = [_read_log(model, rid, min(feed.have for feed in same)) for rid, same in light.items()]
-            for same, entries in zip(light.values(), _all(await arun_all(self._client, calls)), strict=True):
-                for feed in same:
-                    feed.quiet_reads += 1
-                    feed.offer(entries, now, more=len(entries) == _READ_ENTRIES)
-            await self._tell_positions(model, feeds)
+    def _due(self, now: float) -> set[Feed]:
+        due = set(self._hungry)
+        self._hungry.clear()
+        for feeds in self._feeds.values():
+            due.update(feed for feed in feeds if feed.waiting and now - feed.heard_at >= self._patience(feed))
+        return due
 
     def _patience(self, feed: Feed) -> float:
         """Seconds without news after which a log is read; longer for a request that waits in the queue."""
         return self._silence * (min(4, 1 + feed.quiet_reads) if feed.fields.get("state") == "queued" else 1)
 
+    async def _read(self, due: set[Feed]) -> None:
+        by_model: dict[str, list[Feed]] = defaultdict(list)
+        for feed in due:
+            by_model[feed.model].append(feed)
+        for model, feeds in by_model.items():
+            with_state = [feed for feed in feeds if feed.quiet_reads % _EVERY_STATE == 0]
+            log_only = [feed for feed in feeds if feed.quiet_reads % _EVERY_STATE]
+            await self.refresh(with_state)
+            await self._read_logs(model, log_only)
+            await self._tell_positions(model, feeds)
+
+    async def refresh(self, feeds: list[Feed]) -> None:
+        """Register as follower, read state and the log's rest; a request that is gone fails its feed."""
+        calls = [requests.follow(feed.model, feed.rid, self._api, feed.tenant, feed.have) for feed in feeds]
+        outcomes = await arun_all(self._client, calls) if calls else []
+        now = asyncio.get_running_loop().time()
+        for feed, followed in zip(feeds, outcomes, strict=True):
+            if isinstance(followed, RequestNotFound):
+                await self._missing(feed, followed, now)
+            elif isinstance(followed, Exception):
+                raise followed
+            else:
+                feed.missing_since = None
+                feed.quiet_reads += 1
+                feed.fields = followed.fields
+                feed.offer(followed.entries, now)
+                feed.wake.set()
+
+    async def _missing(self, feed: Feed, error: RequestNotFound, now: float) -> None:
+        """Redis has lost the request: bring it back, or wait a while for the process that can."""
+        feed.heard_at = now
+        if feed.have == 0 and feed.origin is None and feed.missing_since is None and not feed.fields:
+            feed.fail(error)  # it never was, or is another tenant's
+            return
+        feed.missing_since = feed.missing_since or now
+        call = bring_back(feed, now_ms())
+        if call is not None:
+            await arun(self._client, call)
+            log.warning("brought a lost request back", action="bring_back", rid=feed.rid, delivered=len(feed.delivered))
+        elif now - feed.missing_since > _MISSING_S:
+            feed.fail(error)
+
+    async def _read_logs(self, model: str, feeds: list[Feed]) -> None:
+        entries = await self._run_all([_read_log(model, feed.rid, feed.have) for feed in feeds])
+        now = asyncio.get_running_loop().time()
+        for feed, found in zip(feeds, entries, strict=True):
+            feed.quiet_reads += 1
+            feed.offer(found, now, more=len(found) == _READ_ENTRIES)
+
     async def _tell_positions(self, model: str, feeds: list[Feed]) -> None:
         queued = [feed for feed in feeds if feed.fields.get("state") == "queued"]
-        if not queued:
-            return
-        calls = [requests.position(model, feed.rid) for feed in queued]
-        for feed, position in zip(queued, _all(await arun_all(self._client, calls)), strict=True):
+        positions = await self._run_all([requests.position(model, feed.rid) for feed in queued])
+        for feed, position in zip(queued, positions, strict=True):
             if position is None:
                 feed.fields = {**feed.fields, "state": "running"}
             feed.position = position
             feed.wake.set()
 
-    async def refresh(self, feeds: list[Feed]) -> None:
-        """Register as follower, read state and the log's rest; a request that is gone fails its feed."""
-        if not feeds:
-            return
-        calls = [requests.follow(feed.model, feed.rid, self._api, feed.tenant, feed.have) for feed in feeds]
-        now = asyncio.get_running_loop().time()
-        for feed, followed in zip(feeds, await arun_all(self._client, calls), strict=True):
-            if isinstance(followed, RequestNotFound):
-                feed.fail(followed)
-            elif isinstance(followed, Exception):
-                raise followed
-            else:
-                feed.quiet_reads += 1
-                feed.fields = followed.fields
-                feed.offer(followed.entries, now)
-                feed.wake.set()
+    async def _run_all(self, calls: list[Call[Any]]) -> list[Any]:
+        """The answers of plain reads; raises the first error among them."""
+        outcomes = await arun_all(self._client, calls) if calls else []
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return outcomes
 
 
 def _read_log(model: str, rid: str, have: int) -> Call[list[LogEntry]]:
@@ -247,10 +223,3 @@ def _read_log(model: str, rid: str, have: int) -> Call[list[LogEntry]]:
 
     start = f"{have + 1}-0"
     return read("XRANGE", keys.ModelKeys(model).log(rid), start, "+", "COUNT", _READ_ENTRIES, parse=parse)
-
-
-def _all(outcomes: list[Any]) -> list[Any]:
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
-    return outcomes

@@ -7,7 +7,6 @@ is looked up at once, because it may have been loaded a moment ago.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass
 
 import structlog
@@ -73,7 +72,7 @@ class Models:
         if overview.state not in _WAITING_STATES:
             raise ModelUnavailable(real, overview.state, overview.detail or _remedy(overview.state, real))
         if real not in self._served:
-            raise ModelUnavailable(real, overview.state, "it has not been loaded yet; retry shortly")
+            raise ModelUnavailable(real, overview.state, "its tokenizer is not there yet; retry shortly")
         return self._served[real][1]
 
     async def all_served(self) -> list[ServedModel]:
@@ -123,13 +122,21 @@ class Models:
             if known is not None and known[0] == fingerprint:
                 served[name] = known
             elif (assets := catalog.get_assets(self._client, name)) is not None:
-                served[name] = (fingerprint, ServedModel(name, assets, Vocabulary(assets)))
+                try:
+                    served[name] = (fingerprint, ServedModel(name, assets, Vocabulary(assets)))
+                except Exception as error:
+                    # One model's broken tokenizer must not hide the others.
+                    log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
         return overviews, served
 
     async def _keep_looking(self) -> None:
         while True:
-            with contextlib.suppress(RedisUnavailable):
+            try:
                 await self.look()
+            except RedisUnavailable:
+                pass  # the heartbeat says so
+            except Exception as error:
+                log.error("the catalog could not be read", action="look", exc_info=error)
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _real_name(self, name: str | None) -> str | None:

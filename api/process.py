@@ -6,6 +6,7 @@ from api.follow import Follower
 from api.heartbeat import Heartbeat
 from api.metrics import Metrics
 from api.models import Models
+from api.orphans import OrphanReaper
 from api.settings import ApiSettings
 from api.submit import Submitter
 from control.connection import connect, connect_async
@@ -23,6 +24,7 @@ class Process:
         self.metrics = Metrics()
         self.models = Models(self._sync_client, settings)
         self.follower = Follower(self.client, settings)
+        self.orphans = OrphanReaper(self._sync_client)
         self.heartbeat = Heartbeat(self.client, settings)
         self.submitter = Submitter(self.client, self.models, self.follower, settings, lambda: self.draining)
 
@@ -30,9 +32,11 @@ class Process:
         self.heartbeat.start()
         self.models.start()
         self.follower.start()
+        self.orphans.start()
 
     async def stop(self) -> None:
         await self.follower.stop()
+        await self.orphans.stop()
         await self.models.stop()
         await self.heartbeat.stop()
         await self.client.aclose()

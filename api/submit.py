@@ -49,11 +49,14 @@ class Submitter:
                 rid = member_rid(first, member)
                 # Before the enqueue: the first tokens may be published before its answer is here.
                 feeds.append(self._follower.open(served.name, rid, caller.tenant, wake))
-                enqueued = await arun(self._client, requests.enqueue(intake.enqueue(first, member, self._settings)))
+                origin = intake.enqueue(first, member, self._settings)
+                enqueued = await arun(self._client, requests.enqueue(origin))
                 if enqueued.rid != rid:
                     self._follower.close(feeds.pop())
                     feeds.append(self._follower.open(served.name, enqueued.rid, caller.tenant, wake))
                     first = enqueued.rid if member == 0 else first
+                else:
+                    feeds[-1].origin = origin
                 feeds[-1].position = enqueued.position
         except BaseException:
             self._abandon(feeds)

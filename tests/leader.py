@@ -105,9 +105,11 @@ class ScriptedLeader(threading.Thread):
 
     def publish(self) -> None:
         """Put the model into the catalog; the group counts as formed at once."""
+        self._tend()
+
+    def _publish(self) -> None:
         catalog.put_spec(self._client, ModelSpec(name=self.model, source="script"))
         run(self._client, catalog.put_assets(self.model, self.assets))
-        self._tend()
 
     # --- what a test turns ---
 
@@ -163,6 +165,7 @@ class ScriptedLeader(threading.Thread):
                 raise RedisUnavailable("another leader holds the lock")
             self._tended = 0.0
             self._adopt = True
+            self._publish()
         if time.monotonic() - self._tended < 0.3:
             return
         beat = health.Beat(

@@ -15,6 +15,17 @@ from api.chat.template import special_tokens
 from control.messages import ModelAssets
 
 
+class _AddedToken(msgspec.Struct):
+    id: int
+
+
+class _Definition(msgspec.Struct):
+    """What is read of a tokenizer.json here; the rest, up to hundreds of thousands of entries, is not kept."""
+
+    added_tokens: list[_AddedToken] = []
+    decoder: Any = None
+
+
 class Vocabulary:
     """A model's tokenizer and what the API derives from it."""
 
@@ -24,7 +35,9 @@ class Vocabulary:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self._config = assets.tokenizer_config
-        self._definition: dict[str, Any] = msgspec.json.decode(assets.tokenizer_json)
+        definition = msgspec.json.decode(assets.tokenizer_json, type=_Definition)
+        self._special = {token.id for token in definition.added_tokens}
+        self._byte_level = '"ByteLevel"' in msgspec.json.encode(definition.decoder).decode()
 
     @cached_property
     def bos(self) -> int | None:
@@ -60,14 +73,6 @@ class Vocabulary:
         while start < len(ids) and ids[start] == bos:
             start += 1
         return [bos, *ids[start:]]
-
-    @cached_property
-    def _special(self) -> set[int]:
-        return {token["id"] for token in self._definition.get("added_tokens", [])}
-
-    @cached_property
-    def _byte_level(self) -> bool:
-        return '"ByteLevel"' in msgspec.json.encode(self._definition.get("decoder")).decode()
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for; several tokens may be needed for one character."""

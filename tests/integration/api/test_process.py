@@ -133,6 +133,32 @@ def test_redis_goes_away_and_comes_back(tmp_path: Path) -> None:
         leader.stop()
 
 
+def test_redis_loses_everything(tmp_path: Path) -> None:
+    """After a total loss an open stream is brought back with what was delivered, and goes on without a seam."""
+    with serving(NEW) as server:
+        leader = ScriptedLeader(server.url)
+        leader.start()
+        with running_api(server.url, tmp_path) as api:
+            leader.pause()
+            body = chat("hello", stream=True, n=2)
+            with httpx.stream("POST", f"{api.url}{CHAT}", json=body, timeout=15) as response:
+                found = events(response.iter_lines())
+                leader.step(3)
+                before = [next(found) for _ in range(2 + 2 * 3)]
+                server.kill()
+                server.start()
+                leader.resume()
+                chunks = [event.data for event in [*before, *found] if event.data]
+                texts = ["", ""]
+                for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
+                    texts[choice["index"]] += choice["delta"].get("content") or ""
+                assert texts == ["you said hello"] * 2
+            assert len(leader.claimed) == 2
+            assert leader.claimed[0].params == leader.claimed[1].params
+            assert len(leader.claimed[1].log) == 2 * 3
+        leader.stop()
+
+
 def test_sigterm_drains(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:
     """After SIGTERM an open stream is finished before the process ends, with status 0."""
     leader.pause()

@@ -158,6 +158,19 @@ def test_leaving_cancels(http: httpx.Client, leader: ScriptedLeader, redis_clien
         assert (line[0]["status"], line[0]["error"]) == (499, "client disconnected")
 
 
+def test_leaving_for_a_while(http: httpx.Client, leader: ScriptedLeader, redis_client: Any) -> None:
+    """With a number of seconds the request goes on that long for the client to come back, and then ends."""
+    leader.pause()
+    with http.stream("POST", CHAT, json=chat("x", stream=True, on_disconnect=1)) as response:
+        rid = response.headers["x-request-id"]
+        leader.step()
+        assert next(event for event in events(response.iter_lines()) if event.text)
+    key = ModelKeys("tiny").request(rid)
+    until(lambda: redis_client.hget(key, "orphan_at"))
+    assert redis_client.hget(key, "state") == "running"
+    until(lambda: redis_client.hget(key, "state") == "cancelled")
+
+
 def test_leaving_a_body_that_is_not_streamed(
     http: httpx.Client, leader: ScriptedLeader, redis_client: Any, api: ApiProcess
 ) -> None:
