@@ -66,7 +66,7 @@ class ModelKeys:
         return f"{self.base}served:{priority}"
 
     @property
-    def load(self) -> str:  # hash: queued, queued_tokens, enqueued, claimed, ended, rate; scripts -> enqueue, api
+    def load(self) -> str:  # hash: queued, queued_tokens, enqueued, claimed, ended, rate, rate_at; scripts -> api
         return f"{self.base}load"
 
     @property
