@@ -13,6 +13,7 @@ from control.connection import Call
 from control.errors import IdempotencyConflict, QueueFull, RequestError
 from control.keys import CLASSES, ModelKeys
 from control.messages import GenerationRequest, LogEntry, encode
+from control.requests.emit import encode_entry
 
 DEFAULT_DEADLINE_MS = 24 * 3_600_000
 """Where a client sets no deadline: long enough for any answer, short enough that nothing lives for ever."""
@@ -79,7 +80,7 @@ def enqueue(request: Enqueue) -> Call[Enqueued]:
         *(encode(params), request.view, request.received_ms),
         *(request.max_queued_requests, request.max_queued_tokens),
         sum(entry.token is not None for entry in request.delivered),
-        *(encode(entry) for entry in request.delivered),
+        *(encode_entry(entry) for entry in request.delivered),
     )
     return Call("enqueue", (keys.load,), args, parse)
 

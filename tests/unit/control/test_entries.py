@@ -1,0 +1,25 @@
+"""Log entries as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from control.messages import LogEntry, TokenLogprobs
+from control.requests.claim import decode_entry
+from control.requests.emit import encode_entry
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (LogEntry(1, 0, 42), b"[1,0,42]"),
+        (LogEntry(2, 1, 42, "stop", "token"), b'[2,1,42,"stop","token"]'),
+        (LogEntry(3, 0, None, "cancelled"), b'[3,0,null,"cancelled"]'),
+        (LogEntry(4, 0, 42, logprobs=TokenLogprobs(-0.5)), b"[4,0,42,null,null,[-0.5,[]]]"),
+        (LogEntry(5, 0, 42, "stop", ",null]"), b'[5,0,42,"stop",",null]"]'),
+    ],
+)
+def test_an_entry_is_short_and_comes_back(entry: LogEntry, text: bytes) -> None:
+    """The absent tail is left out, and reading gives the entry again."""
+    assert encode_entry(entry) == text
+    assert decode_entry(text) == entry
