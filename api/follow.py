@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import defaultdict
 from typing import Any
 
@@ -45,6 +46,7 @@ class Follower:
         self._channel = EventChannel(client, settings.api_id, self._heard, self._missed)
         self._feeds: dict[tuple[str, str], list[Feed]] = defaultdict(list)
         self._hungry: set[Feed] = set()
+        self._token_at: dict[str, float] = {}
         self._nudge = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
@@ -101,8 +103,14 @@ class Follower:
 
     # --- live ---
 
+    def last_token(self, model: str) -> float:
+        """Monotonic time at which this process last heard of a token of the model; 0 if never."""
+        return self._token_at.get(model, 0.0)
+
     def _heard(self, model: str, row: EventRow) -> None:
         now = asyncio.get_running_loop().time()
+        if any(entry.token is not None for entry in row.entries):
+            self._token_at[model] = time.monotonic()
         for feed in self._feeds.get((model, row.rid), ()):
             feed.offer(row.entries, now)
 

@@ -90,6 +90,11 @@ class Models:
     def overviews(self) -> list[health.Overview]:
         return [self._overviews[name] for name in sorted(self._overviews)]
 
+    def steps(self, name: str) -> int:
+        """Commands that the model's leaders have completed, as last seen: it changes as long as there is progress."""
+        overview = self._overviews.get(name)
+        return sum(replica.epoch + replica.seq for replica in overview.replicas) if overview is not None else 0
+
     def knows(self, name: str) -> bool:
         return self._real_name(name) in self._overviews
 

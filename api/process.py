@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from api.canary import Canary
 from api.follow import Follower
 from api.heartbeat import Heartbeat
 from api.metrics import Metrics
@@ -26,6 +27,7 @@ class Process:
         self.follower = Follower(self.client, settings)
         self.orphans = OrphanReaper(self._sync_client)
         self.heartbeat = Heartbeat(self.client, settings)
+        self.canary = Canary(self.client, self.models, self.follower, settings)
         self.submitter = Submitter(self.client, self.models, self.follower, settings, lambda: self.draining)
 
     def start(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from litestar import Request, Response, get
 
+from api.process import Process
 from api.routes.generation import process_of
 from control.errors import RedisUnavailable
 
@@ -21,25 +22,40 @@ async def health(request: Http) -> dict[str, str]:
 
 @get("/ready")
 async def ready(request: Http) -> Response[bytes]:
-    """200 only if Redis answers now and at least one model can take a token's worth of work; says why otherwise."""
+    """200 only if Redis answers now and a model has made a token in the last five seconds, or makes one now.
+
+    Otherwise 503, with the reason.
+    """
     process = process_of(request)
-    reason = "this process is shutting down" if process.draining else None
     try:
         await process.models.look()
+        reason = "this process is shutting down" if process.draining else await _obstacle(process)
     except RedisUnavailable as error:
         reason = str(error)
     models = [
         {"id": overview.model, "state": overview.state, "detail": overview.detail}
         for overview in process.models.overviews
     ]
-    if reason is None and not models:
-        reason = "no model is loaded: furrow models load MODEL"
-    if reason is None and not any(model["state"] == "loaded" for model in models):
-        reason = "no model is ready: " + ", ".join(f"{model['id']} is {model['state']}" for model in models)
     body = {"ready": reason is None, "reason": reason, "models": models}
     status = 200 if reason is None else 503
     headers = {} if reason is None else {"retry-after": "1"}
     return Response(msgspec.json.encode(body), status_code=status, media_type="application/json", headers=headers)
+
+
+async def _obstacle(process: Process) -> str | None:
+    """Why no model can serve, or None as soon as one has shown that it can."""
+    overviews = process.models.overviews
+    if not overviews:
+        return "no model is loaded: furrow models load MODEL"
+    loaded = [overview.model for overview in overviews if overview.state == "loaded"]
+    if not loaded:
+        return "no model is ready: " + ", ".join(f"{overview.model} is {overview.state}" for overview in overviews)
+    found = [
+        await process.canary.check(served) for served in await process.models.all_served() if served.name in loaded
+    ]
+    if not found:
+        return "no tokenizer is there yet"
+    return None if None in found else "; ".join(f"{reason}" for reason in found)
 
 
 @get("/metrics", media_type="text/plain; version=0.0.4")

@@ -222,6 +222,24 @@ def test_ready_and_failed(http: httpx.Client, leader: ScriptedLeader, redis_clie
     assert http.get("/ready").status_code == 200
 
 
+def test_ready_wants_a_token(tmp_path: Path) -> None:
+    """A model whose ranks beat but that makes no token is not ready; a token makes it so without a client's request."""
+    with serving(NEW) as server:
+        leader = ScriptedLeader(server.url)
+        leader.claiming = False
+        leader.start()
+        with running_api(server.url, tmp_path) as api:
+            stuck = httpx.get(f"{api.url}/ready", timeout=15)
+            assert stuck.status_code == 503
+            assert "no token came" in stuck.json()["reason"]
+            leader.claiming = True
+            assert httpx.get(f"{api.url}/ready", timeout=15).status_code == 200
+            assert len(leader.claimed) == 1
+            assert httpx.get(f"{api.url}/ready", timeout=15).status_code == 200
+            assert len(leader.claimed) == 1  # the proof still holds
+        leader.stop()
+
+
 def test_metrics(http: httpx.Client, leader: ScriptedLeader) -> None:
     """The counters move with what was served."""
 
