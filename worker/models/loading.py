@@ -81,7 +81,9 @@ class _Filler:
                     tensor = experts.read(self.checkpoint, self.plan, module_name, leaf, parameter, keys)
                 else:
                     tensor = self._sliced(module_name, leaf, parameter)
-                kept = tensor.to(device=self.device, dtype=self.dtype).contiguous()
+                # Always a copy: what safetensors returns may be the mapped file, at an odd address. Products would be
+                # slower, their last bits would depend on the file's header, and a file changed in place would be read.
+                kept = torch.empty(tensor.shape, dtype=self.dtype, device=self.device).copy_(tensor)
                 module._parameters[leaf] = nn.Parameter(kept, requires_grad=False)
         if tied:
             head.weight = embedding.weight
