@@ -53,7 +53,8 @@ class Engine:
         """One step. Rows are the continuing sequences by ascending sid, then the command's rows in their order.
 
         Raises RankError: `bad_request` or `forward_failed` with nothing changed where the command doesn't fit the
-        batch; `forward_failed` where the forward failed, with no length changed. What `sample` raises comes through
+        batch; `forward_failed` where forward or broadcast failed, with the first cause as its `__cause__`. After a
+        failed forward no length has grown, and the same command may be run again. What `sample` raises comes through
         after the broadcast: the rows are cached, and those that should have been sampled wait for a row of their own.
         """
         rows = self._rows(command)
@@ -158,7 +159,10 @@ class Engine:
             except Exception as error:
                 chosen, failure = [NO_TOKEN] * len(sids), error
         agreed = torch.tensor(chosen, dtype=torch.int64, device=self.model.device)
-        tokens: list[int] = self.collective.broadcast(agreed).tolist()
+        try:
+            tokens: list[int] = self.collective.broadcast(agreed).tolist()
+        except Exception as error:
+            raise self._error("forward_failed", f"the tokens could not be broadcast: {error}") from (failure or error)
         if failure is not None:
             raise failure
         return tokens

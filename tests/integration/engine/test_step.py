@@ -110,6 +110,28 @@ def test_a_failed_forward_changes_no_length(engine: Engine, monkeypatch: pytest.
     assert engine.run(step(2), greedy).sids == [1]
 
 
+def test_a_broken_broadcast_is_a_rank_error(engine: Engine) -> None:
+    """A group that breaks in the broadcast fails the step like one that breaks in the forward, with its cause."""
+
+    class Broken(Solo):
+        def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+            raise RuntimeError("connection closed by peer")
+
+    engine.collective = Broken()
+    with pytest.raises(RankError, match="could not be broadcast: connection closed by peer") as caught:
+        engine.run(step(2), greedy)
+    assert caught.value.kind == "forward_failed"
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("sampler", [None, lambda *_: []])
+def test_a_sampler_that_gives_nothing(engine: Engine, sampler: Any) -> None:
+    """Rank 0 without a sampler, or with one that drops rows, is an error and no silent end."""
+    with pytest.raises(RankError, match="sampler"):
+        engine.run(step(2), sampler)
+    assert engine.run(step(3), greedy).sids == []
+
+
 def test_checksum_covers_layout_and_tokens(engine: Engine) -> None:
     """Another seq, another row or another token gives another checksum."""
     seen = {engine.run(step(2), lambda *_: [5]).checksum}
