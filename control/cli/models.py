@@ -20,8 +20,9 @@ def models() -> None:
 @click.argument("model")
 @model_options
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Copies that share the queue.")
+@click.option("--if-needed", is_flag=True, help="Succeed where MODEL is loaded already with these settings.")
 @redis_option
-def load(model: str, redis_url: str | None, **options: Any) -> None:
+def load(model: str, redis_url: str | None, if_needed: bool, **options: Any) -> None:
     """Make MODEL (`demo`, a folder or a Hugging Face repository) part of the farm's desired state."""
     spec = build_spec(model, **options)
     client = connect_to_farm(redis_url)
@@ -31,6 +32,9 @@ def load(model: str, redis_url: str | None, **options: Any) -> None:
             f"model '{spec.name}' is being unloaded; wait until `furrow models list` no longer shows it"
         )
     if known is not None and catalog.same(known, spec):
+        if if_needed:
+            click.echo(f"{spec.name}: already desired with these settings.")
+            return
         raise SettingsError(f"model '{spec.name}' is already loaded with these settings; nothing was changed")
     catalog.put_spec(client, spec)
     click.echo(f"{spec.name}: desired. `furrow models list` shows when it is loaded.")

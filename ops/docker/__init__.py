@@ -1,0 +1,1 @@
+"""What the images run besides the `furrow` command."""

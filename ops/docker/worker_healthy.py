@@ -1,0 +1,28 @@
+"""Health check of a worker's container: exit 0 while its agent beats. A model's health is the API's /ready."""
+
+from __future__ import annotations
+
+import sys
+
+from control import farm
+from control.connection import connect
+from control.errors import FurrowError
+from control.settings import Settings
+from worker.replica import host_id
+
+
+def main() -> int:
+    """Say what is wrong on standard error, where `docker inspect` shows it."""
+    try:
+        living = farm.living_hosts(connect(Settings.from_environment().redis_url))
+    except FurrowError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if host_id() in [host.id for host in living]:
+        return 0
+    print(f"the agent of host {host_id()} does not beat", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

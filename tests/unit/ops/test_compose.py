@@ -1,0 +1,127 @@
+"""compose.yaml as far as it can be judged without a Docker engine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import pytest
+
+from control.cli import cli
+from tests.unit.ops.command_line import parse
+from tests.unit.ops.compose_file import COMPOSE, ROOT, MissingVariable, read
+
+SCHEMA = Path(__file__).with_name("compose-spec.json")
+"""schema/compose-spec.json of github.com/compose-spec/compose-spec at 170098b, Apache License 2.0."""
+ONE_SHOT = {"load", "load-gpu"}
+
+
+@pytest.fixture
+def compose() -> dict[str, Any]:
+    return read(REDIS_PASSWORD="secret")
+
+
+def test_it_is_what_the_compose_specification_asks(compose: dict[str, Any]) -> None:
+    """Valid by the specification's own schema, which notices a mistake."""
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.Draft7Validator(schema).validate(compose)
+    compose["services"]["api"]["helthcheck"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="helthcheck"):
+        jsonschema.Draft7Validator(schema).validate(compose)
+
+
+def test_without_a_password_nothing_starts() -> None:
+    """The message says what to do."""
+    with pytest.raises(MissingVariable, match=r"put REDIS_PASSWORD=… into \.env"):
+        read()
+
+
+def test_services_and_profiles(compose: dict[str, Any]) -> None:
+    """Plain `up` gives redis, api and a worker with two ranks; what needs a GPU waits for its profile."""
+    by_profile = {name: service.get("profiles", []) for name, service in compose["services"].items()}
+    assert by_profile == {
+        "redis": [],
+        "api": [],
+        "worker": [],
+        "load": [],
+        "worker-gpu": ["gpu"],
+        "load-gpu": ["gpu"],
+    }
+    assert "--tp 2 --devices cpu" in " ".join(compose["services"]["load"]["command"])
+
+
+def test_only_the_gpu_worker_reserves_devices(compose: dict[str, Any]) -> None:
+    """All NVIDIA GPUs of the machine."""
+    reserved = {name: service["deploy"] for name, service in compose["services"].items() if "deploy" in service}
+    devices = [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
+    assert reserved == {"worker-gpu": {"resources": {"reservations": {"devices": devices}}}}
+
+
+def test_whoever_stays_has_a_health_check_and_waits_for_the_healthy(compose: dict[str, Any]) -> None:
+    """A condition on health needs a service that has one."""
+    services = compose["services"]
+    assert {name for name, service in services.items() if "healthcheck" not in service} == ONE_SHOT
+    for name, service in services.items():
+        waits = service.get("depends_on", {})
+        assert waits == ({} if name == "redis" else {"redis": {"condition": "service_healthy"}})
+
+
+@pytest.mark.parametrize("name", ["api", "worker", "load", "worker-gpu", "load-gpu"])
+def test_each_command_is_one_that_furrow_understands(compose: dict[str, Any], name: str) -> None:
+    """Parsed by the real command line, down to the last option."""
+    program, *arguments = compose["services"][name]["command"]
+    assert program == "furrow"
+    assert parse(cli, arguments) == arguments[: 2 if arguments[0] == "models" else 1]
+
+
+def test_a_wrong_option_would_be_noticed(compose: dict[str, Any]) -> None:
+    """The parse is a check, not a formality."""
+    for arguments in (["worker", "--prot", "1"], ["api", "--prot", "1"], ["models", "laod"], ["wroker"]):
+        with pytest.raises(click.UsageError):
+            parse(cli, arguments)
+
+
+def test_health_checks_run_modules_that_exist(compose: dict[str, Any]) -> None:
+    """`python -m` something that has a main."""
+    for service in compose["services"].values():
+        kind, *words = service.get("healthcheck", {}).get("test", ["CMD-SHELL"])
+        if kind == "CMD":
+            assert words[:2] == ["python", "-m"]
+            assert callable(importlib.import_module(words[2]).main)
+
+
+def test_the_api_is_published_on_this_machine_only_and_on_its_own_port(compose: dict[str, Any]) -> None:
+    """The container's port is the one in the command and in the health check."""
+    api = compose["services"]["api"]
+    assert api["ports"] == ["127.0.0.1:8000:8000"]
+    assert api["command"][-2:] == ["--port", "8000"]
+    module = importlib.import_module(api["healthcheck"]["test"][3])
+    assert module.main.__defaults__ == ("http://127.0.0.1:8000/health",)
+    assert [name for name, service in compose["services"].items() if "ports" in service] == ["api"]
+
+
+def test_every_variable_in_a_container_is_one_that_the_code_reads(compose: dict[str, Any]) -> None:
+    """A misspelt setting would be ignored in silence."""
+    code = "\n".join(path.read_text() for part in ("control", "api", "worker") for path in (ROOT / part).rglob("*.py"))
+    read_by_code = set(re.findall(r"[\"'](FURROW_\w+|REDIS_URL|HF_\w+)[\"']", code))
+    for name, service in compose["services"].items():
+        given = set(service.get("environment", {}))
+        assert given <= ({"REDISCLI_AUTH"} if name == "redis" else read_by_code), name
+
+
+def test_every_variable_of_the_file_is_documented() -> None:
+    """docs/deployment.md names what can be set from outside."""
+    told = (ROOT / "docs" / "deployment.md").read_text()
+    for name in set(re.findall(r"\$\{(\w+)", COMPOSE.read_text())):
+        assert f"`{name}`" in told, name
+
+
+def test_volumes_are_declared(compose: dict[str, Any]) -> None:
+    """Named volumes only: nothing of the host's folders."""
+    used = {volume.split(":")[0] for service in compose["services"].values() for volume in service.get("volumes", [])}
+    assert used == set(compose["volumes"])

@@ -1,0 +1,58 @@
+"""What the operator's documents tell to type, to ask and to look for exists."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from control.cli import cli
+from tests.unit.ops.command_line import parse
+from tests.unit.ops.compose_file import ROOT
+
+DOCUMENTS = [
+    ROOT / name for name in ("docs/deployment.md", "docs/performance.md", "ops/runbook.md", "ops/redis-cli.md")
+]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_furrow_command_is_understood(path: Path) -> None:
+    """Command lines in code, up to a comment; placeholders count as values."""
+    text = path.read_text()
+    lines = re.findall(r"^(?:    )?(furrow .*)$", text, re.M)
+    mentions = re.findall(r"`(furrow [^`]*)`", text)
+    assert lines + mentions
+    for line in lines:
+        assert parse(cli, line.partition("  #")[0].split()[1:]), line
+    for mention in mentions:
+        # In prose a command may be named without what it needs, and may only ask for help.
+        with contextlib.suppress(click.MissingParameter, click.exceptions.Exit):
+            assert parse(cli, mention.split()[1:]), mention
+
+
+def test_the_runbook_asks_questions_that_the_sheet_answers() -> None:
+    """Each quoted question begins a heading of ops/redis-cli.md."""
+    headings = re.findall(r"^## (.*)$", (ROOT / "ops/redis-cli.md").read_text(), re.M)
+    asked = re.findall(r'"([A-Z][^"]*\?)"', (ROOT / "ops/runbook.md").read_text().replace("\n", " "))
+    assert len(asked) > 8
+    for question in asked:
+        core = re.sub(r"\s+", " ", question).rstrip("?")
+        assert any(heading.startswith(core) for heading in headings), question
+
+
+def test_the_runbook_lists_kinds_of_poison_that_are_written() -> None:
+    """Every kind in its table is a literal of the code."""
+    kinds = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?`) \|", (ROOT / "ops/runbook.md").read_text(), re.M)))
+    code = "".join(path.read_text() for part in ("control", "worker") for path in (ROOT / part).rglob("*.py"))
+    assert len(kinds) >= 8
+    assert [kind for kind in kinds if f'"{kind}"' not in code] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Relative links name files that are there."""
+    for target in re.findall(r"\]\(([^):#]+)", path.read_text()):
+        assert (path.parent / target).exists(), target
