@@ -14,6 +14,7 @@ from api.routes.completions import create_completion
 from api.routes.health import health, metrics, ready
 from api.routes.models import list_models, retrieve_model
 from api.routes.requests import cancel_request, delete_request, follow_request, show_request
+from api.schemas.openapi import add_bodies
 from api.settings import ApiSettings
 
 
@@ -27,7 +28,7 @@ def create_app(settings: ApiSettings) -> Litestar:
     async def stop(_: Litestar) -> None:
         await process.stop()
 
-    return Litestar(
+    app = Litestar(
         route_handlers=[
             create_chat_completion,
             create_completion,
@@ -50,3 +51,5 @@ def create_app(settings: ApiSettings) -> Litestar:
         logging_config=None,
         state=State({"process": process}),
     )
+    add_bodies(app.openapi_schema)
+    return app

@@ -8,9 +8,10 @@ from litestar import Request, Response, post
 
 from api.routes.generation import generate
 from api.schemas.completions import parse_completion
+from api.schemas.openapi import CompletionOperation
 
 
-@post("/v1/completions", status_code=200)
+@post("/v1/completions", status_code=200, operation_class=CompletionOperation)
 async def create_completion(request: Request[Any, Any, Any]) -> Response[Any]:
     """Continue one or several prompts, as one body or as server-sent events."""
     return await generate(request, parse_completion)

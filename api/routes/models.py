@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, get
+from litestar.params import FromPath
 
 from api.routes.generation import authenticate, process_of
 from api.schemas.state import ModelCard, ModelList
@@ -22,7 +23,7 @@ async def list_models(request: Request[Any, Any, Any]) -> ModelList:
 
 
 @get("/v1/models/{model:path}")
-async def retrieve_model(request: Request[Any, Any, Any], model: str) -> ModelCard:
+async def retrieve_model(request: Request[Any, Any, Any], model: FromPath[str]) -> ModelCard:
     """One model; ids may contain slashes."""
     authenticate(request)
     models, name = process_of(request).models, model.removeprefix("/")

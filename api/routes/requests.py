@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery
 
 from api.routes.generation import authenticate, caller_of, process_of, refused, streamed
 from api.schemas.state import RequestStatus, request_status
@@ -17,13 +18,13 @@ Http = Request[Any, Any, Any]
 
 
 @get("/v1/requests/{rid:str}")
-async def show_request(request: Http, rid: str, model: str | None = None) -> RequestStatus:
+async def show_request(request: Http, rid: FromPath[str], model: FromQuery[str | None] = None) -> RequestStatus:
     """Where a request is: its state, its counts and the moment of each phase."""
     return await _status(request, rid, model)
 
 
 @get("/v1/requests/{rid:str}/events", status_code=200)
-async def follow_request(request: Http, rid: str, model: str | None = None) -> Response[Any]:
+async def follow_request(request: Http, rid: FromPath[str], model: FromQuery[str | None] = None) -> Response[Any]:
     """The request's stream, from its beginning or from Last-Event-ID, on any API process."""
     caller = caller_of(request, b"")
     ongoing = None
@@ -45,13 +46,13 @@ async def follow_request(request: Http, rid: str, model: str | None = None) -> R
 
 
 @delete("/v1/requests/{rid:str}", status_code=200)
-async def delete_request(request: Http, rid: str, model: str | None = None) -> RequestStatus:
+async def delete_request(request: Http, rid: FromPath[str], model: FromQuery[str | None] = None) -> RequestStatus:
     """Cancel; the same as POST …/cancel."""
     return await _cancel(request, rid, model)
 
 
 @post("/v1/requests/{rid:str}/cancel", status_code=200)
-async def cancel_request(request: Http, rid: str, model: str | None = None) -> RequestStatus:
+async def cancel_request(request: Http, rid: FromPath[str], model: FromQuery[str | None] = None) -> RequestStatus:
     """Cancel: a waiting request ends at once, a running one at its next step. One that has ended stays as it is."""
     return await _cancel(request, rid, model)
 

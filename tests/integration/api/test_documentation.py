@@ -1,0 +1,55 @@
+"""The Python snippets of docs/clients.md run as they are written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.api.conftest import ApiProcess
+from tests.leader import ScriptedLeader
+
+CLIENTS = Path(__file__).parents[3] / "docs" / "clients.md"
+
+
+def snippet(containing: str, url: str) -> str:
+    blocks = re.findall(r"```python\n(.*?)```", CLIENTS.read_text(), re.DOTALL)
+    (block,) = [block for block in blocks if containing in block]
+    return block.replace("http://127.0.0.1:8000", url).replace('model="demo"', 'model="tiny"')
+
+
+def test_the_official_client(api: ApiProcess, leader: ScriptedLeader, capsys: pytest.CaptureFixture[str]) -> None:
+    """The snippet for the official client prints both answers."""
+    scope: dict[str, object] = {}
+    exec(snippet("from openai import OpenAI", api.url), scope)
+    assert capsys.readouterr().out == "you said What is a poisoned replica?\nyou said Count to five."
+    scope["client"].close()  # type: ignore[attr-defined]
+
+
+def test_the_client_that_resumes(
+    api: ApiProcess, leader: ScriptedLeader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its connection broken again and again, the snippet still prints the whole answer once."""
+    lines = httpx.Response.iter_lines
+    broken: list[str] = []
+
+    def breaking(response: httpx.Response):  # type: ignore[no-untyped-def]
+        if len(broken) < 3:
+            leader.step(7)
+        else:
+            leader.resume()
+        for line in lines(response):
+            yield line
+            if len(broken) < 3 and '"content":' in line and '"content":""' not in line:
+                broken.append(line)
+                raise httpx.ReadError("cut")
+
+    monkeypatch.setattr(httpx.Response, "iter_lines", breaking)
+    leader.pause()
+    leader.reply = lambda _: "".join(f"{number} " for number in range(1, 21))
+    exec(snippet("Last-Event-ID", api.url), {})
+    assert len(broken) == 3
+    assert capsys.readouterr().out == "".join(f"{number} " for number in range(1, 21))
+    assert len(leader.claimed) == 1

@@ -1,0 +1,33 @@
+"""The OpenAPI document tells the bodies that are accepted, and every reference in it leads somewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.app import create_app
+from api.settings import ApiSettings
+
+
+def references(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        here = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return here + [found for value in node.values() for found in references(value)]
+    return [found for value in node for found in references(value)] if isinstance(node, list) else []
+
+
+def test_bodies_and_references() -> None:
+    """Both generating endpoints have a body with OpenAI's field names, closed to unknown ones."""
+    document = create_app(ApiSettings(redis_url="redis://127.0.0.1:1")).openapi_schema.to_schema()
+    schemas = document["components"]["schemas"]
+    for path, name, field in (
+        ("/v1/chat/completions", "ChatRequest", "max_completion_tokens"),
+        ("/v1/completions", "CompletionRequest", "prompt"),
+    ):
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert body == {"$ref": f"#/components/schemas/{name}"}
+        assert field in schemas[name]["properties"]
+        assert schemas[name]["additionalProperties"] is False
+    for reference in references(document):
+        node: Any = document
+        for step in reference.removeprefix("#/").split("/"):
+            node = node[step]
