@@ -8,9 +8,10 @@ import msgspec
 
 from control import keys
 from control.clients import SyncRedis
-from control.connection import Call, read, run, run_all
+from control.connection import Call, read, run, run_every
 from control.keys import ModelKeys
 from control.messages import ModelAssets, ModelSpec
+from control.placement import replica_names
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -42,10 +43,7 @@ def get_spec(client: SyncRedis, model: str) -> ModelSpec | None:
 def list_specs(client: SyncRedis) -> list[ModelSpec]:
     """Every model's specification, tombstones included, in order of name."""
     names = sorted(run(client, read("SMEMBERS", keys.MODELS, parse=list)))
-    found = run_all(client, [_read_struct(ModelKeys(name).spec, ModelSpec) for name in names])
-    for outcome in found:
-        if isinstance(outcome, Exception):
-            raise outcome
+    found = run_every(client, [_read_struct(ModelKeys(name).spec, ModelSpec) for name in names])
     return [spec for spec in found if spec is not None]
 
 
@@ -59,11 +57,12 @@ def tombstone(client: SyncRedis, model: str) -> bool:
     return run(client, Call("tombstone", (ModelKeys(model).spec,), (), bool))
 
 
-def forget(client: SyncRedis, model: str) -> None:
-    """The last step of an unload: the model is not known any more."""
-    model_keys = ModelKeys(model)
-    run(client, read("SREM", keys.MODELS, model, parse=int))
-    run(client, read("DEL", model_keys.spec, model_keys.assets, parse=int))
+def forget(client: SyncRedis, spec: ModelSpec) -> None:
+    """The last step of an unload: the model is not known any more. Its epochs are, because they only grow."""
+    model_keys = ModelKeys(spec.name)
+    statuses = [model_keys.replica(replica).status for replica in replica_names(spec)]
+    run(client, read("SREM", keys.MODELS, spec.name, parse=int))
+    run(client, read("DEL", model_keys.spec, model_keys.assets, *statuses, parse=int))
 
 
 def put_assets(model: str, assets: ModelAssets) -> Call[bool]:

@@ -31,6 +31,7 @@ __all__ = [
     "read",
     "run",
     "run_all",
+    "run_every",
     "wait_until_ready",
 ]
 
@@ -85,6 +86,14 @@ def run_all(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
         for i, reply in zip(unknown, _retried(client, [calls[i] for i in unknown], by_sha=False), strict=True):
             replies[i] = reply
     return [_outcome(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+
+def run_every(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
+    """As `run_all`, but raises the first error among the answers."""
+    outcomes = run_all(client, calls) if calls else []
+    for outcome in outcomes:
+        _value(outcome)
+    return outcomes
 
 
 async def arun(client: AsyncRedis, call: Call[T]) -> T:

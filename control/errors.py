@@ -23,7 +23,7 @@ class FurrowError(Exception):
     """Root of the tree. `str(error)` is always fit to be shown to a user: it names the value and the remedy."""
 
 
-# --- what a client did -------------------------------------------------------------------------------------------------
+# --- what a client did ----------------------------------------------------------------------------------------------
 
 
 class RequestError(FurrowError):
@@ -97,7 +97,7 @@ class ModelUnavailable(FurrowError):
         self.model, self.state, self.detail, self.retry_after = model, state, detail, retry_after
 
 
-# --- what the operator set up ------------------------------------------------------------------------------------------
+# --- what the operator set up ---------------------------------------------------------------------------------------
 
 
 class SettingsError(FurrowError):
@@ -120,7 +120,7 @@ class DevicesError(FurrowError):
     """The devices asked for are absent, or their count differs from the world size."""
 
 
-# --- what the group met ------------------------------------------------------------------------------------------------
+# --- what the group met ---------------------------------------------------------------------------------------------
 
 
 class RankError(FurrowError):

@@ -5,13 +5,11 @@ Every function raises RedisUnavailable while Redis is away.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from control import keys
 from control.clients import SyncRedis
-from control.connection import Call, read, run, run_all
+from control.connection import read, run, run_every
 from control.messages import Assignment, encode
 from control.placement import Host
 
@@ -22,12 +20,12 @@ def beat_host(client: SyncRedis, host: Host, pid: int, memory_bytes: int) -> Non
     """Say that the host's agent lives, what devices it has and how much memory is free."""
     key = keys.host(host.id)
     words = ("devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes)
-    _all(
-        client,
+    beat = [
         read("SADD", keys.HOSTS, host.id, parse=int),
         read("HSET", key, *words, parse=int),
         read("PEXPIRE", key, keys.HEARTBEAT_MS, parse=int),
-    )
+    ]
+    run_every(client, beat)
 
 
 def known_hosts(client: SyncRedis) -> list[str]:
@@ -38,7 +36,7 @@ def known_hosts(client: SyncRedis) -> list[str]:
 def living_hosts(client: SyncRedis) -> list[Host]:
     """The hosts whose agent beats now."""
     names = known_hosts(client)
-    devices = _all(client, *(read("HGET", keys.host(name), "devices", parse=_text) for name in names))
+    devices = run_every(client, [read("HGET", keys.host(name), "devices", parse=_text) for name in names])
     found = zip(names, devices, strict=True)
     return [Host(name, tuple(filter(None, text.split(",")))) for name, text in found if text is not None]
 
@@ -70,11 +68,8 @@ def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str)
 
 def hold_placement(client: SyncRedis, host_id: str) -> bool:
     """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless."""
-    taken, holder = _all(
-        client,
-        read("SET", keys.PLACEMENT_LOCK, host_id, "NX", "PX", keys.HEARTBEAT_MS, parse=bool),
-        read("GET", keys.PLACEMENT_LOCK, parse=_text),
-    )
+    attempt = read("SET", keys.PLACEMENT_LOCK, host_id, "NX", "PX", keys.HEARTBEAT_MS, parse=bool)
+    taken, holder = run_every(client, [attempt, read("GET", keys.PLACEMENT_LOCK, parse=_text)])
     if holder != host_id:
         return False
     return taken or run(client, read("PEXPIRE", keys.PLACEMENT_LOCK, keys.HEARTBEAT_MS, parse=bool))
@@ -82,12 +77,3 @@ def hold_placement(client: SyncRedis, host_id: str) -> bool:
 
 def _text(reply: str | None) -> str | None:
     return reply
-
-
-def _all(client: SyncRedis, *calls: Call[Any]) -> list[Any]:
-    """The answers of one round trip, or the first error in it."""
-    outcomes = run_all(client, calls)
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
-    return outcomes

@@ -40,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(f"FURROW_LOG_LEVEL={level!r} is unknown: use debug, info, warning, error or critical")
         return cls(
             redis_url=url,
-            redis_wait_s=_number("FURROW_REDIS_WAIT", 30.0),
+            redis_wait_s=redis_wait_s(),
             log_format=log_format,
             log_level=level,
             has_parent="FURROW_PARENT" in os.environ,
@@ -52,11 +52,10 @@ def redis_url_from_environment() -> str | None:
     return os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL") or None
 
 
-def _number(name: str, default: float) -> float:
-    value = os.environ.get(name)
-    if not value:
-        return default
+def redis_wait_s() -> float:
+    """FURROW_REDIS_WAIT in seconds, 30 if unset."""
+    value = os.environ.get("FURROW_REDIS_WAIT") or "30"
     try:
         return float(value)
     except ValueError:
-        raise SettingsError(f"{name}={value!r} is not a number of seconds") from None
+        raise SettingsError(f"FURROW_REDIS_WAIT={value!r} is not a number of seconds") from None

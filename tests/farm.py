@@ -53,6 +53,7 @@ class Farm:
     process: subprocess.Popen[str]
     address: str
     redis: redis.Redis
+    redis_url: str
     log: Path
 
     @property
@@ -92,6 +93,10 @@ class Farm:
         parent = psutil.Process(self.process.pid)
         return [parent.pid, *(child.pid for child in parent.children(recursive=True))]
 
+    def furrow(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a furrow verb against this farm's Redis."""
+        return furrow(*arguments, REDIS_URL=self.redis_url)
+
     def stop(self) -> int:
         """Stop as Ctrl-C does; the exit status."""
         self.process.send_signal(signal.SIGINT)
@@ -112,7 +117,7 @@ def serving_farm(model: str, *options: str, **extra: str) -> Iterator[Farm]:
             address = _wait_for_address(process, log)
             url = (data / "url").read_text().strip()
             with redis.Redis.from_url(url, decode_responses=True) as client:
-                yield Farm(process, address, client, log)
+                yield Farm(process, address, client, url, log)
         except BaseException:
             print(log.read_text()[-12000:], file=sys.stderr)
             raise

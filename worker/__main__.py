@@ -7,6 +7,7 @@ import sys
 from types import FrameType
 
 from control import logs
+from control.errors import FurrowError
 from control.settings import Settings
 
 
@@ -45,7 +46,11 @@ def main() -> int:
     """Run the part named by the first argument."""
     part = sys.argv[1] if len(sys.argv) > 1 else "agent"
     if part == "agent":
-        run_agent()
+        try:
+            run_agent()
+        except FurrowError as error:
+            say(f"furrow worker: {error}")
+            return 1
     elif part == "rank":
         from worker.process import run_rank
 

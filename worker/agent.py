@@ -18,9 +18,10 @@ from control.clients import SyncRedis
 from control.connection import run
 from control.errors import FurrowError, RedisUnavailable
 from control.messages import Assignment
-from control.placement import Assign, Host, Unplaceable, Withdraw, plan
+from control.placement import Host
 from worker.exits import REFUSED, STOPPED, describe
 from worker.models import gates, source
+from worker.planner import Planner
 from worker.replica import Exit, ReplicaProcesses
 from worker.watch import Watch
 
@@ -43,6 +44,7 @@ class Agent:
         self._exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="prepare")
         self._watches: dict[Place, Watch] = {}
+        self._planner = Planner(client, lambda model, replica, why: self._report(model, replica, "failed", why))
         self.stopping = False
 
     def run(self) -> None:
@@ -68,36 +70,10 @@ class Agent:
         else:
             farm.beat_host(self._client, self._host, os.getpid(), psutil.virtual_memory().available)
             if farm.hold_placement(self._client, self._host.id):
-                self._place()
+                self._planner.turn()
             self._reconcile()
         for replica in list(self._replicas.values()):
             self._tend(replica)
-
-    # --- planning ---------------------------------------------------------------------------------------------------
-
-    def _place(self) -> None:
-        specs = catalog.list_specs(self._client)
-        held = {host: farm.assignments(self._client, host) for host in farm.known_hosts(self._client)}
-        hosts = farm.living_hosts(self._client)
-        living = {host.id for host in hosts}
-        for action in plan(specs, hosts, held):
-            match action:
-                case Assign(host, assignment):
-                    log.info("assigns", host=host, model=assignment.spec.name, replica=assignment.replica)
-                    farm.assign(self._client, host, assignment)
-                case Withdraw(host, model, replica) if host not in living:
-                    farm.remove_assignment(self._client, host, model, replica)
-                case Withdraw(host, model, replica):
-                    for assignment in held[host]:
-                        if (assignment.spec.name, assignment.replica) == (model, replica) and not assignment.withdrawn:
-                            farm.withdraw(self._client, host, assignment)
-                case Unplaceable(model, replica, why):
-                    self._report(model, replica, "failed", why)
-        assigned = {assignment.spec.name for assignments in held.values() for assignment in assignments}
-        for spec in specs:
-            if spec.unload and spec.name not in assigned:
-                catalog.forget(self._client, spec.name)
-                log.info("unloaded", model=spec.name)
 
     # --- assignments to processes -----------------------------------------------------------------------------------
 

@@ -133,6 +133,7 @@ class Leader:
         finisher = Finisher(self._decode)
         serving = Serving(self._client, self._blocking, lease, group, scheduler, finisher, progress, pulse.check)
         try:
+            serving.adopt()
             serving.run(lambda: self.stopping)
             self._wind_down(serving, group)
         except EpochOver as over:

@@ -67,7 +67,9 @@ class RunningRequest:
         cause: str | None = None,
         logprobs: TokenLogprobs | None = None,
     ) -> None:
-        """Note a token, the end of a choice, or both."""
+        """Note a token, the end of a choice, or both. Raises RuntimeError for a choice that has ended."""
+        if self.sequences[choice] is None:
+            raise RuntimeError(f"request {self.rid}: choice {choice} has ended and can't go on")
         self.entries.append(LogEntry(self.next_seq + len(self.entries), choice, token, finish, cause, logprobs))
         if finish is not None:
             self.sequences[choice] = None

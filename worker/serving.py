@@ -56,9 +56,12 @@ class Serving:
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
-    def run(self, stopping: Callable[[], bool]) -> None:
-        """Serve until `stopping()`; adopts what the replica's earlier epochs left first."""
+    def adopt(self) -> None:
+        """Take up what the replica's earlier epochs left; once, before the first `run`."""
         self._take(self._held(requests.claim(self._lease, 0, 0, adopt=True)))
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Serve until `stopping()`."""
         last_contact = time.monotonic()
         while not stopping():
             self._check()
@@ -183,6 +186,8 @@ class Serving:
     def _take(self, claims: Claims) -> None:
         self._bell = claims.bell
         for claimed in claims.requests:
+            if claimed.rid in self._running:  # claimed by the first copy of a call whose answer was lost
+                continue
             request = self._running[claimed.rid] = RunningRequest.from_claim(claimed)
             try:
                 for sequence in request.live:

@@ -16,7 +16,7 @@ from control.errors import DevicesError, SettingsError
 from control.keys import check_model_name
 from control.messages import ModelSpec
 from control.readiness import wait_until_ready
-from control.settings import redis_url_from_environment
+from control.settings import redis_url_from_environment, redis_wait_s
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _DEVICE = re.compile(r"cpu|cuda:\d+")
@@ -114,5 +114,5 @@ def connect_to_farm(redis_url: str | None) -> SyncRedis:
     if url is None:
         raise SettingsError("no Redis is named: give --redis redis://host:port or set REDIS_URL")
     client = connect(url)
-    wait_until_ready(client, 10.0, lambda line: click.echo(line, err=True))
+    wait_until_ready(client, redis_wait_s(), lambda line: click.echo(line, err=True))
     return client

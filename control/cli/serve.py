@@ -24,6 +24,7 @@ from control.errors import ModelUnavailable, SettingsError
 from control.messages import ModelSpec
 from control.placement import replica_names
 from control.process import die_with_parent
+from control.requests.waiting import abandon
 
 TICK_S = 0.1
 
@@ -116,7 +117,8 @@ def desire(client: SyncRedis, spec: ModelSpec, alone: bool) -> None:
     if alone:
         for other in catalog.list_specs(client):
             if other.name != spec.name:
-                catalog.forget(client, other.name)
+                abandon(client, other.name, f"the model '{other.name}' is not served any more")
+                catalog.forget(client, other)
         for replica in replica_names(spec):
             health.clear_status(client, spec.name, replica)
     catalog.put_spec(client, spec)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from control.clients import SyncRedis
-from control.connection import Call, read, run, run_all
+from control.connection import Call, read, run, run_every
 from control.keys import HEARTBEAT_MS, ReplicaKeys
 from control.lease import granted
 
@@ -51,11 +51,7 @@ def read_beat(model: str, replica: str, rank: int) -> Call[Beat | None]:
 
 def heartbeats(client: SyncRedis, model: str, replica: str, world_size: int) -> list[Beat | None]:
     """Every rank's last word, by rank; None for a silent one."""
-    beats = run_all(client, [read_beat(model, replica, rank) for rank in range(world_size)])
-    for outcome in beats:
-        if isinstance(outcome, Exception):
-            raise outcome
-    return beats
+    return run_every(client, [read_beat(model, replica, rank) for rank in range(world_size)])
 
 
 def epoch_of(model: str, replica: str) -> Call[int]:

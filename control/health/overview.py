@@ -7,7 +7,7 @@ from typing import Any
 
 from control import catalog
 from control.clients import SyncRedis
-from control.connection import Call, read, run_all
+from control.connection import Call, read, run_every
 from control.health.beats import Beat, epoch_of, read_beat
 from control.health.poisoning import poison_of
 from control.health.state import ReplicaState, ReplicaView, model_state, replica_state
@@ -67,10 +67,7 @@ def _overview(client: SyncRedis, spec: ModelSpec) -> Overview:
     for name in names:
         calls += [status_of(spec.name, name), epoch_of(spec.name, name), holder(spec.name, name)]
         calls += [poison_of(spec.name, name), *(read_beat(spec.name, name, rank) for rank in range(spec.tp))]
-    found = run_all(client, calls)
-    for outcome in found:
-        if isinstance(outcome, Exception):
-            raise outcome
+    found = run_every(client, calls)
     queued, served = found[:2]
     width = 4 + spec.tp
     replicas = [

@@ -50,7 +50,7 @@ def test_a_tombstone_asks_for_an_unload(farm: Farm) -> None:
     found = catalog.get_spec(farm.client, MODEL)
     assert found is not None
     assert (found.unload, found.revision) == (True, 2)
-    catalog.forget(farm.client, MODEL)
+    catalog.forget(farm.client, SPEC)
     assert catalog.list_specs(farm.client) == []
 
 

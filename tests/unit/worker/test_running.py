@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.requests import Claimed
 from worker.running import RunningRequest
@@ -39,6 +41,14 @@ def test_an_emission_is_kept_until_redis_took_it() -> None:
     assert request.emission() == request.emission()
     request.emitted()
     assert request.emission().entries == [] and request.next_seq == 2
+
+
+def test_an_ended_choice_takes_nothing_more() -> None:
+    """A token after the end would be a repeated one: that is a fault, never a log entry."""
+    request = RunningRequest.from_claim(claimed([]))
+    request.append(0, 5, "stop", "token")
+    with pytest.raises(RuntimeError, match="has ended"):
+        request.append(0, 6)
 
 
 def test_an_end_from_outside_ends_every_live_choice_without_a_token() -> None:

@@ -1,0 +1,85 @@
+"""Models come and go while the farm runs: load, list, serve, unload, and what is refused on the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.farm import Farm, until
+from tests.models import make
+
+pytestmark = [pytest.mark.xdist_group("farm"), pytest.mark.timeout(180)]
+
+
+def row(farm: Farm, name: str) -> list[str]:
+    """The model's line of `furrow models list`, as words; empty if it has none."""
+    lines = farm.furrow("models", "list").stdout.splitlines()
+    return next((line.split() for line in lines if line.startswith(f"{name} ")), [])
+
+
+def state(farm: Farm, name: str) -> str:
+    """The third column, or "absent"."""
+    words = row(farm, name)
+    return words[2] if words else "absent"
+
+
+def test_load_serve_unload(farm: Farm, client: openai.OpenAI, tmp_path: Path) -> None:
+    """A second model is loaded beside the first, answers, is unloaded, and then is 404 again."""
+    folder = make("llama", tmp_path / "tiny")
+    loaded = farm.furrow("models", "load", str(folder), "--devices", "cpu", "--dtype", "float64")
+    assert loaded.returncode == 0, loaded.stderr
+    until(lambda: state(farm, "tiny") == "loaded")
+    until(lambda: "tiny" in [model.id for model in client.models.list()])
+    answer = client.completions.create(model="tiny", prompt="abc", max_tokens=8, temperature=0)
+    assert answer.usage is not None and answer.usage.completion_tokens <= 8
+    again = farm.furrow("models", "load", str(folder), "--devices", "cpu", "--dtype", "float64")
+    assert again.returncode == 1 and "already loaded" in again.stderr
+    assert farm.furrow("models", "unload", "tiny").returncode == 0
+    until(lambda: state(farm, "tiny") == "absent")
+    until(lambda: "tiny" not in [model.id for model in client.models.list()])
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="tiny", prompt="abc", max_tokens=8)
+    assert state(farm, "demo") == "loaded"
+    left = {key.rpartition(":")[2] for key in farm.redis.scan_iter("furrow:{tiny}:r0:*")}
+    assert left <= {"epoch", "claim", "poisons"}, "only what must outlive a replica is left"
+
+
+def test_an_unload_waits_for_the_requests_that_run(farm: Farm, client: openai.OpenAI, tmp_path: Path) -> None:
+    """A stream that runs when its model is unloaded is finished, whole."""
+    folder = make("llama", tmp_path / "leaving")
+    farm.furrow("models", "load", str(folder), "--devices", "cpu", "--dtype", "float64")
+    until(lambda: state(farm, "leaving") == "loaded")
+    body: dict[str, Any] = {"model": "leaving", "prompt": "abc", "temperature": 0, "extra_body": {"ignore_eos": True}}
+    chunks = client.completions.create(**body, max_tokens=400, stream=True)
+    next(chunks)
+    farm.furrow("models", "unload", "leaving")
+    reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    assert reasons == ["length"]
+    until(lambda: state(farm, "leaving") == "absent")
+
+
+def test_a_model_that_can_not_be_loaded_is_failed_with_its_reason_and_can_be_unloaded(
+    farm: Farm, client: openai.OpenAI, tmp_path: Path
+) -> None:
+    """The list says why, clients get a 503 with the same words, nothing else suffers, and unload clears it."""
+    folder = make("llama", tmp_path / "odd")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "perceptron"}))
+    farm.furrow("models", "load", str(folder), "--devices", "cpu")
+    until(lambda: state(farm, "odd") == "failed")
+    assert "perceptron" in " ".join(row(farm, "odd"))
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.completions.create(model="odd", prompt="abc", max_tokens=8)
+    assert caught.value.status_code in (404, 503) and "odd" in str(caught.value)
+    assert farm.furrow("models", "unload", "odd").returncode == 0
+    until(lambda: state(farm, "odd") == "absent")
+
+
+def test_unloading_what_is_not_there_names_what_is(farm: Farm) -> None:
+    """The refusal lists the models that could be meant."""
+    ended = farm.furrow("models", "unload", "nobody")
+    assert ended.returncode == 1 and "'nobody'" in ended.stderr and "demo" in ended.stderr

@@ -1,0 +1,108 @@
+"""What the command line refuses: one clear line that names the value and the remedy, no traceback, and a clean end."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.farm import furrow
+from tests.models import make
+from tests.servers import serving
+
+pytestmark = [pytest.mark.xdist_group("farm"), pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("qwen3", tmp_path_factory.mktemp("qwen3"))
+
+
+def refused(*arguments: str, says: tuple[str, ...], **environment: str) -> None:
+    """Run furrow and hold its last words to `says`."""
+    ended = furrow(*arguments, **environment)
+    assert ended.returncode != 0, ended.stdout
+    last = ended.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+    for part in says:
+        assert part in last, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["demo", "--quant", "int8"], ("--quant int8", "leave it out")),
+        (["demo", "--name", "two words"], ("'two words'", "white space")),
+        (["demo", "--name", "{x}"], ("'{x}'", "braces")),
+        (["demo", "--tp", "2", "--devices", "cuda:0"], ("1 devices", "2 ranks")),
+        (["demo", "--devices", "tpu"], ("'tpu'", "cuda:0")),
+        (["demo", "--tp", "3", "--devices", "cpu"], ("3", "--tp 1, 2, 4")),
+        (["demo", "--devices", "cuda:7"], ("cuda:7", "--devices")),
+        (["/no/such/folder"], ("/no/such/folder", "does not exist")),
+        (["nobody/no-such-model"], ("nobody/no-such-model",)),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+def test_serve_refuses(arguments: list[str], says: tuple[str, ...], tmp_path: Path) -> None:
+    """Each wrong option or model ends the command before anything is served."""
+    refused("serve", *arguments, "--port", "0", "--data", str(tmp_path), says=says)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("config.json", None, ("config.json", "missing")),
+        ("config.json", "{not json", ("config.json", "not valid JSON")),
+        ("config.json", "{}", ("config.json", "model_type")),
+        ("config.json", json.dumps({"model_type": "perceptron"}), ("perceptron", "llama")),
+        ("tokenizer.json", None, ("tokenizer.json",)),
+        ("model.safetensors", None, ("model.safetensors",)),
+        ("model.safetensors", "junk", ("model.safetensors",)),
+    ],
+)
+def test_serve_refuses_a_broken_folder(
+    name: str, content: str | None, says: tuple[str, ...], checkpoint: Path, tmp_path: Path
+) -> None:
+    """A folder with one thing wrong is refused naming the file, before any rank is started."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in checkpoint.iterdir():
+        if file.name != name:
+            (folder / file.name).symlink_to(file)
+    if content is not None:
+        (folder / name).write_text(content)
+    refused("serve", str(folder), "--devices", "cpu", "--port", "0", "--data", str(tmp_path / "data"), says=says)
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    """The command says which port and what to do, before it starts anything."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused("serve", "demo", "--port", port, "--data", str(tmp_path), says=(port, "--port"))
+
+
+@pytest.mark.parametrize("verb", [["worker"], ["api", "--port", "0"], ["models", "list"]], ids=lambda verb: verb[0])
+def test_an_unreachable_redis_is_waited_for_and_then_named(verb: list[str]) -> None:
+    """Every part tells that it waits, then ends naming the URL without its password, and the remedy."""
+    ended = furrow(*verb, "--redis", "redis://:hunter2@127.0.0.1:1/0", FURROW_REDIS_WAIT="1")
+    assert ended.returncode == 1
+    assert "waiting for Redis at redis://127.0.0.1:1" in ended.stderr
+    assert "can't be reached" in ended.stderr and "--redis" in ended.stderr
+    assert "hunter2" not in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("verb", [["worker"], ["api", "--port", "0"], ["models", "list"]], ids=lambda verb: verb[0])
+def test_a_wrong_password_is_said_at_once(verb: list[str]) -> None:
+    """No waiting for what can't come: the password is wrong, and the message says where it belongs."""
+    with serving(password="right") as server:
+        ended = furrow(*verb, "--redis", f"unix://:wrong@{server.socket}", timeout=20)
+    assert ended.returncode == 1
+    assert "refused the password" in ended.stderr and "wrong@" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_no_redis_named() -> None:
+    """A part of a farm without a farm says what to give."""
+    refused("models", "list", says=("--redis", "REDIS_URL"))
