@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.servers import NEW, OLD, Server, serving
+
+# Read when torch is loaded, so set before anything imports it: threads that spin while they wait starve each other
+# where tests run side by side.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session")
