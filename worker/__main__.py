@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import sys
 from types import FrameType
@@ -54,7 +56,9 @@ def main() -> int:
     elif part == "rank":
         from worker.process import run_rank
 
-        return run_rank()
+        status = run_rank()
+        logging.shutdown()
+        os._exit(status)  # torch takes seconds to free what the kernel frees at once
     else:
         say(f"unknown part {part!r}: python -m worker agent|rank")
         return 2

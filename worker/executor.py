@@ -186,7 +186,9 @@ class Executor:
         return Bye(epoch=command.epoch, seq=command.seq, rank=self.rank)
 
     def _free_bytes(self) -> int:
-        """Memory that the KV of this rank may take: its part of half of what the host has free."""
+        """Memory for the KV of this rank: most of what its GPU has free, or its part of half of the host's."""
+        if self.device.startswith("cuda"):
+            return int(0.9 * torch.cuda.mem_get_info()[0])
         return psutil.virtual_memory().available // (2 * self.world_size)
 
     # --- refusals ---------------------------------------------------------------------------------------------------

@@ -187,7 +187,14 @@ class Group:
         if isinstance(first, ErrorReply):
             own_error = RankError(0, first.kind, first.message)
         if own_error is not None or failed:
-            log.error(f"{what} failed", seq=command.seq, leader=repr(own_error), ranks=[str(e) for e in failed])
+            log.error(
+                f"{what} failed",
+                seq=command.seq,
+                ms=round(1000 * self.last_seconds),
+                leader=repr(own_error),
+                ranks=[str(error) for error in failed],
+                exc_info=own_error,
+            )
             raise GroupError(what, own_error, failed) from own_error
         return [first, *replies]
 

@@ -81,6 +81,8 @@ class Pulse:
                 FurrowError
             ) as error:  # Redis is away: keep the epoch, and the finished step waits in the main thread
                 log.warning("pulse could not reach Redis", error=str(error))
+            except Exception:  # a pulse that dies would take a healthy epoch with it
+                log.exception("the pulse missed a beat")
             self._deadman()
 
     def _beat(self) -> None:
