@@ -30,8 +30,8 @@ Body = ChatRequest | CompletionRequest
 class Caller:
     """Who asks, and what the request's headers say."""
 
-    tenant: str
     journal: Journal
+    tenant: str = ""
     idempotency_key: str = ""
     body_hash: str = ""
     on_disconnect: str | None = None
@@ -39,8 +39,9 @@ class Caller:
     rid: str = ""
     """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
 
-    def of_tenant(self, tenant: str) -> Caller:
-        return replace(self, tenant=tenant)
+    def identified(self, tenant: str, body: bytes = b"") -> Caller:
+        """Once it is known who asks, and for what."""
+        return replace(self, tenant=tenant, body_hash=hash_body(body))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,8 @@ class Models:
         self._aliases, self._any_name = _aliases(settings.served_model_names)
         self._overviews: dict[str, health.Overview] = {}
         self._served: dict[str, tuple[Fingerprint, ServedModel]] = {}
+        self._broken: dict[str, Fingerprint] = {}
+        """Assets that could not be used, so that they are not tried, and told, every second."""
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.seen = False
@@ -126,11 +128,14 @@ class Models:
             known = self._served.get(name)
             if known is not None and known[0] == fingerprint:
                 served[name] = known
+            elif self._broken.get(name) == fingerprint:
+                continue
             elif (assets := catalog.get_assets(self._client, name)) is not None:
                 try:
                     served[name] = (fingerprint, ServedModel(name, assets, Vocabulary(assets)))
                 except Exception as error:
                     # One model's broken tokenizer must not hide the others.
+                    self._broken[name] = fingerprint
                     log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
         return overviews, served
 

@@ -12,6 +12,10 @@ from api.journal import Journal, now_ms
 from api.rendering import StreamRenderer
 from api.settings import ApiSettings
 
+CLIENT_LEFT = 499
+"""Status in the log for a client that closed the connection; nobody is there to read it."""
+CLIENT_LEFT_TEXT = "client disconnected"
+
 
 @dataclass(eq=False, kw_only=True)
 class Ongoing:
@@ -72,6 +76,10 @@ class Ongoing:
         self._warned = journal.waited
         journal.still_waiting(self.position)
         return True
+
+    def left(self) -> None:
+        """The connection is gone before the end: the client closed it, or this process stops."""
+        self.release(status=CLIENT_LEFT, error="cut by shutdown" if self.draining() else CLIENT_LEFT_TEXT)
 
     def release(self, *, status: int, error: str | None = None, delivered: bool = False) -> None:
         """Stop following and write the terminal line; later calls do nothing."""

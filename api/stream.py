@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from litestar.background_tasks import BackgroundTask
@@ -18,7 +19,7 @@ def sse_response(ongoing: Ongoing) -> Stream:
 
     async def release() -> None:
         # Runs after the last byte and after a disconnect; the generator's own end came first where there was one.
-        ongoing.release(status=499, error="client disconnected")
+        ongoing.left()
 
     return Stream(
         events(ongoing),
@@ -44,6 +45,9 @@ async def events(ongoing: Ongoing) -> AsyncIterator[bytes]:
         failure = renderer.failure
     except Exception as error:
         failure = error
+    except (asyncio.CancelledError, GeneratorExit):
+        ongoing.left()
+        raise
     yield renderer.end(failure)
     if failure is None:
         ongoing.release(status=200, delivered=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -10,18 +11,15 @@ from litestar import Request, Response
 from api.chat.answer import Piece
 from api.disconnect import ClientDisconnected, unless_disconnected
 from api.errors import Unauthorized, error_response, problem
-from api.intake import Body, Caller, hash_body, tenant_of
+from api.intake import Body, Caller, tenant_of
 from api.journal import Journal
-from api.ongoing import Ongoing
+from api.ongoing import CLIENT_LEFT, CLIENT_LEFT_TEXT, Ongoing
 from api.process import Process
 from api.rendering import collect
 from api.schemas.view import new_rid, parse_cursor
 from api.stream import sse_response
 
 Http = Request[Any, Any, Any]
-
-CLIENT_LEFT = 499
-"""Status in the log for a client that closed the connection; nobody is there to read it."""
 
 
 def process_of(request: Http) -> Process:
@@ -38,18 +36,16 @@ def authenticate(request: Http) -> str:
     return tenant_of(token)
 
 
-def caller_of(request: Http, body: bytes) -> Caller:
+def caller_of(request: Http) -> Caller:
     """Who asks, with a fresh request id and a journal that has begun."""
     client_request_id = request.headers.get("x-request-id")
     journal = Journal(process_of(request).metrics, path=request.url.path, client_request_id=client_request_id)
     rid = new_rid()
     journal.know(rid=rid)
     return Caller(
-        tenant="",
         journal=journal,
         rid=rid,
         idempotency_key=request.headers.get("idempotency-key", ""),
-        body_hash=hash_body(body),
         on_disconnect=request.headers.get("x-on-disconnect"),
         client_request_id=client_request_id,
     )
@@ -57,12 +53,11 @@ def caller_of(request: Http, body: bytes) -> Caller:
 
 async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[Any]:
     """Serve one POST: parse, submit (or resume at Last-Event-ID), then stream or collect."""
-    process = process_of(request)
-    body = await request.body()
-    caller = caller_of(request, body)
+    process, caller = process_of(request), caller_of(request)
     ongoing: Ongoing | None = None
     try:
-        caller = caller.of_tenant(authenticate(request))
+        body = await request.body()
+        caller = caller.identified(authenticate(request), body)
         parsed = parse(body)
         last = request.headers.get("last-event-id")
         if last and parsed.stream:
@@ -77,6 +72,11 @@ async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[An
         return response
     except Exception as error:
         return refused(error, caller, ongoing)
+    except asyncio.CancelledError:
+        # The process stops, and its grace is over.
+        if ongoing is not None:
+            ongoing.left()
+        raise
 
 
 def streamed(ongoing: Ongoing, caller: Caller) -> Response[Any]:
@@ -92,7 +92,7 @@ def streamed(ongoing: Ongoing, caller: Caller) -> Response[Any]:
 def refused(error: Exception, caller: Caller, ongoing: Ongoing | None) -> Response[Any]:
     """The response for an error before the first byte; ends the journal."""
     if isinstance(error, ClientDisconnected):
-        status, text = CLIENT_LEFT, "client disconnected"
+        status, text = CLIENT_LEFT, CLIENT_LEFT_TEXT
     else:
         found = problem(error)
         status, text = found.status, str(error)

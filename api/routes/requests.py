@@ -26,10 +26,10 @@ async def show_request(request: Http, rid: FromPath[str], model: FromQuery[str |
 @get("/v1/requests/{rid:str}/events", status_code=200)
 async def follow_request(request: Http, rid: FromPath[str], model: FromQuery[str | None] = None) -> Response[Any]:
     """The request's stream, from its beginning or from Last-Event-ID, on any API process."""
-    caller = caller_of(request, b"")
+    caller = caller_of(request)
     ongoing = None
     try:
-        caller = caller.of_tenant(authenticate(request))
+        caller = caller.identified(authenticate(request))
         last = request.headers.get("last-event-id")
         cursor = parse_cursor(last) if last else None
         if cursor is not None and cursor.rid != rid:

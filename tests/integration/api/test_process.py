@@ -191,6 +191,8 @@ def test_a_cut_after_the_grace_is_no_disconnect(
             with pytest.raises(httpx.RemoteProtocolError):
                 found += lines
         dying.process.wait(10)
+        (line,) = dying.ended(rid)
+        assert (line["status"], line["error"], line["completion_tokens"]) == (499, "cut by shutdown", 1)
     leader.resume()
     last = [event.id for event in found if event.id][-1]
     rest = httpx.get(f"{api.url}/v1/requests/{rid}/events", headers={"last-event-id": last}, timeout=15)
@@ -280,4 +282,6 @@ def test_a_model_with_a_slash(server: Server, leader: ScriptedLeader, http: http
         from control.connection import connect
 
         with connect(server.url) as client:
-            catalog.forget(client, "org/second")
+            spec = catalog.get_spec(client, "org/second")
+            assert spec is not None
+            catalog.forget(client, spec)
