@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from control import logs
 from control.errors import FurrowError
 
 VERBS = {"load": "Load scenarios through the HTTP API.", "decode": "The engine alone, beside transformers' generate."}
@@ -33,6 +34,7 @@ def bench() -> None:
 
 def main() -> None:
     """A FurrowError becomes one clear line and exit status 1."""
+    logs.configure("auto", "warning")
     try:
         bench.main(prog_name="furrow bench")
     except FurrowError as error:

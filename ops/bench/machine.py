@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -10,11 +11,11 @@ import psutil
 
 
 def describe() -> str:
-    """Processor, cores, memory and the versions that matter, in one line."""
+    """Processor, cores, memory, what else keeps it busy, and the versions that matter, in one line."""
     memory = psutil.virtual_memory().total / 2**30
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
     return (
-        f"machine: {_processor()}, {psutil.cpu_count()} cores, {memory:.0f} GiB; "
+        f"machine: {_processor()}, {psutil.cpu_count()} cores, {memory:.0f} GiB, load {os.getloadavg()[0]:.1f}; "
         f"Python {platform.python_version()}, {versions}"
     )
 
