@@ -39,9 +39,9 @@ class Caller:
     rid: str = ""
     """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
 
-    def identified(self, tenant: str, body: bytes = b"") -> Caller:
+    def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
         """Once it is known who asks, and for what."""
-        return replace(self, tenant=tenant, body_hash=hash_body(body))
+        return replace(self, tenant=tenant, body_hash=hash_body(body), idempotency_key=idempotency_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

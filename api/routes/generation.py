@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +20,11 @@ from api.process import Process
 from api.rendering import collect
 from api.schemas.view import new_rid, parse_cursor
 from api.stream import sse_response
+from control.errors import RequestError
 
 Http = Request[Any, Any, Any]
+
+_KEY = re.compile(r"[!-~]{1,255}")
 
 
 def process_of(request: Http) -> Process:
@@ -31,7 +36,7 @@ def authenticate(request: Http) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip() if scheme.lower() == "bearer" else ""
     known = process_of(request).settings.api_keys
-    if known and token not in known:
+    if known and not any(secrets.compare_digest(token.encode(), key.encode()) for key in known):
         raise Unauthorized("The API key is missing or wrong. Send it as 'Authorization: Bearer <key>'.")
     return tenant_of(token)
 
@@ -45,10 +50,18 @@ def caller_of(request: Http) -> Caller:
     return Caller(
         journal=journal,
         rid=rid,
-        idempotency_key=request.headers.get("idempotency-key", ""),
         on_disconnect=request.headers.get("x-on-disconnect"),
         client_request_id=client_request_id,
     )
+
+
+def _idempotency_key(request: Http) -> str:
+    key = request.headers.get("idempotency-key", "")
+    if key and not _KEY.fullmatch(key):
+        raise RequestError(
+            "Idempotency-Key must be 1 to 255 printable characters without white space.", param="idempotency-key"
+        )
+    return key
 
 
 async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[Any]:
@@ -57,7 +70,7 @@ async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[An
     ongoing: Ongoing | None = None
     try:
         body = await request.body()
-        caller = caller.identified(authenticate(request), body)
+        caller = caller.identified(authenticate(request), body, _idempotency_key(request))
         parsed = parse(body)
         last = request.headers.get("last-event-id")
         if last and parsed.stream:

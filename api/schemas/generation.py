@@ -111,8 +111,21 @@ def check_ranges(request: GenerationFields) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise RequestError(f"Invalid value for '{name}': {value} must be above 0 seconds.", param=name)
     _check_stop(request.stop_strings)
+    _check_labels(request)
     if request.stream_options is not None and not request.stream:
         raise RequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+
+
+def _check_labels(request: GenerationFields) -> None:
+    """OpenAI's bounds on what is only kept with the request."""
+    metadata = request.metadata or {}
+    if len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
+        raise RequestError(
+            "'metadata' takes at most 16 pairs, with keys of up to 64 and values of up to 512 characters.",
+            param="metadata",
+        )
+    if len(request.user or "") > 512:
+        raise RequestError("'user' takes at most 512 characters.", param="user")
 
 
 def _check_stop(stop: list[str]) -> None:

@@ -52,6 +52,8 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="
         ({"on_disconnect": -1}, "on_disconnect"),
         ({"priority": "urgent"}, "priority"),
         ({"timeout": 0}, "timeout"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
+        ({"metadata": {"k": 1}}, "metadata[...]"),
         ({"deadline": 1000.0}, "deadline"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ],
@@ -101,6 +103,12 @@ def test_a_bad_field_of_a_completion(http: httpx.Client, fields: dict[str, Any],
 def test_a_neutral_value_passes(http: httpx.Client, leader: ScriptedLeader, neutral: dict[str, Any]) -> None:
     """What SDKs send without meaning it is no reason for a refusal."""
     assert http.post(CHAT, json=chat("x") | neutral).status_code == 200
+
+
+def test_a_bad_idempotency_key(http: httpx.Client) -> None:
+    """A key that could not be kept is refused."""
+    response = http.post(CHAT, json=chat("x"), headers={"idempotency-key": "a b"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "idempotency-key")
 
 
 def test_malformed_json(http: httpx.Client) -> None:

@@ -1,0 +1,74 @@
+"""What a lost event costs: nothing with the log, everything without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from api.feed import Feed
+from api.follow import Follower
+from api.settings import ApiSettings
+from control import requests
+from control.connection import arun, connect_async
+from control.keys import ModelKeys
+from control.messages import GenerationRequest, LogEntry, Sampling
+from tests.leader import ScriptedLeader
+from tests.servers import Server
+
+SETTINGS = ApiSettings(redis_url="", api_id="deaf", silence=0.1)
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[Any]:
+    client = connect_async(server.url)
+    yield client
+    await client.aclose()
+
+
+async def unheard(client: Any, follower: Follower, leader: ScriptedLeader, rid: str) -> Feed:
+    """A feed of a finished request none of whose events was published to this follower."""
+    feed = follower.open("tiny", rid, "t", asyncio.Event())
+    tokens = leader.tokenizer.encode(": hi").ids
+    sampling = Sampling(max_tokens=100, stop_ids=leader.assets.eos_ids)
+    params = GenerationRequest(prompt=tokens, sampling=sampling)
+    await arun(client, requests.enqueue(requests.Enqueue(rid=rid, model="tiny", params=params, tenant="t")))
+    async with asyncio.timeout(10):
+        while await client.hget(ModelKeys("tiny").request(rid), "state") != "finished":
+            await asyncio.sleep(0.005)
+    return feed
+
+
+async def test_silence_is_repaired_from_the_log(client: Any, leader: ScriptedLeader) -> None:
+    """With not one event heard, the reader has every entry, in order."""
+    follower = Follower(client, SETTINGS)
+    follower.start()
+    feed = await unheard(client, follower, leader, "repaired")
+    got: list[LogEntry] = []
+    async with asyncio.timeout(10):
+        while not got or got[-1].finish is None:
+            await feed.wake.wait()
+            feed.wake.clear()
+            got += feed.take()
+    assert [entry.seq for entry in got] == list(range(1, len("you said hi") + 2))
+    await follower.stop()
+
+
+async def test_without_the_log_nothing_comes(client: Any, leader: ScriptedLeader) -> None:
+    """The control: a follower whose log reading is off has nothing of the same request, although it has ended."""
+    follower = Follower(client, SETTINGS)
+    feed = await unheard(client, follower, leader, "unrepaired")
+    assert feed.take() == [] and not feed.wake.is_set()
+    await follower.refresh([feed])
+    assert len(feed.take()) == len("you said hi") + 1
+
+
+async def test_another_tenant_sees_nothing(client: Any, leader: ScriptedLeader) -> None:
+    """A feed opened for another tenant fails at its first read."""
+    follower = Follower(client, SETTINGS)
+    await unheard(client, follower, leader, "secret")
+    stranger = follower.open("tiny", "secret", "somebody else", asyncio.Event())
+    await follower.refresh([stranger])
+    assert isinstance(stranger.error, Exception) and stranger.take() == []
