@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -78,6 +79,36 @@ def test_a_killed_api_is_replaced_and_the_client_resumes(farm: Farm) -> None:
         pass
     assert received.text == expected.text and received.finish == expected.finish
     assert len(set(received.ids)) == len(received.ids)
+
+
+def kill_server(farm: Farm) -> None:
+    """SIGKILL to the private server; its parent starts it again on the same data."""
+    [server] = [pid for pid in farm.processes() if "valkey-server" in " ".join(psutil.Process(pid).cmdline())]
+    os.kill(server, signal.SIGKILL)
+
+
+def lose_everything(farm: Farm) -> None:
+    """What a server without persistence leaves after a crash: nothing."""
+    farm.redis.flushall()
+
+
+@pytest.mark.parametrize("strike", [kill_server, lose_everything])
+def test_a_stream_goes_on_when_redis_dies_or_loses_everything(farm: Farm, strike: Callable[[Farm], None]) -> None:
+    """Nothing is reloaded and no token is lost: the processes hold what they know and put it back."""
+    expected = whole(farm, LONG)
+    pids = [farm.pid("demo", rank) for rank in (0, 1)]
+    run_id = farm.redis.info()["run_id"]
+    received, struck = Received(), False
+    for now in receive(open_stream(farm.address, LONG), received):
+        if not struck and len(now.ids) > 20:
+            struck = True
+            strike(farm)
+    assert struck and received.text == expected.text and received.finish == expected.finish
+    assert received.errors == []
+    until(farm.ready)
+    assert [farm.pid("demo", rank) for rank in (0, 1)] == pids, "a rank was started again"
+    if strike is kill_server:
+        assert farm.redis.info()["run_id"] != run_id, "the fault had no effect"
 
 
 def test_64_streams_complete_with_every_token_in_order(farm: Farm) -> None:
