@@ -12,14 +12,6 @@ from tests import models
 from tests.integration.engine.ranks import RankGroup
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of the rank group run in one process of a parallel run, so that the group exists once."""
-    for item in items:
-        if "ranks" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("ranks"))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
