@@ -29,7 +29,6 @@ class SlabStep:
         starts = [0]
         for extent in extents:
             starts.append(starts[-1] + extent.count)
-        # Zero tokens for two rows of one pool would be a bug of the caller; each extent has its own sequence.
         by_pool: dict[int, list[int]] = {}
         for index, place in enumerate(places):
             by_pool.setdefault(place.pool.capacity, []).append(index)
