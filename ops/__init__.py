@@ -1,0 +1,1 @@
+"""Parts that surround a running farm: the demonstration model, benchmarks, and what operators deploy."""
