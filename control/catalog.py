@@ -16,10 +16,10 @@ from control.placement import replica_names
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def put_spec(client: SyncRedis, spec: ModelSpec) -> int:
-    """Make `spec` the desired state and return its revision, which grows only when something changed."""
+def put_spec(client: SyncRedis, spec: ModelSpec, *, again: bool = False) -> int:
+    """Make `spec` the desired state and return its revision, which grows only when something changed, or `again`."""
     # The specification first: a name in the set whose specification is not there yet would be nothing.
-    revision = run(client, _put_spec(spec, "change"))
+    revision = run(client, _put_spec(spec, "again" if again else "change"))
     run(client, read("SADD", keys.MODELS, spec.name, parse=int))
     return revision
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import queue
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -33,6 +35,16 @@ Place = tuple[str, str]
 """Model and replica."""
 
 
+@dataclass(frozen=True)
+class DeathNotice:
+    """What the farm must know of a rank process that died. `epoch` is the one to poison."""
+
+    exit: Exit
+    what: str
+    epoch: int
+    given_up: bool
+
+
 class Agent:
     """One host's agent. `run` returns after `stopping` was set and every rank has ended."""
 
@@ -44,6 +56,7 @@ class Agent:
         self._exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="prepare")
         self._watches: dict[Place, Watch] = {}
+        self._untold: deque[DeathNotice] = deque()
         self._planner = Planner(client, lambda model, replica, why: self._report(model, replica, "failed", why))
         self.stopping = False
 
@@ -55,15 +68,20 @@ class Agent:
                 self._tick()
             except RedisUnavailable as error:
                 log.warning("waiting for Redis", error=str(error))
+            except Exception:  # the agent must survive what nobody foresaw: it is the one that restarts the others
+                log.exception("a turn of the agent failed")
             try:
                 self._on_exit(self._exits.get(timeout=TICK_S))
             except queue.Empty:
                 pass
             except RedisUnavailable as error:
-                log.warning("could not report an exit; the lock lapses by itself", error=str(error))
+                log.warning("an exit is reported when Redis is back", error=str(error))
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _tick(self) -> None:
+        while self._untold:
+            self._tell(self._untold[0])
+            self._untold.popleft()
         if self.stopping:
             for replica in self._replicas.values():
                 replica.stop()
@@ -109,10 +127,11 @@ class Agent:
         del self._preparing[place]
         try:
             folder = future.result()
-        except FurrowError as error:
-            log.error("refused", model=place[0], error=str(error))
+        except Exception as error:
+            known = isinstance(error, FurrowError)
+            log.error("refused", model=place[0], error=str(error), exc_info=None if known else error)
             self._refused[place] = assignment.spec.revision
-            self._report(*place, "failed", str(error), assignment)
+            self._report(*place, "failed", str(error) if known else repr(error), assignment)
             return
         self._replicas[place] = ReplicaProcesses(assignment, str(folder), self._host.id, self._redis_url, self._exits)
         self._watches[place] = Watch(self._client, self._replicas[place])
@@ -137,29 +156,41 @@ class Agent:
     # --- exits ------------------------------------------------------------------------------------------------------
 
     def _on_exit(self, exit: Exit) -> None:
-        """A process ended: poison its epoch at once, free a dead leader's lock, and plan the next life."""
+        """A process ended: plan the next life, and tell the farm at once."""
         replica = self._replicas.get(exit.place)
         if replica is None or not replica.ended(exit):
             return
         what = f"rank {exit.rank} (pid {exit.pid}) {describe(exit.status)}"
-        if replica.stopping and exit.status == STOPPED:
-            log.info("rank ended", model=exit.place[0], rank=exit.rank, status=exit.status)
+        if replica.failed is not None or (replica.stopping and exit.status == STOPPED):
+            log.info("rank ended", model=exit.place[0], rank=exit.rank, status=what)
             return
         log.error("rank died", model=exit.place[0], replica=exit.place[1], rank=exit.rank, status=what)
-        if exit.status == REFUSED:
-            self._give_up(replica, health.last_poison(self._client, *exit.place) or what)
-        elif not replica.pause():
-            cause = health.last_poison(self._client, *exit.place)
-            self._give_up(replica, f"{what}, {replica.attempts} times without being ready; last cause: {cause}")
+        given_up = exit.status == REFUSED or not replica.pause()
+        try:
+            epoch = health.read_epoch(self._client, *exit.place)
+            self._tell(DeathNotice(exit, what, epoch, given_up))
+        except RedisUnavailable:  # later the farm may be in another epoch: accuse only the one that the process was in
+            epoch = self._watches[exit.place].seen_in(exit.pid)
+            self._untold.append(DeathNotice(exit, what, epoch, given_up))
+            raise
+
+    def _tell(self, notice: DeathNotice) -> None:
+        """Poison the epoch, free a dead leader's lock, and say what happens next. May be repeated."""
+        exit, (model, name) = notice.exit, notice.exit.place
+        cause = health.last_poison(self._client, model, name)
+        health.write_poison(self._client, model, name, notice.epoch, exit.rank, "exited", notice.what)
+        replica = self._replicas[exit.place]
+        holder = run(self._client, lease.holder(model, name)) if exit.rank == 0 else None
+        if holder is not None and holder.rpartition(":")[0] == replica.owner(exit.pid):
+            run(self._client, lease.release_token(model, name, holder))
+        if not notice.given_up:
+            state = "backoff" if replica.attempts > 1 else "running"
+            self._report(model, name, state, notice.what, replica.assignment)
+        elif exit.status == REFUSED:
+            self._give_up(replica, cause or notice.what)
         else:
-            self._report(*exit.place, "backoff" if replica.attempts > 1 else "running", what, replica.assignment)
-        model, name = exit.place
-        epoch = health.read_epoch(self._client, model, name)
-        health.write_poison(self._client, model, name, epoch, exit.rank, "exited", what)
-        if exit.rank == 0:
-            holder = run(self._client, lease.holder(model, name))
-            if holder is not None and holder.rpartition(":")[0] == replica.owner(exit.pid):
-                run(self._client, lease.release_token(model, name, holder))
+            tries = f"{replica.attempts} times without being ready"
+            self._give_up(replica, f"{notice.what}, {tries}; last cause: {cause or 'not known'}")
 
     def _give_up(self, replica: ReplicaProcesses, why: str) -> None:
         """Failed after back-off: the ranks that are left end, the model answers 503 with this reason."""

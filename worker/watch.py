@@ -24,6 +24,10 @@ class Watch:
         self._seen: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None
 
+    def seen_in(self, pid: int) -> int:
+        """The epoch in which the process beat last; 0 if it never did."""
+        return self._seen.get(pid, 0)
+
     def look(self) -> None:
         """Forgive when ready, kill what hangs."""
         model, name = self._replica.place

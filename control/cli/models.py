@@ -31,12 +31,13 @@ def load(model: str, redis_url: str | None, if_needed: bool, **options: Any) -> 
         raise SettingsError(
             f"model '{spec.name}' is being unloaded; wait until `furrow models list` no longer shows it"
         )
-    if known is not None and catalog.same(known, spec):
+    failed = health.overview(client, spec.name).state == "failed"
+    if known is not None and catalog.same(known, spec) and not failed:
         if if_needed:
             click.echo(f"{spec.name}: already desired with these settings.")
             return
         raise SettingsError(f"model '{spec.name}' is already loaded with these settings; nothing was changed")
-    catalog.put_spec(client, spec)
+    catalog.put_spec(client, spec, again=failed)
     click.echo(f"{spec.name}: desired. `furrow models list` shows when it is loaded.")
 
 

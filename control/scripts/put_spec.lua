@@ -1,6 +1,6 @@
 -- Make a specification the desired state; its revision grows only when something else in it changes.
 -- KEYS 1 spec (hash)
--- ARGV 1 'change', or 'restore' to write only where there is none  2 revision to begin with (int)  3… field, value, …
+-- ARGV 1 'change', 'again' for a new revision even so, or 'restore' to write only where there is none  2 revision to begin with (int)  3… field, value, …
 -- Returns the revision that stands now.
 local was = {}
 local flat = redis.call('HGETALL', KEYS[1])
@@ -16,7 +16,7 @@ for i = 3, #ARGV, 2 do
   same = same and was[ARGV[i]] == ARGV[i + 1]
   count = count + 1
 end
-if same and count == #flat / 2 - 1 then
+if same and count == #flat / 2 - 1 and ARGV[1] ~= 'again' then
   return tonumber(revision)
 end
 local next_revision = revision and tonumber(revision) + 1 or tonumber(ARGV[2])

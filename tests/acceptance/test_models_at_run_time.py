@@ -12,7 +12,7 @@ import pytest
 from tests.farm import Farm, until
 from tests.models import make
 
-pytestmark = [pytest.mark.xdist_group("farm"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 def row(farm: Farm, name: str) -> list[str]:

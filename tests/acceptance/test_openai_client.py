@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-pytestmark = [pytest.mark.xdist_group("farm"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 QUESTION = [{"role": "user", "content": "What is a poisoned replica?"}]
 

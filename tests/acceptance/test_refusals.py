@@ -12,7 +12,7 @@ from tests.farm import furrow
 from tests.models import make
 from tests.servers import serving
 
-pytestmark = [pytest.mark.xdist_group("farm"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.streams import Received, open_stream, receive
 from tests.farm import Farm, serving_farm, until
 
-pytestmark = [pytest.mark.xdist_group("farm"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 LONG: dict[str, Any] = {
     "model": "demo",
