@@ -37,15 +37,19 @@ class Detokenizer:
         """Tokens of the window that lie before the last border between characters."""
         self._sent = ""
         """The window's text that was handed out."""
+        self._unfinished = 0
+        """Tokens in a row after which the text ended inside a character."""
 
     def push(self, token: int) -> str:
         """The text that became certain with `token`; a character split over tokens comes whole with its last one."""
         self._tokens.append(token)
         text = self._decode(self._tokens)
         if not text.endswith(REPLACEMENT):
+            self._unfinished = 0
             return self._reach_border(text)
+        self._unfinished += 1
         held = len(text) - len(text.rstrip(REPLACEMENT))
-        if len(self._tokens) - self._border > _CHARACTER_BYTES:
+        if self._unfinished > _CHARACTER_BYTES:
             held = 1  # bytes that old are broken for good; only the last mark can still turn into a character
         certain = text[: len(text) - held]
         fresh = certain[len(self._sent) :]

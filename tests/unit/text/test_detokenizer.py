@@ -81,6 +81,12 @@ def test_byte_fallback(byte_fallback: Tokenizer, words: list[str]) -> None:
     assert "".join(stream(byte_fallback.decode, ids)) == byte_fallback.decode(ids)
 
 
+def test_silent_tokens_before_a_character(byte_fallback: Tokenizer) -> None:
+    """Tokens without text just before an emoji don't make its first bytes look broken."""
+    ids = fallback_ids(byte_fallback, ["▁", "</s>", "</s>", "😀"])
+    assert "".join(stream(byte_fallback.decode, ids)) == "😀"
+
+
 def test_byte_fallback_cut_after_a_character(byte_fallback: Tokenizer) -> None:
     """A character that was handed out stays, though the decoder would spoil the whole run for its broken end."""
     ids = fallback_ids(byte_fallback, ["▁the", "é", "😀"])[:-1]
