@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -35,6 +36,8 @@ def bench() -> None:
 def main() -> None:
     """A FurrowError becomes one clear line and exit status 1."""
     logs.configure("auto", "warning")
+    # As an agent sets it for its ranks; read when torch is loaded, which the verbs do.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         bench.main(prog_name="furrow bench")
     except FurrowError as error:
