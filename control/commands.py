@@ -97,6 +97,11 @@ class Mailbox:
         self._read: deque[Entry] = deque()
         self._seq = 0
 
+    @property
+    def seq(self) -> int:
+        """Of the command received last, 0 before the first."""
+        return self._seq
+
     def receive(self, block_ms: int) -> str | None:
         """The next command as JSON text, or None when none came within `block_ms`.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import get_args
 
 import msgspec
 import structlog
 
 from control import commands, health
 from control.clients import SyncRedis
-from control.errors import EpochOver, RankError, RedisUnavailable
+from control.errors import EpochOver, RankError, RankErrorKind, RedisUnavailable
 from control.messages import AnyCommand, Bye, ErrorReply, Reply, Shutdown, decode_command
 from worker.executor import Executor
 from worker.progress import UNKNOWN_STEP_S, Progress
@@ -25,9 +26,10 @@ BLOCK_MS = 500
 class Envelope(msgspec.Struct):
     """What any command carries, readable even where its op is unknown."""
 
-    op: str = ""
-    epoch: int = 0
-    seq: int = 0
+    op: str
+
+
+KNOWN_OPS = frozenset(struct.__struct_config__.tag for struct in get_args(AnyCommand))
 
 
 class Rank:
@@ -103,21 +105,19 @@ class Rank:
                         return
                     continue
                 progress.begin(UNKNOWN_STEP_S)
-                reply = self._answer(frame)
+                reply = self._answer(frame, epoch, mailbox.seq)
                 progress.end(reply.seq)
                 commands.reply(self._client, self._model, self._replica, reply)
                 if isinstance(reply, Bye):
                     self.stopping = True
                     return
 
-    def _answer(self, frame: str) -> Reply:
+    def _answer(self, frame: str, epoch: int, seq: int) -> Reply:
         """Exactly one reply per frame, also for one that can't be understood: the peer stays alive."""
         try:
             command: AnyCommand = decode_command(frame)
-        except msgspec.ValidationError as error:
-            return self._unreadable(frame, str(error))
         except msgspec.DecodeError as error:
-            return self._refuse(Envelope(), "bad_request", f"not JSON: {error}: {frame[:200]!r}")
+            return self._unreadable(frame, epoch, seq, error)
         if isinstance(command, Shutdown):
             log.info("told to shut down")
         try:
@@ -141,19 +141,14 @@ class Rank:
             )
             raise EpochOver(message) from error
 
-    def _unreadable(self, frame: str, why: str) -> ErrorReply:
-        envelope = msgspec.json.decode(frame, type=Envelope)
-        known = {struct.__struct_config__.tag for struct in AnyCommand.__args__}  # type: ignore[attr-defined]
-        if envelope.op not in known:
-            return self._refuse(envelope, "unknown_op", f"unknown op {envelope.op!r}")
-        return self._refuse(envelope, "bad_request", why)
-
-    def _refuse(self, envelope: Envelope, kind: str, message: str) -> ErrorReply:
+    def _unreadable(self, frame: str, epoch: int, seq: int, error: msgspec.DecodeError) -> ErrorReply:
+        """The refusal of a frame; where it came from says which command it was, as its own words may not."""
+        try:
+            op = msgspec.json.decode(frame, type=Envelope).op
+        except msgspec.DecodeError:
+            op = None
+        unknown = op is not None and op not in KNOWN_OPS
+        kind: RankErrorKind = "unknown_op" if unknown else "bad_request"
+        message = f"unknown op {op!r}" if unknown else f"{error}: {frame[:200]!r}"
         log.error("refused a frame", kind=kind, error=message)
-        return ErrorReply(
-            epoch=envelope.epoch,
-            seq=envelope.seq,
-            rank=self._executor.rank,
-            kind=kind,  # type: ignore[arg-type]  # both callers spell a kind of the list
-            message=message,
-        )
+        return ErrorReply(epoch=epoch, seq=seq, rank=self._executor.rank, kind=kind, message=message)

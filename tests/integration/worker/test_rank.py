@@ -1,0 +1,173 @@
+"""A rank behind its mailbox: one reply per frame whatever it holds, and out of an epoch that is over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from control.commands import Replies, reply, send
+from control.errors import Poisoned
+from control.health import heartbeats, read_poison, write_poison
+from control.lease import Lease
+from control.messages import (
+    AnyReply,
+    Bye,
+    ErrorReply,
+    GenerateStep,
+    Ping,
+    Pong,
+    Shutdown,
+    UnloadModel,
+)
+from tests.farm import until
+from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from worker.executor import Executor
+from worker.rank import Rank
+
+WORLD = 2
+
+
+class RankScene:
+    """Rank 1 of two in a thread, and the leader's end of its streams."""
+
+    def __init__(self, redis: ReplicaRedis) -> None:
+        self.redis = redis
+        self.executor = Executor(1, WORLD, "cpu")
+        self.rank = Rank(redis.another(), redis.blocking(), redis.another(), MODEL, REPLICA, self.executor)
+        self.thread = threading.Thread(target=self.rank.run, daemon=True)
+        self.thread.start()
+        self.lead()
+
+    def lead(self) -> Lease:
+        """Begin an epoch."""
+        self.redis.lapse()
+        self.lease = self.redis.lead(WORLD)
+        self.replies = Replies(self.redis.blocking(), self.lease, WORLD)
+        return self.lease
+
+    def say(self, frame: str, seq: int) -> AnyReply:
+        """Put any text where the rank reads its commands; its reply."""
+        stream = self.redis.keys.commands(self.lease.epoch, 1)
+        self.redis.client.xadd(stream, {"m": frame}, id=f"{seq}-0")
+        return self.collect(seq)
+
+    def collect(self, seq: int) -> AnyReply:
+        [answer] = self.replies.collect(seq, 5.0)
+        return answer
+
+    def ping(self, seq: int) -> AnyReply:
+        send(self.redis.client, self.lease, Ping(epoch=self.lease.epoch, seq=seq), WORLD)
+        return self.collect(seq)
+
+    def stop(self) -> None:
+        self.rank.stopping = True
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def scene(redis: ReplicaRedis) -> Iterator[RankScene]:
+    scene = RankScene(redis)
+    yield scene
+    scene.stop()
+
+
+def refusal(answer: AnyReply) -> ErrorReply:
+    assert isinstance(answer, ErrorReply), answer
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind", "says"),
+    [
+        ('{"op":"teleport","epoch":EPOCH,"seq":1}', "unknown_op", "'teleport'"),
+        ('{"op":"unload_model","epoch":EPOCH,"seq":1}', "bad_request", "model_id"),
+        ('{"op":"ping","epoch":EPOCH,"seq":"one"}', "bad_request", "seq"),
+        ('{"op":"ping"', "bad_request", '{"op":"ping"'),
+        ("[1, 2]", "bad_request", "[1, 2]"),
+        ("17", "bad_request", "17"),
+        ('{"op":7}', "bad_request", '{"op":7}'),
+        ('{"epoch":EPOCH,"seq":1}', "bad_request", "op"),
+    ],
+)
+def test_what_it_can_not_understand_is_answered_and_it_lives_on(
+    scene: RankScene, frame: str, kind: str, says: str
+) -> None:
+    """The leader gets one reply, to this very command, that names the fault; the next command is executed."""
+    answer = refusal(scene.say(frame.replace("EPOCH", str(scene.lease.epoch)), 1))
+    assert (answer.kind, answer.rank) == (kind, 1)
+    assert says in answer.message
+    assert isinstance(scene.ping(2), Pong)
+
+
+def test_what_it_refuses_is_a_reply_and_no_poison(scene: RankScene) -> None:
+    """A step or an unload of a model that is not here harms nobody: the group goes on."""
+    for seq, op in enumerate((GenerateStep, UnloadModel), start=1):
+        send(scene.redis.client, scene.lease, op(epoch=scene.lease.epoch, seq=seq, model_id="other"), WORLD)
+        answer = refusal(scene.collect(seq))
+        assert answer.kind == "model_not_loaded" and "'other'" in answer.message
+    assert read_poison(scene.redis.client, MODEL, REPLICA) is None
+    assert isinstance(scene.ping(3), Pong)
+
+
+def test_what_nobody_foresaw_is_answered_and_poisons_the_epoch(
+    scene: RankScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Device state can't be trusted then: the leader gets the reason, the epoch ends, and the next one is clean."""
+
+    def broken(_command: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setitem(scene.executor._handlers, UnloadModel, broken)  # type: ignore[arg-type]
+    send(scene.redis.client, scene.lease, UnloadModel(epoch=scene.lease.epoch, seq=1, model_id="m"), WORLD)
+    with pytest.raises(Poisoned, match="illegal memory access") as caught:
+        scene.collect(1)
+        scene.collect(2)  # the reply may be read before the poison is written
+    assert (caught.value.kind, caught.value.rank) == ("forward_failed", 1)
+    scene.lead()
+    assert isinstance(scene.ping(1), Pong)
+
+
+def test_it_leaves_a_poisoned_epoch_and_a_superseded_one(scene: RankScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both cases it gives up its seat, waits, and serves the next epoch with the same process."""
+    left: list[int] = []
+    monkeypatch.setattr(scene.executor, "leave", lambda: left.append(scene.lease.epoch))
+    assert isinstance(scene.ping(1), Pong)
+    write_poison(scene.redis.client, MODEL, REPLICA, scene.lease.epoch, 0, "exited", "the leader is gone")
+    until(lambda: len(left) == 1, 5.0)
+    scene.lead()
+    assert isinstance(scene.ping(1), Pong)
+    scene.lead()
+    until(lambda: len(left) == 2, 5.0)
+    assert isinstance(scene.ping(1), Pong)
+
+
+def test_its_heartbeat_tells_the_epoch_and_the_last_command(scene: RankScene) -> None:
+    """An operator sees from Redis alone that it gets on."""
+    scene.ping(1)
+    scene.ping(2)
+
+    def beat() -> Any:
+        return heartbeats(scene.redis.client, MODEL, REPLICA, WORLD)[1]
+
+    until(lambda: beat() is not None and beat().seq == 2, 5.0)
+    assert (beat().epoch, beat().device, beat().oldest_pending_ms) == (scene.lease.epoch, "cpu", 0)
+
+
+def test_told_to_shut_down_it_says_bye_and_ends(scene: RankScene) -> None:
+    """The reply comes first, so that the leader knows; then the process's main function returns."""
+    send(scene.redis.client, scene.lease, Shutdown(epoch=scene.lease.epoch, seq=1), WORLD)
+    assert isinstance(scene.collect(1), Bye)
+    scene.thread.join(5)
+    assert not scene.thread.is_alive()
+
+
+def test_a_stranger_is_not_taken_for_it(scene: RankScene) -> None:
+    """A reply under another rank's name is dropped, and the real one is waited for."""
+    stranger = Pong(epoch=scene.lease.epoch, seq=1, rank=7, world_size=WORLD, cuda_device="cpu")
+    reply(scene.redis.client, MODEL, REPLICA, stranger)
+    answer = scene.ping(1)
+    assert isinstance(answer, Pong) and answer.rank == 1 and scene.replies.stale == 1
