@@ -76,6 +76,8 @@ class Executor:
         try:
             return self._handlers[type(command)](command)
         except RankError as error:
+            # The reply carries words only; the chain of causes is here, whichever rank it was.
+            log.error("refused a command", seq=command.seq, kind=error.kind, exc_info=error)
             return self.refusal(command, error)
 
     def refusal(self, command: AnyCommand, error: RankError) -> ErrorReply:
@@ -146,13 +148,13 @@ class Executor:
         if self._model is None:
             try:
                 files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
-                self._model = load(files, collective=collective, dtype=command.dtype, device=self.device)
+                model = load(files, collective=collective, dtype=command.dtype, device=self.device)
+                layout = model.cache_layout
+                store = SlabStore(layout, command.kv_tokens or tokens_that_fit(self._free_bytes(), layout))
             except Exception as error:
                 raise self._error("load_failed", f"{type(error).__name__}: {error}") from error
-            self._model_id = command.model_id
-            layout = self._model.cache_layout
-            store = SlabStore(layout, command.kv_tokens or tokens_that_fit(self._free_bytes(), layout))
-            self._engine = Engine(self._model, store, collective)
+            self._model, self._model_id = model, command.model_id
+            self._engine = Engine(model, store, collective)
         elif self._model_id != command.model_id or self._loaded_in == command.epoch:
             raise self._error("already_loaded", f"{self._model_id!r} is loaded; unload it first")
         self._loaded_in = command.epoch

@@ -6,6 +6,7 @@ inside a collective. A Redis that can't be reached is waited for: it never poiso
 
 from __future__ import annotations
 
+import contextvars
 import os
 import threading
 import time
@@ -51,7 +52,9 @@ class Pulse:
         self._over: EpochOver | None = None
         self._over_since = 0.0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"pulse-{rank}", daemon=True)
+        # A thread begins without its parent's context: model, rank and epoch belong on this one's lines too.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name=f"pulse-{rank}", daemon=True)
         self._process = psutil.Process()
 
     def __enter__(self) -> Pulse:

@@ -1,0 +1,191 @@
+"""A rank's side thread: keeps the epoch alive, hears of its end, accuses whoever hangs, ends what can't leave."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import structlog
+
+from control.connection import connect
+from control.errors import EpochOver, Fenced, Lost, Poisoned
+from control.health import Beat, beat, heartbeats, read_poison, write_poison
+from control.lease import Lease
+from tests.farm import until
+from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from tests.servers import serving
+from worker import pulse as pulse_module
+from worker.exits import STUCK
+from worker.progress import Progress
+from worker.pulse import Pulse
+
+WORLD = 2
+
+
+def pulse_of(redis: ReplicaRedis, lease: Lease, rank: int = 0, progress: Progress | None = None) -> Pulse:
+    own = lease if rank == 0 else None
+    client = redis.another()
+    return Pulse(client, MODEL, REPLICA, lease.epoch, rank, WORLD, "cpu", progress or Progress(), own)
+
+
+def how_it_ended(pulse: Pulse) -> EpochOver:
+    """What `check` raises, once it does."""
+
+    def ended() -> EpochOver | None:
+        try:
+            pulse.check()
+        except EpochOver as over:
+            return over
+        return None
+
+    return until(ended, 5.0)
+
+
+def beat_of(redis: ReplicaRedis, lease: Lease, rank: int) -> None:
+    """Let another rank be heard."""
+    word = Beat(
+        epoch=lease.epoch, seq=3, oldest_pending_ms=0, device="cpu", memory_bytes=0, phase="ready", pid=2, host="h"
+    )
+    redis.run(beat(MODEL, REPLICA, rank, word))
+
+
+def test_it_renews_the_lock_and_tells_progress(redis: ReplicaRedis) -> None:
+    """While the main thread works the lock does not lapse, and Redis shows how far it is."""
+    lease, progress = redis.lead(WORLD), Progress()
+    progress.phase = "ready"
+    progress.begin(60.0)
+    progress.end(7)
+    redis.client.pexpire(redis.keys.lock, 900)
+    with pulse_of(redis, lease, progress=progress) as pulse:
+        until(lambda: redis.client.pttl(redis.keys.lock) > 900, 5.0)
+        told = until(lambda: heartbeats(redis.client, MODEL, REPLICA, WORLD)[0], 5.0)
+        pulse.check()
+    assert (told.epoch, told.seq, told.phase, told.pid) == (lease.epoch, 7, "ready", os.getpid())
+
+
+def test_it_hears_of_poison(redis: ReplicaRedis) -> None:
+    """The main thread learns the kind, the words and the rank with its next check."""
+    lease = redis.lead(WORLD)
+    with pulse_of(redis, lease, rank=1) as pulse:
+        write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")
+        over = how_it_ended(pulse)
+    assert isinstance(over, Poisoned) and (over.kind, over.rank) == ("exited", 0)
+
+
+def test_a_leader_tells_lost_from_fenced(redis: ReplicaRedis) -> None:
+    """A lock that only lapsed may be taken again; one that another holds is gone for good."""
+    lease = redis.lead(WORLD)
+    redis.lapse()
+    with pulse_of(redis, lease) as pulse:
+        assert isinstance(how_it_ended(pulse), Lost)
+    redis.lead(WORLD, owner="other/2")
+    with pulse_of(redis, lease) as pulse:
+        assert isinstance(how_it_ended(pulse), Fenced)
+
+
+def test_a_rank_hears_of_the_next_epoch(redis: ReplicaRedis) -> None:
+    """Ranks hold no lock; that the epoch moved on is enough for them to leave."""
+    lease = redis.lead(WORLD)
+    redis.lapse()
+    redis.lead(WORLD)
+    with pulse_of(redis, lease, rank=1) as pulse:
+        assert isinstance(how_it_ended(pulse), Fenced)
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_an_overdue_step_is_poison_naming_the_rank_that_is_silent(redis: ReplicaRedis, heard: bool) -> None:
+    """A hang is noticed though every process lives; if all ranks beat nobody in particular is accused."""
+    lease, progress = redis.lead(WORLD), Progress()
+    if heard:
+        beat_of(redis, lease, 1)
+    progress.begin(-1.0)
+    with pulse_of(redis, lease, progress=progress) as pulse:
+        over = how_it_ended(pulse)
+    found = read_poison(redis.client, MODEL, REPLICA)
+    assert isinstance(over, Poisoned) and found is not None
+    assert (found.kind, found.rank, found.epoch) == ("deadline", -1 if heard else 1, lease.epoch)
+    assert ("every rank still beats" if heard else "rank 1 has no heartbeat") in found.message
+
+
+def test_an_overdue_leader_lets_its_lock_lapse(redis: ReplicaRedis) -> None:
+    """Whoever is stuck must lose the lock, so that another can lead; it still beats, with the age of the step."""
+    lease, progress = redis.lead(WORLD), Progress()
+    progress.begin(-1.0)
+    redis.client.pexpire(redis.keys.lock, 1500)
+    with pulse_of(redis, lease, progress=progress):
+        until(lambda: redis.client.pttl(redis.keys.lock) < 800, 5.0)
+        told = heartbeats(redis.client, MODEL, REPLICA, WORLD)[0]
+    assert told is not None and told.oldest_pending_ms > 0
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Statuses with which the deadman would have ended this process; the grace is short."""
+    statuses: list[int] = []
+    monkeypatch.setattr(pulse_module, "GRACE_S", 0.3)
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    return statuses
+
+
+def test_a_main_thread_that_does_not_leave_is_ended(redis: ReplicaRedis, ends: list[int]) -> None:
+    """It may hang where no exception reaches it; the process ends then, with a status of its own."""
+    lease = redis.lead(WORLD)
+    with pulse_of(redis, lease, rank=1):
+        write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")
+        until(lambda: ends, 5.0)
+    assert set(ends) == {STUCK}
+
+
+def test_a_main_thread_that_leaves_in_time_lives(redis: ReplicaRedis, ends: list[int]) -> None:
+    """The control: after its block was left the deadman is gone with it."""
+    lease = redis.lead(WORLD)
+    with pulse_of(redis, lease, rank=1) as pulse:
+        write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")
+        how_it_ended(pulse)
+    assert not pulse._thread.is_alive() and ends == []
+
+
+def test_redis_away_ends_nothing(redis: ReplicaRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epoch is kept while Redis can't be reached, and goes on when it is back with its data."""
+    missed: list[str] = []
+
+    class Recorder:
+        def warning(self, event: str, **_: Any) -> None:
+            missed.append(event)
+
+    monkeypatch.setattr(pulse_module, "log", Recorder())
+    with serving() as server, connect(server.url) as client:
+        own = ReplicaRedis(server.url, client, redis.stack)
+        lease = own.lead(WORLD)
+        client.persist(own.keys.lock)
+        with pulse_of(own, lease) as pulse:
+            until(lambda: heartbeats(client, MODEL, REPLICA, WORLD)[0], 5.0)
+            client.config_set("appendonly", "yes")
+            until(lambda: client.info()["aof_rewrite_in_progress"] == 0, 5.0)
+            server.kill()
+            until(lambda: missed, 5.0)
+            pulse.check()
+            server.options = ("appendonly yes",)
+            server.start()
+            until(lambda: heartbeats(client, MODEL, REPLICA, WORLD)[0], 5.0)
+            pulse.check()
+
+
+def test_its_lines_carry_the_context_of_the_main_thread(redis: ReplicaRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model, rank and epoch are on what the side thread logs too."""
+    contexts: list[dict[str, Any]] = []
+
+    class Recorder:
+        def error(self, event: str, **_: Any) -> None:
+            contexts.append(structlog.contextvars.get_contextvars() | {"event": event})
+
+    monkeypatch.setattr(pulse_module, "log", Recorder())
+    lease, progress = redis.lead(WORLD), Progress()
+    progress.begin(-1.0)
+    with (
+        structlog.contextvars.bound_contextvars(model=MODEL, rank=0, epoch=lease.epoch),
+        pulse_of(redis, lease, progress=progress),
+    ):
+        until(lambda: contexts, 5.0)
+    assert contexts[0] == {"model": MODEL, "rank": 0, "epoch": lease.epoch, "event": "a step is overdue"}

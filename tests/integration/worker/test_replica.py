@@ -1,0 +1,134 @@
+"""The processes of a replica: one per rank on its own device, watched, started again, stopped in order."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from control.messages import Assignment, ModelSpec
+from tests.farm import until
+from worker import replica as replica_module
+from worker.exits import describe
+from worker.replica import PAUSES_S, ReplicaProcesses
+
+PATIENT = """#!/bin/sh
+# In the place of python: notes what it was given, notes that it is told to stop, and does so unless it is stubborn.
+trap 'echo "$FURROW_RANK" >> {folder}/terminated; [ -e {folder}/stubborn ] || exit 0' TERM
+echo "$FURROW_RANK $FURROW_DEVICE $FURROW_FOLDER $FURROW_HOST_ID $OMP_WAIT_POLICY" >> {folder}/started
+while :; do sleep 0.02; done
+"""
+
+
+class Scene:
+    """A replica whose rank processes are a shell script; its exits as they are reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        assignment = Assignment(
+            spec=ModelSpec(name="m", source="/models/m", tp=2),
+            replica="r0",
+            ranks=[0, 1],
+            devices=["cuda:4", "cuda:5"],
+        )
+        self.exits: queue.SimpleQueue[replica_module.Exit] = queue.SimpleQueue()
+        self.replica = ReplicaProcesses(assignment, "/models/m", "host", "redis://nowhere", self.exits)
+
+    def lines(self, name: str) -> list[str]:
+        path = self.folder / name
+        return sorted(path.read_text().splitlines()) if path.exists() else []
+
+    def start(self) -> None:
+        self.replica.spawn_missing()
+        until(lambda: len(self.lines("started")) >= 2, 5.0)
+
+    def reap(self) -> replica_module.Exit:
+        """The next exit, taken note of as the agent does."""
+        exit = self.exits.get(timeout=5.0)
+        assert self.replica.ended(exit)
+        return exit
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    script = tmp_path / "python"
+    script.write_text(PATIENT.format(folder=tmp_path))
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    scene = Scene(tmp_path)
+    yield scene
+    for process in scene.replica.processes.values():
+        process.kill()
+        process.wait()
+
+
+def test_each_rank_has_its_device_and_its_threads_do_not_spin(scene: Scene) -> None:
+    """Rank i gets devices[i], the folder, and who its host is; a rank that runs is not started twice."""
+    scene.start()
+    scene.replica.spawn_missing()
+    assert scene.lines("started") == ["0 cuda:4 /models/m host passive", "1 cuda:5 /models/m host passive"]
+
+
+def test_an_exit_is_reported_with_its_status_and_only_that_rank_starts_again(scene: Scene) -> None:
+    """A killed rank is named with its signal; its neighbour keeps its process and with it the weights."""
+    scene.start()
+    before = scene.replica.pids()
+    scene.replica.kill(1)
+    exit = scene.reap()
+    assert (exit.rank, exit.pid, describe(exit.status)) == (1, before[1], "killed by SIGKILL")
+    assert not scene.replica.ended(exit), "an exit counts once"
+    scene.replica.spawn_missing()
+    after = scene.replica.pids()
+    assert after[0] == before[0] and after[1] != before[1]
+
+
+def test_pauses_grow_and_then_the_tries_are_used_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back-off, then failed; a group that was ready in between starts from nothing again."""
+    monkeypatch.setattr(replica_module.time, "monotonic", lambda: 100.0)
+    dues = []
+    while scene.replica.pause():
+        dues.append(scene.replica.due - 100.0)
+    assert dues == list(PAUSES_S) == sorted(dues)
+    scene.replica.ready()
+    assert scene.replica.pause()
+
+
+def test_nothing_is_started_during_a_pause_or_after_giving_up(scene: Scene) -> None:
+    """The pause is kept, and a replica that failed stays down."""
+    scene.replica.pause()
+    scene.replica.pause()
+    scene.replica.spawn_missing()
+    assert scene.replica.pids() == {}
+    scene.replica.due = 0.0
+    scene.replica.failed = "no memory"
+    scene.replica.spawn_missing()
+    assert scene.replica.pids() == {}
+
+
+def test_a_stop_asks_the_leader_first_and_then_the_others(scene: Scene) -> None:
+    """The leader drains or gives back and tells its ranks; who is left once it has gone is asked directly."""
+    scene.start()
+    scene.replica.stop()
+    scene.replica.press()
+    assert scene.reap().rank == 0
+    assert scene.lines("terminated") == ["0"]
+    scene.replica.press()
+    exit = scene.reap()
+    assert (exit.rank, exit.status) == (1, 0)
+    scene.replica.spawn_missing()
+    assert scene.replica.pids() == {}
+
+
+def test_who_does_not_stop_in_time_is_killed(scene: Scene) -> None:
+    """A stop has an end, whatever a rank does with the signal."""
+    (scene.folder / "stubborn").touch()
+    scene.start()
+    scene.replica.stop()
+    until(lambda: scene.lines("terminated") == ["0"], 5.0)
+    scene.replica.stop_by = 0.0
+    scene.replica.press()
+    assert {scene.reap().rank, scene.reap().rank} == {0, 1}

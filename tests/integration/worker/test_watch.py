@@ -1,0 +1,164 @@
+"""What an agent does about ranks that live and yet do not get on, as it sees them through Redis."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from control.health import Beat, beat, overview, read_poison, write_poison, write_status
+from control.lease import Lease
+from control.messages import Assignment, ModelSpec
+from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from worker import watch as watch_module
+from worker.replica import ReplicaProcesses
+from worker.watch import Watch
+
+WORLD = 2
+
+
+class Watched:
+    """A replica of two processes that only sleep; their heartbeats are the test's."""
+
+    def __init__(self, redis: ReplicaRedis) -> None:
+        self.redis = redis
+        assignment = Assignment(
+            spec=ModelSpec(name=MODEL, source="/nowhere", tp=WORLD),
+            replica=REPLICA,
+            ranks=[0, 1],
+            devices=["cpu", "cpu"],
+        )
+        self.replica = ReplicaProcesses(assignment, "/nowhere", "host", redis.url, queue.SimpleQueue())
+        for rank in range(WORLD):
+            self.replica.processes[rank] = subprocess.Popen(["sleep", "60"])
+        self.watch = Watch(redis.client, self.replica)
+        self.lease: Lease = redis.lead(WORLD)
+
+    def beats(self, *ranks: int, phase: str = "ready") -> None:
+        """Let these ranks be heard in the current epoch."""
+        for rank in ranks:
+            word = Beat(
+                epoch=self.lease.epoch,
+                seq=1,
+                oldest_pending_ms=0,
+                device="cpu",
+                memory_bytes=0,
+                phase=phase,
+                pid=self.replica.processes[rank].pid,
+                host="host",
+            )
+            self.redis.run(beat(MODEL, REPLICA, rank, word))
+
+    def hush(self, rank: int) -> None:
+        """Its last word lapses."""
+        self.redis.client.delete(self.redis.keys.heartbeat(rank))
+
+    def poison(self, kind: str, rank: int) -> None:
+        write_poison(self.redis.client, MODEL, REPLICA, self.lease.epoch, rank, kind, "because")
+
+    def killed(self) -> list[int]:
+        """The ranks whose process was ended; a signal that was sent is waited for."""
+        ended = []
+        for rank, process in self.replica.processes.items():
+            try:
+                process.wait(0.2)
+                ended.append(rank)
+            except subprocess.TimeoutExpired:
+                continue
+        return ended
+
+    def end(self) -> None:
+        for process in self.replica.processes.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def watched(redis: ReplicaRedis) -> Iterator[Watched]:
+    watched = Watched(redis)
+    yield watched
+    watched.end()
+
+
+def test_a_rank_that_falls_silent_is_poison_and_killed(watched: Watched) -> None:
+    """It has beaten in this epoch, its process lives, and now it does not beat: it hangs."""
+    watched.beats(0, 1)
+    watched.watch.look()
+    watched.hush(1)
+    watched.watch.look()
+    poison = read_poison(watched.redis.client, MODEL, REPLICA)
+    assert poison is not None and (poison.kind, poison.rank) == ("silent", 1)
+    assert watched.killed() == [1]
+
+
+def test_a_rank_that_was_never_heard_is_not_judged(watched: Watched) -> None:
+    """Starting takes as long as it takes: there is no word yet that could be missing."""
+    watched.beats(0)
+    watched.watch.look()
+    watched.watch.look()
+    assert read_poison(watched.redis.client, MODEL, REPLICA) is None and watched.killed() == []
+
+
+def test_a_redis_that_lost_everything_accuses_nobody(watched: Watched) -> None:
+    """Without the epoch's key the silence is Redis's, not the ranks'."""
+    watched.beats(0, 1)
+    watched.watch.look()
+    watched.redis.client.flushall()
+    watched.watch.look()
+    assert watched.killed() == []
+
+
+def test_a_word_of_an_older_epoch_is_not_missed_in_this_one(watched: Watched) -> None:
+    """A rank that left with its epoch has not been heard in the new one, so it can't be silent there."""
+    watched.beats(0, 1)
+    watched.watch.look()
+    watched.redis.lapse()
+    watched.lease = watched.redis.lead(WORLD)
+    watched.hush(1)
+    watched.watch.look()
+    assert watched.killed() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "ends"),
+    [("deadline", 1, [1]), ("deadline", -1, []), ("forward_failed", 1, []), ("gap", 1, [])],
+)
+def test_only_who_let_a_deadline_pass_is_killed_at_once(
+    watched: Watched, kind: str, rank: int, ends: list[int]
+) -> None:
+    """Ranks leave a poisoned epoch by themselves and keep their weights; one that hangs can't."""
+    watched.beats(0, 1)
+    watched.poison(kind, rank)
+    watched.watch.look()
+    watched.watch.look()
+    assert watched.killed() == ends
+
+
+def test_who_stays_in_a_poisoned_epoch_is_killed(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that still beats in it after the time to leave hangs, and its own deadman does too."""
+    watched.beats(0, 1)
+    watched.poison("forward_failed", 0)
+    watched.watch.look()
+    watched.watch.look()
+    assert watched.killed() == [], "it has time to leave"
+    monkeypatch.setattr(watch_module, "STUCK_S", -1.0)
+    watched.hush(0)
+    watched.watch.look()
+    assert watched.killed() == [1]
+
+
+def test_a_group_that_serves_is_forgiven(watched: Watched) -> None:
+    """Once it is ready earlier failures count no more, and the operator sees `running` instead of `backoff`."""
+    write_status(watched.redis.client, MODEL, REPLICA, "backoff", "rank 1 could not load", host="host", tp=WORLD)
+    watched.replica.pause()
+    watched.replica.pause()
+    watched.beats(0, phase="loading")
+    watched.watch.look()
+    assert watched.replica.attempts == 2, "loading is not serving"
+    watched.beats(0)
+    watched.watch.look()
+    assert watched.replica.attempts == 0
+    assert watched.redis.client.hget(watched.redis.keys.status, "state") == "running"
+    assert overview(watched.redis.client, MODEL).model == MODEL
