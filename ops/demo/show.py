@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from control.process import child_environment
 
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
+LONGEST = 200
+"""Tokens of an answer; each ends by itself long before."""
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 120.0
 
@@ -87,7 +89,8 @@ def show(address: str, question: str) -> bool:
 def stream(address: str, question: str) -> Iterator[tuple[str, str | None]]:
     """Text and finish reason of each chunk of a streamed chat completion."""
     connection = http.client.HTTPConnection(address, timeout=120)
-    body = {"model": "demo", "messages": [{"role": "user", "content": question}], "stream": True, "temperature": 0}
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "demo", "messages": messages, "stream": True, "temperature": 0, "max_tokens": LONGEST}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
