@@ -26,7 +26,8 @@ from worker.scheduling.scheduler import Scheduler, StepPlan
 log = structlog.get_logger()
 
 IDLE_BLOCK_MS = 500
-ANY_TOKENS = 1 << 40
+AHEAD_STEPS = 2
+"""Prompts are claimed for this many steps ahead; the rest stays in the queue."""
 IDLE_PING_S = 5.0
 AWAY_S = 0.2
 """Between tries while Redis is away and a finished step is held."""
@@ -88,13 +89,21 @@ class Serving:
 
     def _idle(self) -> None:
         """Claim, and if there was nothing wait for the bell, which also rings for cancels, drains and poison."""
-        # With nothing running any head may come: one that can never fit is then refused instead of blocking its queue.
-        self._take(self._held(requests.claim(self._lease, self._scheduler.room()[0], ANY_TOKENS, adopt=False)))
+        self._take(self._held(self._claim()))
         if not self._scheduler.has_work:
             try:
                 wait_for_work(self._blocking, self._lease, self._bell, IDLE_BLOCK_MS)
             except RedisUnavailable:
                 time.sleep(AWAY_S)
+
+    def _claim(self) -> Call[Claims]:
+        """Ask for what there is room for and prefill will soon come to."""
+        scheduler = self._scheduler
+        ahead = AHEAD_STEPS * scheduler.token_budget - scheduler.backlog
+        room, tokens = scheduler.room()
+        if not scheduler.has_work:
+            tokens = requests.ANY_TOKENS  # a head that can never fit is then refused instead of blocking its queue
+        return requests.claim(self._lease, room, tokens, adopt=False, ahead_tokens=max(0, ahead))
 
     def _step(self) -> None:
         plan = self._scheduler.plan()
@@ -143,7 +152,7 @@ class Serving:
         """Emit what the step produced and claim what there is room for: one round trip."""
         calls: list[Call[EmitResult] | Call[Claims]] = [
             requests.emit(self._lease, [request.emission() for request in self._running.values()]),
-            requests.claim(self._lease, *self._scheduler.room(), adopt=False),
+            self._claim(),
         ]
         emitted, claims = self._hold(lambda: run_all(self._client, calls))
         for outcome in (emitted, claims):

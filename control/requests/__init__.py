@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from control.requests.claim import Claimed, Claims, claim, takeover
+from control.requests.claim import ANY_TOKENS, Claimed, Claims, claim, takeover
 from control.requests.emit import Emission, EmitResult, emit
 from control.requests.ending import bury, cancel, expire, requeue
 from control.requests.enqueue import Enqueue, Enqueued, enqueue
@@ -10,6 +10,7 @@ from control.requests.follow import Followed, follow, position, read_log, read_l
 from control.requests.orphans import gone_apis, reap
 
 __all__ = [
+    "ANY_TOKENS",
     "Claimed",
     "Claims",
     "Emission",

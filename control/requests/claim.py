@@ -41,16 +41,25 @@ class Claims:
     bell: str
 
 
-def claim(lease: Lease, room_requests: int, room_tokens: int, adopt: bool) -> Call[Claims]:
+ANY_TOKENS = 1 << 40
+"""Room without a bound; far below where Lua's numbers lose their last digit."""
+
+
+def claim(
+    lease: Lease, room_requests: int, room_tokens: int, adopt: bool, ahead_tokens: int = ANY_TOKENS
+) -> Call[Claims]:
     """Take waiting requests while they fit: classes in order, then the tenant that was served least.
 
-    The head of a queue that does not fit stops the claim, so that nothing small overtakes it for ever. `adopt` first
+    The head of a queue that does not fit stops the claim, so that nothing small overtakes it for ever. After
+    `ahead_tokens` prompt tokens no further request is taken: what a leader can't prefill soon is better off in the
+    queue, where classes, fairness, other replicas and a cancel still reach it. `adopt` first
     takes everything that was delivered to this replica and has not ended, room or not: do it on a new epoch, and after
     RedisUnavailable, when a claim's answer may have been lost for good. Running the same Call again is harmless.
     Raises Lost, Fenced or Poisoned.
     """
     keys, model = lease.keys, lease.model_keys
-    args = (lease.token, model.base, lease.replica, secrets.token_hex(8), room_requests, room_tokens, int(adopt))
+    args = (lease.token, model.base, lease.replica, secrets.token_hex(8), room_requests, room_tokens)
+    args += (int(adopt), ahead_tokens)
     return Call("claim", (keys.lock, keys.epoch, keys.poison, keys.claim, model.bell), args, _claims)
 
 

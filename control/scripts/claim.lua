@@ -2,6 +2,7 @@
 -- KEYS 1 lock (string)  2 epoch (string)  3 poison (hash)  4 the replica's last claim (string)  5 bell (stream)
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id (the consumer)  4 id of this call, any text
 --      5 room for requests (int)  6 room for prompt tokens (int)  7 adopt 0|1
+--      8 prompt tokens after which no further request is taken (int)
 -- Returns {'OK', last id of the bell, {{rid, params, tenant, class, attempts, deadline, {log entries}}, …}},
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
 --@include clock
@@ -12,7 +13,7 @@
 --@include ending
 --@include claimed
 local token, base, replica = ARGV[1], ARGV[2], ARGV[3]
-local room, room_tokens = tonumber(ARGV[5]), tonumber(ARGV[6])
+local room, room_tokens, ahead = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
 local refused = fence(token) or poisoned(token)
 if refused then
   return refused
@@ -44,7 +45,7 @@ local function take_head(class, tenant, entry)
     count_out(base, tokens)
     charge(base, class, tenant, tokens)
     claimed[#claimed + 1] = describe(base, rid)
-    room, room_tokens = room - 1, room_tokens - tokens
+    room, room_tokens, ahead = room - 1, room_tokens - tokens, ahead - tokens
   end
   return true
 end
@@ -56,7 +57,7 @@ end
 
 local function claim_waiting()
   for _, class in ipairs(CLASSES) do
-    while room > 0 do
+    while room > 0 and ahead > 0 do
       local tenant = redis.call('ZRANGE', base .. 'turns:' .. class, 0, 0)[1]
       if not tenant then
         break

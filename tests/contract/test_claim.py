@@ -191,3 +191,14 @@ def test_a_released_lock_is_no_reason_to_lose_requests(farm: Farm) -> None:
     farm.claim(one)
     farm.run(release(one))
     assert rids(farm.claim(farm.lead(owner="two"), adopt=True)) == ["a"]
+
+
+def test_no_more_is_taken_than_will_soon_be_prefilled(farm: Farm) -> None:
+    """The request that reaches the bound is still taken, however long; those behind it stay in the queue."""
+    lease = farm.lead()
+    for rid in ("a", "b", "c"):
+        farm.put(rid, prompt=10)
+    assert farm.run(requests.claim(lease, 9, 10_000, adopt=False, ahead_tokens=0)).requests == []
+    taken = farm.run(requests.claim(lease, 9, 10_000, adopt=False, ahead_tokens=11))
+    assert [claimed.rid for claimed in taken.requests] == ["a", "b"]
+    assert farm.field("c", "state") == "queued"

@@ -28,7 +28,7 @@ class Scheduler:
         if token_budget < 1 or max_sequences < 1:
             raise ValueError(f"token_budget and max_sequences must be positive, got {token_budget}, {max_sequences}")
         self._account = KVAccount(kv_tokens, block_tokens)
-        self._token_budget, self._max_sequences = token_budget, max_sequences
+        self.token_budget, self._max_sequences = token_budget, max_sequences
         self._running: dict[int, Sequence] = {}  # by sid, in order of arrival
         self._waiting: deque[Sequence] = deque()  # in order of arrival
         self._known: set[int] = set()
@@ -56,6 +56,12 @@ class Scheduler:
         growth = _GROWTH_TOKENS * len(self._running)
         requests = self._max_sequences - len(self._running) - len(self._waiting)
         return max(0, requests), max(0, self._account.free - waiting - growth)
+
+    @property
+    def backlog(self) -> int:
+        """Tokens that wait to be fed, before any of their sequences can decode."""
+        prefilling = sum(one.length - one.cached for one in self._in_state(SequenceState.PREFILL))
+        return prefilling + sum(sequence.length for sequence in self._waiting)
 
     def add(self, sequence: Sequence) -> int:
         """Take a new or a continued sequence and return its sid. Raises RequestTooLarge if it can never fit."""
@@ -89,7 +95,7 @@ class Scheduler:
         sequence.move(SequenceState.ENDED)
         self._forget(sid)
 
-    # --- a step -------------------------------------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
         """The next step; it has at least one row if there is work. Raises RuntimeError while another is not applied."""
@@ -98,7 +104,7 @@ class Scheduler:
         plan = self._outstanding = StepPlan()
         self._steps += 1
         waiting = len(self._waiting)
-        budget = self._token_budget - self._plan_decode(plan)
+        budget = self.token_budget - self._plan_decode(plan)
         for sequence in self._in_state(SequenceState.PREFILL):
             budget -= self._plan_chunk(plan, sequence, budget)
         if len(self._waiting) == waiting:  # where one was just preempted, another would only take its place
@@ -136,7 +142,7 @@ class Scheduler:
         """Plan one token for as many decoding sequences as the budget has: the oldest always, the others by turns."""
         decoding = self._in_state(SequenceState.DECODE)
         turns = decoding[:1] + sorted(decoding[1:], key=lambda sequence: sequence.last_step)
-        chosen = sorted(turns[: self._token_budget], key=lambda sequence: sequence.arrival)
+        chosen = sorted(turns[: self.token_budget], key=lambda sequence: sequence.arrival)
         # Oldest first, victims are the youngest: a sequence is never preempted after its row was planned.
         rows = [sequence for sequence in chosen if self._grow(sequence)]
         for sequence in rows:
@@ -176,7 +182,7 @@ class Scheduler:
             self._running[sequence.sid] = sequence
             budget -= self._plan_chunk(plan, sequence, budget)
 
-    # --- the books ----------------------------------------------------------------------------------------------------
+    # --- the books --------------------------------------------------------------------------------------------------
 
     def _in_state(self, state: SequenceState) -> list[Sequence]:
         return [sequence for sequence in self._running.values() if sequence.state is state]

@@ -64,7 +64,7 @@ def test_paused_sequences_take_turns() -> None:
     subject = scheduler(token_budget=4)
     sids = [subject.add(sequence(1)) for _ in range(4)]
     step(subject)
-    subject._token_budget = 2
+    subject.token_budget = 2
     plans = [step(subject) for _ in range(4)]
     assert [plan.sampled for plan in plans] == [[sids[0], sids[turn]] for turn in (1, 2, 3, 1)]
     assert [plan.paused for plan in plans] == [
@@ -87,7 +87,7 @@ def test_resumed_sequence_has_an_explicit_row() -> None:
     subject = scheduler(token_budget=3)
     sids = [subject.add(sequence(1)) for _ in range(3)]
     step(subject)
-    subject._token_budget = 2
+    subject.token_budget = 2
     paused, resumed = step(subject), step(subject)
     assert paused.paused == [sids[2]] and paused.continuing == sids[:2]
     assert resumed.paused == [sids[1]] and resumed.continuing == [sids[0]]
