@@ -11,7 +11,11 @@ import click
 from control import logs
 from control.errors import FurrowError
 
-VERBS = {"load": "Load scenarios through the HTTP API.", "decode": "The engine alone, beside transformers' generate."}
+VERBS = {
+    "load": "Load scenarios through the HTTP API.",
+    "decode": "The engine alone, beside transformers' generate.",
+    "recovery": "Ranks killed under load: the time to the next token.",
+}
 
 
 class LazyGroup(click.Group):
