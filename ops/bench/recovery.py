@@ -1,4 +1,4 @@
-"""`furrow bench recovery`: strike ranks under running requests; how long until the next token, and is it the same text."""
+"""`furrow bench recovery`: strike ranks under running requests; time to the next token, and whether it is the same."""
 
 from __future__ import annotations
 
