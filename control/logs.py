@@ -39,11 +39,17 @@ def configure(style: str = "auto", level: str = "info") -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    last: list[structlog.typing.Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    # Exceptions become text before anything is hidden, and without local variables: those hold prompts and tensors.
+    last: list[structlog.typing.Processor] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.format_exc_info,
+        redact,
+    ]
     if as_json:
-        last += [structlog.processors.format_exc_info, redact, structlog.processors.JSONRenderer(default=str)]
+        last.append(structlog.processors.JSONRenderer(default=str))
     else:
-        last += [redact, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        plain = structlog.dev.plain_traceback
+        last.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain))
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=last))
     root = logging.getLogger()

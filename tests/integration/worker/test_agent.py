@@ -1,0 +1,213 @@
+"""A whole agent on a real server, with a script in the place of rank processes: assignments, exits, giving up."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from control import catalog, farm, health, lease
+from control.errors import FurrowError
+from control.messages import Assignment, ModelSpec
+from control.placement import Host
+from tests.farm import until
+from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from worker import replica as replica_module
+from worker.agent import Agent, check
+from worker.exits import LOAD_FAILED, REFUSED
+
+HOST = "host"
+
+SCRIPT = """#!/bin/sh
+# In the place of python: what $FURROW_RANK does is what the file of its name says, else it waits to be told to stop.
+trap 'exit 0' TERM
+echo $$ >> {folder}/pids-$FURROW_RANK
+[ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURROW_RANK)
+while :; do sleep 0.02; done
+"""
+
+
+class AgentScene:
+    """An agent in a thread; `exits` sets the status with which a rank ends at once."""
+
+    def __init__(self, redis: ReplicaRedis, folder: Path, model: Path) -> None:
+        self.redis, self.folder, self.model = redis, folder, model
+        self.agent = Agent(redis.another(), redis.url, Host(HOST))
+        self.thread = threading.Thread(target=self.agent.run, daemon=True)
+
+    def want(self, **changes: Any) -> ModelSpec:
+        """Make a model with two ranks the desired state, and let the agent run."""
+        fields = {"name": MODEL, "source": str(self.model), "tp": 2, "devices": ["cpu", "cpu"]} | changes
+        catalog.put_spec(self.redis.client, ModelSpec(**fields))
+        if not self.thread.is_alive():
+            self.thread.start()
+        spec = catalog.get_spec(self.redis.client, MODEL)
+        assert spec is not None
+        return spec
+
+    def exits(self, rank: int, status: int) -> None:
+        (self.folder / f"exit-{rank}").write_text(str(status))
+
+    def pids(self, rank: int) -> list[int]:
+        path = self.folder / f"pids-{rank}"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def status(self) -> dict[str, str]:
+        return self.redis.client.hgetall(self.redis.keys.status)
+
+    def stop(self) -> None:
+        self.agent.stopping = True
+        if self.thread.is_alive():
+            self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that passes the gates; no rank is there to load it."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {
+        "model_type": "llama",
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 8,
+        "max_position_embeddings": 64,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    save_file({"a": torch.zeros(8)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def scene(redis: ReplicaRedis, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentScene]:
+    script = tmp_path / "python"
+    script.write_text(SCRIPT.format(folder=tmp_path))
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(replica_module, "PAUSES_S", (0.0, 0.0, 0.0))
+    scene = AgentScene(redis, tmp_path, model)
+    yield scene
+    scene.stop()
+
+
+def test_a_desired_model_runs_and_an_unload_takes_it_away(scene: AgentScene) -> None:
+    """Desired state becomes processes, one per rank; its tombstone ends them and leaves nothing behind."""
+    scene.want()
+    until(lambda: scene.pids(0) and scene.pids(1), 5.0)
+    until(lambda: scene.status().get("state") == "running", 5.0)
+    assert catalog.tombstone(scene.redis.client, MODEL)
+    until(lambda: catalog.get_spec(scene.redis.client, MODEL) is None, 5.0)
+    assert scene.status() == {} and farm.assignments(scene.redis.client, HOST) == []
+
+
+def test_a_dead_leader_s_epoch_is_poisoned_and_its_lock_is_free_at_once(scene: AgentScene) -> None:
+    """Nobody waits for the lock to lapse; the poison names rank, pid and signal, and the rank is started again."""
+    scene.want()
+    [pid] = until(lambda: scene.pids(0), 5.0)
+    held = scene.redis.lead(2, owner=f"{HOST}/{pid}")
+    scene.redis.client.persist(scene.redis.keys.lock)
+    scene.agent._replicas[MODEL, REPLICA].processes[0].kill()
+    poison = until(lambda: health.read_poison(scene.redis.client, MODEL, REPLICA), 5.0)
+    assert (poison.epoch, poison.rank, poison.kind) == (held.epoch, 0, "exited")
+    assert f"rank 0 (pid {pid}) killed by SIGKILL" in poison.message
+    until(lambda: scene.redis.run(lease.holder(MODEL, REPLICA)) is None, 5.0)
+    until(lambda: len(scene.pids(0)) == 2, 5.0)
+    assert len(scene.pids(1)) == 1, "its neighbour keeps its process"
+
+
+def test_another_leader_s_lock_is_left_alone(scene: AgentScene) -> None:
+    """An exit that is reported late frees nothing that a newer leader holds."""
+    scene.want()
+    until(lambda: scene.pids(0), 5.0)
+    scene.redis.lead(2, owner="elsewhere/7")
+    scene.redis.client.persist(scene.redis.keys.lock)
+    scene.agent._replicas[MODEL, REPLICA].processes[0].kill()
+    until(lambda: len(scene.pids(0)) == 2, 5.0)
+    assert scene.redis.run(lease.holder(MODEL, REPLICA)) is not None
+
+
+def test_a_rank_that_keeps_failing_is_given_up_with_its_last_cause(scene: AgentScene) -> None:
+    """After the last pause the replica is failed, its other ranks end, and the status says why."""
+    scene.exits(1, LOAD_FAILED)
+    scene.redis.lead(2)
+    scene.want()
+    until(lambda: scene.status().get("state") == "failed", 5.0)
+    detail = scene.status()["detail"]
+    assert "rank 1" in detail and "could not load" in detail and "3 times" in detail
+    assert len(scene.pids(1)) == 4
+    until(lambda: not scene.agent._replicas[MODEL, REPLICA].processes, 5.0)
+    assert health.overview(scene.redis.client, MODEL).state == "failed"
+
+
+def test_a_refusal_is_not_tried_again_until_the_model_is_wanted_otherwise(scene: AgentScene) -> None:
+    """What another try can't mend fails at once, in the rank's own words; a new revision is a new try."""
+    scene.exits(0, REFUSED)
+    held = scene.redis.lead(2)
+    words = "device cuda:9 was asked for, but torch sees 0 GPUs"
+    health.write_poison(scene.redis.client, MODEL, REPLICA, held.epoch, 0, "refused", words)
+    scene.want()
+    until(lambda: scene.status().get("state") == "failed", 5.0)
+    assert words in scene.status()["detail"] and len(scene.pids(0)) == 1
+    (scene.folder / "exit-0").unlink()
+    scene.want(max_context=32)
+    until(lambda: len(scene.pids(0)) == 2, 5.0)
+    until(lambda: scene.status().get("state") == "running", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [('{"model_type": "perceptron"}', "perceptron"), ("{not json", "not valid JSON"), ("{}", "model_type")],
+)
+def test_a_model_that_fails_a_gate_never_spawns_a_process(scene: AgentScene, config: str, says: str) -> None:
+    """The gates come first: the status has their words, and no rank was started."""
+    (scene.model / "config.json").write_text(config)
+    scene.want()
+    until(lambda: scene.status().get("state") == "failed", 5.0)
+    assert says in scene.status()["detail"]
+    assert scene.pids(0) == scene.pids(1) == []
+
+
+def test_heads_that_do_not_divide_are_refused_before_any_process(scene: AgentScene) -> None:
+    """Whether a model can be sharded is known from its configuration."""
+    scene.want(tp=3, devices=["cpu"] * 3)
+    until(lambda: scene.status().get("state") == "failed", 5.0)
+    assert "2 attention heads" in scene.status()["detail"] and scene.pids(0) == []
+
+
+def test_a_redis_that_lost_everything_is_told_again_what_runs(scene: AgentScene) -> None:
+    """Absence never means unload: the processes go on, and specification and assignment come back."""
+    spec = scene.want()
+    until(lambda: scene.pids(0) and scene.pids(1), 5.0)
+    scene.redis.client.flushall()
+    until(lambda: catalog.get_spec(scene.redis.client, MODEL), 5.0)
+    until(lambda: farm.assignments(scene.redis.client, HOST), 5.0)
+    assert catalog.get_spec(scene.redis.client, MODEL) == spec
+    assert len(scene.pids(0)) == len(scene.pids(1)) == 1
+
+
+def test_a_stopped_agent_leaves_no_process(scene: AgentScene) -> None:
+    """Its ranks are asked to stop, reaped, and gone before it returns."""
+    scene.want()
+    until(lambda: scene.pids(0) and scene.pids(1), 5.0)
+    processes = list(scene.agent._replicas[MODEL, REPLICA].processes.values())
+    scene.stop()
+    assert [process.poll() for process in processes] == [0, 0]
+
+
+def test_check_names_what_is_wrong_with_a_source(tmp_path: Path) -> None:
+    """The gates' errors are Furrow's own, fit for an operator."""
+    spec = ModelSpec(name=MODEL, source=str(tmp_path / "gone"))
+    with pytest.raises(FurrowError, match="does not exist"):
+        check(Assignment(spec=spec, replica=REPLICA, ranks=[0], devices=["cpu"]))

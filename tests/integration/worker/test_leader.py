@@ -1,0 +1,253 @@
+"""A leader over several epochs, with a tiny real model: whatever ends one, answers go on exactly where they were."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control import catalog, health, requests
+from control.health import write_poison
+from control.keys import ModelKeys
+from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
+from control.requests import Enqueue
+from control.requests.claim import decode_entry
+from tests.farm import until
+from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from tests.models import make
+from worker import executor as executor_module
+from worker import sampling as sampling_module
+from worker import serving as serving_module
+from worker.assets import read_assets
+from worker.executor import Executor
+from worker.leader import Leader
+from worker.models import gates
+
+KV_TOKENS = 450
+PROMPT = [10, 20, 30, 40]
+LONG = 300
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("llama", tmp_path_factory.mktemp("llama"))
+
+
+class LeaderScene:
+    """One rank that leads itself, in a thread; requests go in and logs come out through Redis alone."""
+
+    def __init__(self, redis: ReplicaRedis, folder: Path) -> None:
+        self.redis, self.keys = redis, ModelKeys(MODEL)
+        self.spec = ModelSpec(name=MODEL, source=str(folder), dtype="float64", kv_tokens=KV_TOKENS)
+        catalog.put_spec(redis.client, self.spec)
+        self.files = gates.inspect(folder)
+        self.ended: list[BaseException] = []
+        self.start()
+
+    def start(self) -> None:
+        """A new process, as far as the farm can tell."""
+        clients = (self.redis.another(), self.redis.blocking(), self.redis.another())
+        assignment = Assignment(spec=self.spec, replica=REPLICA, ranks=[0], devices=["cpu"])
+        assets = read_assets(self.files, None)
+        executor = Executor(0, 1, "cpu")
+        self.leader = Leader(clients, assignment, "host/1", self.files, assets, executor, "127.0.0.1")
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.leader.run()
+        except Exception as error:
+            self.ended.append(error)
+
+    def stop(self) -> None:
+        self.leader.stopping = True
+        self.thread.join(15)
+        assert not self.thread.is_alive() and self.ended == []
+
+    def ask(self, rid: str, prompt: list[int] | None = None, **sampling: Any) -> None:
+        fields = {"max_tokens": LONG, "temperature": 0.0} | sampling
+        params = GenerationRequest(prompt=prompt or PROMPT, sampling=Sampling(**fields))
+        call = requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant="t"))
+        self.redis.run(call)
+
+    def log(self, rid: str) -> list[LogEntry]:
+        return [decode_entry(fields["e"]) for _, fields in self.redis.client.xrange(self.keys.log(rid))]
+
+    def state(self, rid: str) -> str | None:
+        return self.redis.client.hget(self.keys.request(rid), "state")
+
+    def under_way(self, rid: str, tokens: int = 20) -> None:
+        until(lambda: self.ended or len(self.log(rid)) >= tokens, 15.0)
+        assert self.ended == [] and self.state(rid) == "running", "it must be struck while it runs"
+
+    def answer(self, rid: str) -> list[int | None]:
+        """The tokens of a request, once it has ended."""
+        until(lambda: self.ended or self.state(rid) not in ("queued", "running"), 15.0)
+        assert self.ended == []
+        return [entry.token for entry in self.log(rid)]
+
+    def epoch(self) -> int:
+        return health.read_epoch(self.redis.client, MODEL, REPLICA)
+
+
+@pytest.fixture
+def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
+    scene = LeaderScene(redis, folder)
+    yield scene
+    scene.stop()
+
+
+def poisoned(scene: LeaderScene) -> None:
+    write_poison(scene.redis.client, MODEL, REPLICA, scene.epoch(), -1, "exited", "a test says so")
+
+
+def lost(scene: LeaderScene) -> None:
+    scene.redis.lapse()
+
+
+@pytest.mark.parametrize("strike", [poisoned, lost])
+def test_an_epoch_that_ends_costs_no_token_and_no_weight(
+    scene: LeaderScene, strike: Callable[[LeaderScene], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same process takes the next epoch without loading again; the answer is the undisturbed one, each seq once."""
+    loads: list[object] = []
+    real = executor_module.load
+    monkeypatch.setattr(executor_module, "load", lambda *a, **k: loads.append(a) or real(*a, **k))
+    scene.ask("whole")
+    expected = scene.answer("whole")
+    before, already = scene.epoch(), len(loads)
+    scene.ask("struck")
+    scene.under_way("struck")
+    strike(scene)
+    assert scene.answer("struck") == expected
+    assert scene.epoch() > before, "the fault had no effect"
+    assert [entry.seq for entry in scene.log("struck")] == list(range(1, len(expected) + 1))
+    assert scene.redis.client.hget(scene.keys.request("struck"), "attempts") == "2"
+    assert len(loads) == already, "the weights were loaded again"
+
+
+ROLL_BACK = """
+local entries = redis.call('XRANGE', KEYS[1], '-', '+')
+redis.call('DEL', KEYS[1])
+local kept = #entries - tonumber(ARGV[1])
+for i = 1, kept do redis.call('XADD', KEYS[1], entries[i][1], unpack(entries[i][2])) end
+redis.call('HSET', KEYS[2], 'seq', kept)
+"""
+
+
+def roll_back(scene: LeaderScene, rid: str, entries: int) -> None:
+    """What a failover does that had not replicated the last entries."""
+    scene.redis.client.eval(ROLL_BACK, 2, scene.keys.log(rid), scene.keys.request(rid), entries)
+
+
+def test_a_log_that_is_elsewhere_is_believed(scene: LeaderScene) -> None:
+    """A leader whose memory and whose log disagree starts over from the log; the answer is whole all the same."""
+    scene.ask("whole")
+    expected = scene.answer("whole")
+    before = scene.epoch()
+    scene.ask("struck")
+    scene.under_way("struck")
+    roll_back(scene, "struck", entries=5)
+    assert scene.answer("struck") == expected
+    assert scene.epoch() > before, "the fault had no effect"
+
+
+def test_a_second_leader_waits_and_then_continues(scene: LeaderScene) -> None:
+    """A stop gives what runs back to the queue at once; another process finds it there and goes on."""
+    scene.ask("whole")
+    expected = scene.answer("whole")
+    scene.ask("struck")
+    scene.under_way("struck")
+    scene.stop()
+    assert scene.state("struck") == "queued" and scene.redis.client.get(scene.redis.keys.lock) is None
+    assert 0 < len(scene.log("struck")) < len(expected)
+    scene.start()
+    assert scene.answer("struck") == expected
+
+
+def test_a_cancelled_request_stops_within_a_step_and_frees_its_memory(scene: LeaderScene) -> None:
+    """Its log ends without a token, and a request that needs all the memory is served."""
+    scene.ask("leaves")
+    scene.under_way("leaves")
+    scene.redis.run(requests.cancel(MODEL, "leaves", "t"))
+    asked_at = len(scene.log("leaves"))
+    scene.answer("leaves")
+    log = scene.log("leaves")
+    assert scene.state("leaves") == "cancelled"
+    assert (log[-1].token, log[-1].finish) == (None, "cancelled")
+    assert len(log) - asked_at <= 3, "a step may have been under way, and its emission"
+    scene.ask("next", prompt=[7] * (KV_TOKENS - 20), max_tokens=20, min_tokens=20)
+    assert len(scene.answer("next")) == 20
+
+
+def test_a_deadline_that_passes_ends_a_running_request(scene: LeaderScene) -> None:
+    """It gets an end that says so, between two steps, and nobody else notices."""
+    scene.ask("short")
+    scene.under_way("short", tokens=5)
+    scene.redis.client.hset(scene.keys.request("short"), "deadline", 1)
+    scene.answer("short")
+    assert scene.state("short") == "expired" and scene.log("short")[-1].finish == "expired"
+    scene.ask("next", max_tokens=3)
+    assert len(scene.answer("next")) == 3
+
+
+def test_what_can_never_fit_fails_alone(scene: LeaderScene) -> None:
+    """It is told why; it does not block the queue behind it, and poisons nothing."""
+    before = until(scene.epoch, 15.0)
+    scene.ask("huge", prompt=[1] * (KV_TOKENS + 1), max_tokens=1)
+    scene.ask("next", max_tokens=3)
+    assert scene.answer("huge") == [None]
+    [entry] = scene.log("huge")
+    assert entry.finish == "error" and str(KV_TOKENS) in (entry.cause or "")
+    assert len(scene.answer("next")) == 3
+    assert scene.epoch() == before and health.read_poison(scene.redis.client, MODEL, REPLICA) is None
+
+
+def test_a_row_that_fails_ends_its_request_and_no_other(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sick logits of one sequence: an error with the figures in its log, tokens for its neighbour, no poison."""
+    scene.ask("whole", max_tokens=150)
+    expected = scene.answer("whole")
+    real, healthy = sampling_module.inspect, [True]
+
+    def inspect(logits: Any) -> Any:
+        if healthy and len(logits) == 2:
+            healthy.clear()
+            logits = logits.clone()
+            logits[0, 3] = float("nan")
+        return real(logits)
+
+    before = scene.epoch()
+    monkeypatch.setattr(sampling_module, "inspect", inspect)
+    for rid in ("first", "second"):
+        scene.ask(rid, max_tokens=150)
+    assert expected in [scene.answer("first"), scene.answer("second")]
+    [failed] = [end for end in (scene.log("first")[-1], scene.log("second")[-1]) if end.finish == "error"]
+    assert failed.token is None and "nan=1" in (failed.cause or "")
+    assert scene.epoch() == before
+
+
+def test_the_phases_of_a_request_are_stamped(scene: LeaderScene) -> None:
+    """From the enqueue to the last token each moment is in its hash, in order."""
+    scene.ask("r", max_tokens=3)
+    scene.answer("r")
+    fields = scene.redis.client.hgetall(scene.keys.request("r"))
+    moments = [int(fields[name]) for name in ("t_enqueued", "t_claimed", "t_prefill", "t_first", "t_last")]
+    assert moments == sorted(moments)
+
+
+def test_an_idle_leader_pings_and_stays(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks, and the group is proved alive all the same."""
+    monkeypatch.setattr(serving_module, "IDLE_PING_S", 0.0)
+    scene.ask("r", max_tokens=1)
+    scene.answer("r")
+    first = health.heartbeats(scene.redis.client, MODEL, REPLICA, 1)[0]
+
+    def later() -> bool:
+        beat = health.heartbeats(scene.redis.client, MODEL, REPLICA, 1)[0]
+        return first is None or (beat is not None and beat.seq > first.seq and beat.oldest_pending_ms == 0)
+
+    until(later, 10.0)

@@ -1,0 +1,112 @@
+"""Turns of the planner on a real server: desired models become assignments, and what nobody will serve is ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from control import catalog, farm, requests
+from control.keys import ModelKeys
+from control.messages import GenerationRequest, ModelSpec, Sampling
+from control.placement import Host
+from control.requests import Enqueue
+from tests.farm import until
+from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from worker import planner as planner_module
+from worker.planner import Planner
+
+
+@pytest.fixture
+def unplaceable() -> list[tuple[str, str, str]]:
+    """What the planner reported."""
+    return []
+
+
+@pytest.fixture
+def planner(redis: ReplicaRedis, unplaceable: list[tuple[str, str, str]]) -> Planner:
+    return Planner(redis.client, lambda *report: unplaceable.append(report))
+
+
+def lives(redis: ReplicaRedis, host: str, *devices: str) -> None:
+    farm.beat_host(redis.client, Host(host, devices), 1, 1)
+
+
+def dies(redis: ReplicaRedis, host: str) -> None:
+    redis.client.delete(f"furrow:host:{host}")
+
+
+def put(redis: ReplicaRedis, rid: str, deadline_ms: int = 0) -> None:
+    params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=1))
+    redis.run(requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant="t", deadline_ms=deadline_ms)))
+
+
+def state(redis: ReplicaRedis, rid: str) -> str | None:
+    return redis.client.hget(ModelKeys(MODEL).request(rid), "state")
+
+
+def test_a_desired_model_is_assigned_and_a_tombstone_is_passed_on(redis: ReplicaRedis, planner: Planner) -> None:
+    """The host that has it drains it; only when it has let go is the model forgotten."""
+    lives(redis, "one")
+    catalog.put_spec(redis.client, ModelSpec(name=MODEL, source="/m", tp=2))
+    planner.turn()
+    [assignment] = farm.assignments(redis.client, "one")
+    assert (assignment.replica, assignment.ranks, assignment.devices) == (REPLICA, [0, 1], ["cpu", "cpu"])
+    catalog.tombstone(redis.client, MODEL)
+    planner.turn()
+    assert farm.assignments(redis.client, "one")[0].withdrawn
+    assert catalog.get_spec(redis.client, MODEL) is not None
+    farm.remove_assignment(redis.client, "one", MODEL, REPLICA)
+    planner.turn()
+    assert catalog.get_spec(redis.client, MODEL) is None
+
+
+def test_a_dead_host_s_replica_moves(redis: ReplicaRedis, planner: Planner) -> None:
+    """A host that does not beat can't let go: the assignment is taken from it and given to one that lives."""
+    lives(redis, "one")
+    catalog.put_spec(redis.client, ModelSpec(name=MODEL, source="/m"))
+    planner.turn()
+    dies(redis, "one")
+    lives(redis, "two")
+    planner.turn()
+    planner.turn()
+    assert farm.assignments(redis.client, "one") == []
+    assert [assignment.replica for assignment in farm.assignments(redis.client, "two")] == [REPLICA]
+
+
+def test_what_no_host_can_hold_is_reported(
+    redis: ReplicaRedis, planner: Planner, unplaceable: list[tuple[str, str, str]]
+) -> None:
+    """The model and the reason come back to the agent, which makes them the replica's state."""
+    lives(redis, "one")
+    catalog.put_spec(redis.client, ModelSpec(name=MODEL, source="/m", devices=["cuda:0"]))
+    planner.turn()
+    [(model, replica, why)] = unplaceable
+    assert (model, replica) == (MODEL, REPLICA) and "cuda:0" in why and "one" in why
+    assert farm.assignments(redis.client, "one") == []
+
+
+def test_requests_of_an_unloaded_model_end(redis: ReplicaRedis, planner: Planner) -> None:
+    """Nobody waits for a model that will not come back."""
+    catalog.put_spec(redis.client, ModelSpec(name=MODEL, source="/m"))
+    put(redis, "waits")
+    catalog.tombstone(redis.client, MODEL)
+    planner.turn()
+    assert state(redis, "waits") not in ("queued", "running")
+    [(_, entry)] = redis.client.xrange(ModelKeys(MODEL).log("waits"))
+    assert f"the model '{MODEL}' was unloaded" in entry["e"]
+
+
+def test_a_deadline_passes_without_any_leader(
+    redis: ReplicaRedis, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of a model that never came up ends in time, and one without a deadline waits."""
+    monkeypatch.setattr(planner_module, "EXPIRE_EVERY_S", 0.0)
+    catalog.put_spec(redis.client, ModelSpec(name=MODEL, source="/m"))
+    put(redis, "short", deadline_ms=1)
+    put(redis, "long")
+
+    def expired() -> bool:
+        planner.turn()
+        return state(redis, "short") == "expired"
+
+    until(expired, 5.0)
+    assert state(redis, "long") == "queued"

@@ -1,0 +1,77 @@
+"""Sampling a step's rows: one that is sick or can't be sampled fails alone."""
+
+from __future__ import annotations
+
+import pytest
+import structlog
+import torch
+
+from control.messages import Sampling
+from worker.engine.sampling import Sampler
+from worker.sampling import FAILED, StepSampler
+from worker.scheduling.sequence import Sequence
+
+VOCABULARY = 5
+
+
+def rows(count: int, **sampling: object) -> list[Sequence]:
+    fields = {"max_tokens": 9, "temperature": 0.0, "seed": "1"} | sampling
+    return [
+        Sequence(rid=f"r{sid}", choice=0, prompt=[1], sampling=Sampling(**fields), sid=sid)  # type: ignore[arg-type]
+        for sid in range(1, count + 1)
+    ]
+
+
+def logits(count: int) -> torch.Tensor:
+    """Row i's best token is i."""
+    return torch.eye(count, VOCABULARY)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_fail_their_row_only(value: float, temperature: float) -> None:
+    """Greedy or not, the sick row gets no token and a reason with its numbers; its neighbours are not touched."""
+    sampler, batch = StepSampler(), rows(3, temperature=temperature)
+    sick = logits(3)
+    sick[1, 4] = value
+    alone = sampler.bind(batch)(logits(3), [1, 2, 3])
+    with structlog.testing.capture_logs() as lines:
+        tokens = sampler.bind(batch)(sick, [1, 2, 3])
+    assert tokens == [alone[0], FAILED, alone[2]]
+    assert set(sampler.failures) == {2}
+    for figure in ("len=5", "nan=", "pos_inf=", "neg_inf=", "finite_min=0.0", "max=1.0", "mean="):
+        assert figure in sampler.failures[2]
+    [line] = lines
+    assert (line["rid"], line["event"]) == ("r2", "a row failed")
+
+
+def test_a_row_that_can_not_be_sampled_spares_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in one row's parameters is found by sampling each alone; the others get what they get without it."""
+    sampler, batch = StepSampler(), rows(3)
+    broken = batch[1]
+    real = Sampler.sample
+
+    def sample(self: Sampler, scores: torch.Tensor, given: list[object]) -> object:
+        if any(row.prompt is broken.prompt for row in given):  # type: ignore[attr-defined]
+            raise RuntimeError("this row's penalties overflow")
+        return real(self, scores, given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Sampler, "sample", sample)
+    with structlog.testing.capture_logs():
+        assert sampler.bind(batch)(logits(3), [1, 2, 3]) == [0, FAILED, 2]
+    assert set(sampler.failures) == {2} and "could not be sampled" in sampler.failures[2]
+
+
+def test_log_probabilities_are_those_of_the_last_step() -> None:
+    """Rows that asked for them have them by sid, and nothing is left from the step before."""
+    sampler, batch = StepSampler(), rows(2, logprobs=1)
+    sampler.bind(batch)(logits(2), [1, 2])
+    assert set(sampler.logprobs) == {1, 2}
+    sampler.bind(batch[:1])(logits(1), [1])
+    assert set(sampler.logprobs) == {1}
+
+
+def test_rows_of_another_plan_are_refused() -> None:
+    """If engine and scheduler disagree on who is sampled no token may be given to anybody."""
+    with pytest.raises(ValueError, match=r"\[2, 1\]"):
+        StepSampler().bind(rows(2))(logits(2), [2, 1])
