@@ -44,6 +44,7 @@ def inspect(folder: Path) -> ModelFiles:
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelFilesError(f"Model folder {folder} does not exist. Give a folder with config.json and safetensors.")
+    _refuse_gguf(folder)
     config = _read_json(folder / "config.json", required=True)
     if not isinstance(config.get("model_type"), str):
         raise ModelFilesError(f"{folder / 'config.json'} has no model_type, so its architecture is unknown.")
@@ -63,6 +64,15 @@ def inspect(folder: Path) -> ModelFiles:
         tokenizer_config=_read_json(folder / "tokenizer_config.json"),
         generation_config=_read_json(folder / "generation_config.json"),
     )
+
+
+def _refuse_gguf(folder: Path) -> None:
+    """A folder of GGUF files has no config.json either: what it is says more than what it lacks."""
+    found = sorted(path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+    if found and not (folder / SINGLE).is_file() and not (folder / INDEX).is_file():
+        raise ModelFilesError(
+            f"{folder} holds GGUF weights ({', '.join(found)}), which are not supported. Use safetensors."
+        )
 
 
 def _read_json(path: Path, required: bool = False) -> dict[str, Any]:

@@ -29,6 +29,8 @@ def resolve(source: str, revision: str = "main", cache: Path | None = None) -> P
     """
     if Path(source).expanduser().is_dir():
         return Path(source).expanduser().resolve()
+    if source.lower().endswith(".gguf"):
+        raise ModelFilesError(f"{source} is a GGUF file, which is not supported. Name a folder with safetensors.")
     if source.startswith(("/", ".", "~")) or not _REPOSITORY.fullmatch(source):
         raise ModelFilesError(
             f"Model folder {source} does not exist, and it is no Hugging Face repository id (org/name)."
