@@ -1,0 +1,90 @@
+"""What an agent and its ranks find out about their host, and what they refuse of it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from control.connection import connect
+from control.errors import DevicesError
+from worker.address import rendezvous_address
+from worker.devices import accelerators
+from worker.exits import LOAD_FAILED, REFUSED, STUCK, describe
+from worker.process import check_device
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Put an nvidia-smi on the path that lists what the test says."""
+
+    def install(listing: str) -> None:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\ncat <<'E'\n{listing}\nE\n")
+        tool.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return install
+
+
+def test_gpus_are_those_that_the_driver_lists(driver: Callable[[str], None]) -> None:
+    """One device per GPU line; the instances below a partitioned GPU are not further GPUs."""
+    driver("GPU 0: NVIDIA H200 (UUID: GPU-1)\n  MIG 1g.18gb Device 0: (UUID: MIG-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)")
+    assert accelerators() == ("cuda:0", "cuda:1")
+
+
+def test_a_driver_that_finds_nothing_means_none(driver: Callable[[str], None]) -> None:
+    """A message instead of a list is no GPU."""
+    driver("No devices were found")
+    assert accelerators() == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"), [("2,5", ("cuda:0", "cuda:1")), ("", ()), ("-1", ()), ("GPU-1", ("cuda:0",))]
+)
+def test_what_is_made_visible_counts(
+    driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, visible: str, devices: tuple[str, ...]
+) -> None:
+    """CUDA_VISIBLE_DEVICES admits and renumbers, as torch does."""
+    driver("GPU 0: one\nGPU 1: two\nGPU 2: three")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert accelerators() == devices
+
+
+def test_a_gpu_that_is_absent_is_refused_and_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device, how many there are, and the remedy; the CPU only when it was asked for."""
+    chosen: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    with pytest.raises(DevicesError, match=r"cuda:2 .* torch sees 2 GPUs .* --devices cpu"):
+        check_device("cuda:2")
+    check_device("cuda:1")
+    check_device("cpu")
+    assert chosen == [1]
+
+
+def test_the_rendezvous_is_where_redis_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loopback for a private server, the way to a remote one, and what the operator says before both."""
+    monkeypatch.delenv("FURROW_ADDRESS", raising=False)
+    assert rendezvous_address(connect("unix:///tmp/nowhere.sock")) == "127.0.0.1"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert rendezvous_address(connect(f"redis://127.0.0.1:{port}/0")) == "127.0.0.1"
+    monkeypatch.setenv("FURROW_ADDRESS", "10.0.0.7")
+    assert rendezvous_address(connect("unix:///tmp/nowhere.sock")) == "10.0.0.7"
+
+
+def test_an_exit_is_told_in_words() -> None:
+    """A signal by its name, Furrow's own statuses by their meaning, any other by its number."""
+    assert [describe(status) for status in (-9, REFUSED, LOAD_FAILED, STUCK, 3)] == [
+        "killed by SIGKILL",
+        "refused its assignment",
+        "could not load",
+        "was stuck",
+        "exited with status 3",
+    ]
