@@ -113,9 +113,16 @@ def test_an_overdue_leader_lets_its_lock_lapse(redis: ReplicaRedis) -> None:
     lease, progress = redis.lead(WORLD), Progress()
     progress.begin(-1.0)
     redis.client.pexpire(redis.keys.lock, 1500)
+    left: list[int] = []
+
+    def lapses() -> bool:
+        left.append(redis.client.pttl(redis.keys.lock))
+        return left[-1] < 800
+
     with pulse_of(redis, lease, progress=progress):
-        until(lambda: redis.client.pttl(redis.keys.lock) < 800, 5.0)
+        until(lapses, 5.0)
         told = heartbeats(redis.client, MODEL, REPLICA, WORLD)[0]
+    assert max(left) <= 1500, "it was renewed"
     assert told is not None and told.oldest_pending_ms > 0
 
 
