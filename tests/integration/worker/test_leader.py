@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from control import catalog, health, requests
+from control.errors import GroupError
 from control.health import write_poison
 from control.keys import ModelKeys
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
@@ -99,6 +100,21 @@ def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
     scene = LeaderScene(redis, folder)
     yield scene
     scene.stop()
+
+
+def test_a_load_that_fails_ends_the_process_with_its_reason(redis: ReplicaRedis, folder: Path) -> None:
+    """The weights go with the process; the lock is free, nothing is published, and the poison has the cause."""
+    files = gates.inspect(folder)
+    spec = ModelSpec(name=MODEL, source=str(folder), dtype="float7")
+    clients = (redis.another(), redis.blocking(), redis.another())
+    assignment = Assignment(spec=spec, replica=REPLICA, ranks=[0], devices=["cpu"])
+    executor = Executor(0, 1, "cpu")
+    leader = Leader(clients, assignment, "host/1", files, read_assets(files, None), executor, "127.0.0.1")
+    with pytest.raises(GroupError, match="float7"):
+        leader.run()
+    assert "float7" in (health.last_poison(redis.client, MODEL, REPLICA) or "")
+    assert redis.client.get(redis.keys.lock) is None
+    assert catalog.get_assets(redis.client, MODEL) is None
 
 
 def poisoned(scene: LeaderScene) -> None:
