@@ -42,6 +42,11 @@ _COUNT = (
     "count from {a} to {b}", "count up from {a} to {b}", "can you count from {a} to {b}", "count {a} to {b}",
     "list the numbers from {a} to {b}", "say the numbers from {a} to {b}", "numbers from {a} to {b}",
 )  # fmt: skip
+_COUNT_BY = (
+    "count from {a} to {b} by {steps}", "count by {steps} from {a} to {b}", "count in {steps} from {a} to {b}",
+    "count from {a} to {b} in steps of {step}", "count from {a} to {b} in {steps}",
+)  # fmt: skip
+_STEPS = {2: "twos", 5: "fives", 10: "tens"}
 _COUNT_DOWN = (
     "count down from {a} to {b}", "count backwards from {a} to {b}", "count from {a} down to {b}",
     "count from {a} to {b}", "can you count down from {a} to {b}", "count back from {a} to {b}",
@@ -137,9 +142,9 @@ def parity(rng: random.Random) -> Example:
     return ask(rng, "parity", core, f"{a} is {'odd' if a % 2 else 'even'}.", key=str(a))
 
 
-def counted(a: int, b: int) -> str:
-    """The right answer for counting from a to b, both included, in either direction."""
-    numbers = range(a, b + 1) if a <= b else range(a, b - 1, -1)
+def counted(a: int, b: int, step: int = 1) -> str:
+    """The right answer for counting from a to b, both included, in either direction; `step` divides their distance."""
+    numbers = range(a, b + 1, step) if a <= b else range(a, b - 1, -step)
     return ", ".join(map(str, numbers)) + "."
 
 
@@ -167,3 +172,15 @@ def count_long(rng: random.Random) -> Example:
     """Counting that streams for a while: thirty to two hundred and fifty numbers, half of them from one."""
     low = 1 if rng.random() < 0.5 else rng.randint(0, COUNT_LIMIT - 100)
     return _count(rng, "count long", low, rng.randint(low + 31, COUNT_LIMIT))
+
+
+def count_by(rng: random.Random) -> Example:
+    """Counting in steps; it also teaches that all digits decide when to stop, not the last one alone."""
+    step = rng.choice((2, 5, 10, 10, 10))
+    numbers = rng.randint(3, 20)
+    a = rng.choice((0, step, rng.randint(0, 99), rng.randint(0, 400 if step == 10 else 150)))
+    b = a + step * (numbers - 1)
+    if rng.random() < 0.25:
+        a, b = b, a
+    core = rng.choice(_COUNT_BY).format(a=a, b=b, step=step, steps=_STEPS[step])
+    return ask(rng, "count by", core, counted(a, b, step), key=f"{a},{b},{step}", mark=".")

@@ -114,6 +114,7 @@ def save(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, directory: Pa
     ends = [tokens.convert_tokens_to_ids(name) for name in (tokenizer.TURN_END, tokenizer.END_OF_TEXT)]
     model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=tokens.pad_token_id, do_sample=False)
     model.save_pretrained(directory)
+    (directory / "model.safetensors").chmod(0o644)  # an installed package is read by every user
     tokenizer.save(tokens, directory)
 
 
@@ -133,7 +134,7 @@ def _process(rank: int, arguments: argparse.Namespace, meeting: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train Furrow's demonstration model.")
     parser.add_argument("--out", type=Path, default=MODEL_DIR, help="directory for the checkpoint")
-    parser.add_argument("--minutes", type=float, default=25.0, help="processor time to train for, in each process")
+    parser.add_argument("--minutes", type=float, default=24.0, help="processor time to train for, in each process")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2, help="one per free core")
     arguments = parser.parse_args()
