@@ -27,6 +27,8 @@ from control.process import die_with_parent
 from control.requests.waiting import abandon
 
 TICK_S = 0.1
+GRACE_S = "5"
+"""Seconds for open streams when the parent stops. What is cut then can be resumed after the next start."""
 
 
 @click.command(short_help="Serve one model on this machine.")
@@ -55,31 +57,35 @@ def serve(model: str, host: str, port: int, redis_url: str | None, data: str | N
         desire(client, spec, alone=private)
         url = redis_url or os.environ.get("FURROW_REDIS_URL") or os.environ["REDIS_URL"]
         supervisor = Supervisor({"FURROW_REDIS_URL": url}, say)
-        stack.callback(supervisor.stop)
+        stack.callback(supervisor.stop, stopping.hurry)
         supervisor.start(Part("agent", "worker", ["agent"]))
-        supervisor.start(Part("api", "api", ["--host", host, "--port", str(port)]))
+        supervisor.start(Part("api", "api", ["--host", host, "--port", str(port), "--grace", GRACE_S]))
         wait_until_served(client, spec, (host, port), supervisor, stopping)
         if not stopping:
             click.echo(f"{spec.name} is served at http://{host}:{port}/v1 (Ctrl-C stops)")
         while not stopping:
             supervisor.tend()
             time.sleep(TICK_S)
-        say("stopping")
+        say("stopping (Ctrl-C again kills)")
 
 
 class Stopping:
-    """True once SIGINT or SIGTERM came."""
+    """True once SIGINT or SIGTERM came; a second one asks to hurry."""
 
     def __init__(self) -> None:
-        self._set = False
+        self._signals = 0
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._set = True
+        self._signals += 1
 
     def __bool__(self) -> bool:
-        return self._set
+        return self._signals > 0
+
+    def hurry(self) -> bool:
+        """Whether waiting for an orderly end is over."""
+        return self._signals > 1
 
 
 def say(line: str) -> None:

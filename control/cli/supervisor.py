@@ -13,6 +13,7 @@ from control.process import child_environment
 
 RESTART_PAUSE_S = 1.0
 STOP_LIMIT_S = 90.0
+STOP_TICK_S = 0.02
 
 
 @dataclass
@@ -54,16 +55,20 @@ class Supervisor:
                 self.say(f"{part.name} ended with status {part.process.returncode}; starting it again")
                 part.process, part.restart_at = None, time.monotonic() + RESTART_PAUSE_S
 
-    def stop(self) -> None:
-        """SIGTERM in reverse order, each part waited for before the next, SIGKILL past its limit."""
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """SIGTERM in reverse order, each part waited for before the next; SIGKILL past its limit or once `hurry()`."""
         for part in reversed(self.parts):
-            if part.process is None:
-                continue
-            part.process.send_signal(signal.SIGTERM)
-            try:
-                part.process.wait(part.stop_limit_s)
-            except subprocess.TimeoutExpired:
-                self.say(f"{part.name} did not stop within {part.stop_limit_s:.0f} s and is killed")
-                part.process.kill()
-                part.process.wait()
+            if part.process is not None:
+                part.process.send_signal(signal.SIGTERM)
+                self._wait(part, part.process, hurry)
         self.parts.clear()
+
+    def _wait(self, part: Part, process: subprocess.Popen[bytes], hurry: Callable[[], bool]) -> None:
+        limit = time.monotonic() + part.stop_limit_s
+        while process.poll() is None:
+            if hurry() or time.monotonic() > limit:
+                self.say(f"{part.name} did not stop in time and is killed")
+                process.kill()
+                process.wait()
+                return
+            time.sleep(STOP_TICK_S)
