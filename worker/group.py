@@ -132,8 +132,7 @@ class Group:
     def step(self, build: Callable[..., GenerateStep], sample: Sample) -> StepResult:
         """Fan a step out, run the leader's own part, and wait until every rank acknowledged it.
 
-        Raises GroupError with both sides' errors; RankError alone where all refused the command alike, which poisons
-        nothing.
+        Raises GroupError with both sides' errors, Poisoned where a rank gave no answer in time.
         """
         command = build(epoch=self._lease.epoch, seq=self._next())
         prompt_tokens = sum(map(len, command.tokens))
