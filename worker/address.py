@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from urllib.parse import urlsplit
 
 from control.clients import SyncRedis
 
@@ -23,9 +22,3 @@ def rendezvous_address(client: SyncRedis) -> str:
         return "127.0.0.1"
     with socket.create_connection((host, port), timeout=5) as way:
         return str(way.getsockname()[0])
-
-
-def is_loopback(url: str) -> bool:
-    """Whether `url` leads to this machine only."""
-    parts = urlsplit(url)
-    return parts.scheme == "unix" or parts.hostname in ("127.0.0.1", "localhost", "::1")

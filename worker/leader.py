@@ -13,10 +13,11 @@ from tokenizers import Tokenizer
 from control import catalog, health
 from control.clients import SyncRedis
 from control.connection import run
-from control.errors import EpochOver, Fenced, GroupError, Lost, RedisUnavailable
+from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable
 from control.lease import Lease, acquire, release
 from control.messages import Assignment, LoadDenseShard, ModelAssets
 from control.text import Decode
+from worker.backoff import Backoff
 from worker.executor import Executor
 from worker.group import Group
 from worker.models.gates import ModelFiles
@@ -24,7 +25,7 @@ from worker.progress import Progress
 from worker.pulse import Pulse
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
-from worker.serving import Serving
+from worker.serving import STEP_FAILED, Serving
 
 log = structlog.get_logger()
 
@@ -63,6 +64,8 @@ class Leader:
         self._executor, self._address, self._limits = executor, address, limits or LeaderLimits()
         tokenizer = Tokenizer.from_str(assets.tokenizer_json)
         self._decode: Decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+        self._backoff = Backoff()
+        self._steps = 0
         self._epoch = 0
         self.stopping = False
 
@@ -75,12 +78,24 @@ class Leader:
             self._epoch = lease.epoch
             structlog.contextvars.bind_contextvars(epoch=lease.epoch)
             log.info("leads", world_size=self._executor.world_size)
+            self._steps, pause = 0, 0.0
             try:
                 self._serve(lease)
             except EpochOver as over:
                 log.warning("left the epoch", reason=str(over))
+                failed = isinstance(over, Poisoned) and over.kind == STEP_FAILED
+                pause = self._backoff.after(steps=self._steps, failed=failed)
             finally:
                 self._leave(lease)
+            self._rest(pause)
+
+    def _rest(self, seconds: float) -> None:
+        """Let a fault that repeats rest, without the lock, so that a healthier process may take it."""
+        if seconds:
+            log.warning("the first step of the epoch failed; resting before the next", seconds=seconds)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.stopping:
+            time.sleep(POLL_S)
 
     def _acquire(self) -> Lease | None:
         """Wait for the lock; None when told to stop."""
@@ -140,6 +155,8 @@ class Leader:
             if not isinstance(over, Fenced | Lost):
                 self._poison(lease, getattr(over, "kind", "epoch_over"), str(over))
             raise
+        finally:
+            self._steps = serving.steps
 
     def _wind_down(self, serving: Serving, group: Group) -> None:
         """An unload lets what runs finish; a plain stop gives it back to the queue, where the next epoch finds it."""

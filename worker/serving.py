@@ -25,6 +25,8 @@ from worker.scheduling.scheduler import Scheduler, StepPlan
 
 log = structlog.get_logger()
 
+STEP_FAILED = "step_failed"
+"""The kind of poison that a failed step leaves."""
 IDLE_BLOCK_MS = 500
 AHEAD_STEPS = 2
 """Prompts are claimed for this many steps ahead; the rest stays in the queue."""
@@ -54,6 +56,8 @@ class Serving:
         self._running: dict[str, RunningRequest] = {}
         self._sampler = StepSampler()
         self._bell = "0"
+        self.steps = 0
+        """Steps completed: acknowledged by every rank and emitted."""
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -113,7 +117,7 @@ class Serving:
         try:
             result = self._group.step(lambda **at: self._command(plan, **at), self._sampler.bind(rows))
         except GroupError as error:
-            raise Poisoned("step_failed", str(error), 0) from error
+            raise Poisoned(STEP_FAILED, str(error), 0) from error
         tokens = dict(zip(result.sids, result.tokens, strict=True))
         self._scheduler.applied(plan, {sid: token for sid, token in tokens.items() if token >= 0})
         for sequence in rows:
@@ -158,6 +162,7 @@ class Serving:
         for outcome in (emitted, claims):
             if isinstance(outcome, Exception):
                 raise outcome
+        self.steps += 1
         self._settle(emitted)
         self._take(claims)
 

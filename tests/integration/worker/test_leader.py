@@ -267,3 +267,25 @@ def test_an_idle_leader_pings_and_stays(scene: LeaderScene, monkeypatch: pytest.
         return first is None or (beat is not None and beat.seq > first.seq and beat.oldest_pending_ms == 0)
 
     until(later, 10.0)
+
+
+def test_a_forward_that_keeps_failing_rests_between_epochs_and_then_goes_on(
+    scene: LeaderScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each epoch without a step waits longer than the one before; when the fault passes, the answer is right."""
+    scene.ask("whole")
+    expected = scene.answer("whole")
+    rests: list[float] = []
+    real_rest, real_step = scene.leader._rest, Executor.run_step
+    monkeypatch.setattr(scene.leader, "_rest", lambda seconds: rests.append(seconds) or real_rest(seconds))
+
+    def step(self: Executor, command: Any, sample: Any) -> Any:
+        if len(rests) < 4:
+            raise MemoryError("a forward that is too large")
+        return real_step(self, command, sample)
+
+    monkeypatch.setattr(Executor, "run_step", step)
+    scene.ask("hard")
+    assert scene.answer("hard") == expected
+    # The first of these epochs had completed steps for the other request, so its end costs no rest.
+    assert rests[0] == 0 < rests[1] < rests[2] < rests[3]

@@ -1,0 +1,22 @@
+"""The pause between epochs that get nowhere."""
+
+from __future__ import annotations
+
+from worker.backoff import FIRST_S, LONGEST_S, Backoff
+
+
+def test_it_doubles_up_to_its_bound() -> None:
+    """Epochs whose first step fails follow each other ever more slowly."""
+    backoff = Backoff()
+    pauses = [backoff.after(steps=0, failed=True) for _ in range(10)]
+    assert pauses[:3] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
+    assert pauses[-1] == LONGEST_S
+
+
+def test_progress_or_another_end_starts_it_over() -> None:
+    """A completed step, or an end that no step caused, costs no pause."""
+    backoff = Backoff()
+    backoff.after(steps=0, failed=True)
+    assert backoff.after(steps=1, failed=True) == 0.0
+    assert backoff.after(steps=0, failed=False) == 0.0
+    assert backoff.after(steps=0, failed=True) == FIRST_S
