@@ -16,10 +16,10 @@ from control.placement import Host
 _decode_assignment = msgspec.json.Decoder(Assignment).decode
 
 
-def beat_host(client: SyncRedis, host: Host, pid: int, memory_bytes: int) -> None:
-    """Say that the host's agent lives, what devices it has and how much memory is free."""
+def beat_host(client: SyncRedis, host: Host, pid: int, memory_bytes: int, standby: str = "off") -> None:
+    """Say that the host's agent lives, what devices it has, how much memory is free, and whether a standby waits."""
     key = keys.host(host.id)
-    words = ("devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes)
+    words = ("devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes, "standby", standby)
     beat = [
         read("SADD", keys.HOSTS, host.id, parse=int),
         read("HSET", key, *words, parse=int),

@@ -1,4 +1,4 @@
-"""What a child process owes its parent: to die with it."""
+"""What a child process owes its parent, to die with it, and the operator, a name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 import time
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 def die_with_parent() -> None:
@@ -32,6 +33,15 @@ def die_with_parent() -> None:
         os._exit(0)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def name_process(name: str) -> None:
+    """What `ps -o comm` and `top` show for this process, 15 characters at most. Linux only; elsewhere nothing happens.
+
+    Call it in the main thread: other threads have names of their own.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def child_environment(**extra: str) -> dict[str, str]:

@@ -20,12 +20,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long to wait for Redis at start, with a visible message, before giving up."""
     log_format: LogFormat = "auto"
     log_level: str = "info"
+    standby: bool = True
+    """Whether an agent keeps a process ready to take a dead rank's place; it costs its host some 300 MB."""
     has_parent: bool = False
     """Started by another Furrow process, with which this one must end."""
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Read FURROW_REDIS_URL (else REDIS_URL), FURROW_REDIS_WAIT, FURROW_LOG_FORMAT and FURROW_LOG_LEVEL.
+        """Read FURROW_REDIS_URL (else REDIS_URL) and FURROW_ REDIS_WAIT, LOG_FORMAT, LOG_LEVEL and STANDBY.
 
         Raises SettingsError naming the variable, its value and what is accepted.
         """
@@ -38,11 +40,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         level = (os.environ.get("FURROW_LOG_LEVEL") or "info").lower()
         if level not in ("debug", "info", "warning", "error", "critical"):
             raise SettingsError(f"FURROW_LOG_LEVEL={level!r} is unknown: use debug, info, warning, error or critical")
+        standby = os.environ.get("FURROW_STANDBY") or "1"
+        if standby not in ("0", "1"):
+            raise SettingsError(f"FURROW_STANDBY={standby!r} is unknown: use 1 to keep a standby process, 0 for none")
         return cls(
             redis_url=url,
             redis_wait_s=redis_wait_s(),
             log_format=log_format,
             log_level=level,
+            standby=standby == "1",
             has_parent="FURROW_PARENT" in os.environ,
         )
 

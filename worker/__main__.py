@@ -1,12 +1,15 @@
-"""Entry points: `python -m worker agent` runs a host's agent, `python -m worker rank` one rank of it."""
+"""Entry points: `python -m worker agent` runs a host's agent, `rank` one rank of it, `standby` a rank to be."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import socket
 import sys
+from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from control import logs
 from control.errors import FurrowError
@@ -22,6 +25,7 @@ def run_agent() -> None:
     from worker.agent import Agent
     from worker.devices import accelerators
     from worker.replica import host_id
+    from worker.standby import Standby
 
     settings = Settings.from_environment()
     if settings.has_parent:
@@ -29,7 +33,8 @@ def run_agent() -> None:
     logs.configure(settings.log_format, settings.log_level)
     client = connect(settings.redis_url)
     wait_until_ready(client, settings.redis_wait_s, say)
-    agent = Agent(client, settings.redis_url, Host(host_id(), accelerators()))
+    standby = Standby(settings.redis_url) if settings.standby else None
+    agent = Agent(client, settings.redis_url, Host(host_id(), accelerators()), standby)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         agent.stopping = True
@@ -37,6 +42,25 @@ def run_agent() -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     agent.run()
+
+
+def be_rank() -> NoReturn:
+    """The rank that the environment describes, to its end."""
+    from worker.process import run_rank
+
+    status = run_rank()
+    logging.shutdown()
+    os._exit(status)  # torch takes seconds to free what the kernel frees at once
+
+
+def run_standby(descriptor: int, folders: list[Path]) -> None:
+    """Wait behind the agent's socket until a rank is needed, and be it."""
+    from worker.standby_process import await_duty
+
+    duty = await_duty(socket.socket(fileno=descriptor), folders)
+    if duty is not None:
+        os.environ.update(duty)
+        be_rank()
 
 
 def say(line: str) -> None:
@@ -54,13 +78,11 @@ def main() -> int:
             say(f"furrow worker: {error}")
             return 1
     elif part == "rank":
-        from worker.process import run_rank
-
-        status = run_rank()
-        logging.shutdown()
-        os._exit(status)  # torch takes seconds to free what the kernel frees at once
+        be_rank()
+    elif part == "standby":
+        run_standby(int(sys.argv[2]), [Path(folder) for folder in sys.argv[3:]])
     else:
-        say(f"unknown part {part!r}: python -m worker agent|rank")
+        say(f"unknown part {part!r}: python -m worker agent|rank|standby")
         return 2
     return 0
 

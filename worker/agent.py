@@ -25,6 +25,7 @@ from worker.exits import REFUSED, STOPPED, describe
 from worker.models import gates, source
 from worker.planner import Planner
 from worker.replica import Exit, ReplicaProcesses
+from worker.standby import Standby
 from worker.watch import Watch
 
 log = structlog.get_logger()
@@ -48,7 +49,7 @@ class DeathNotice:
 class Agent:
     """One host's agent. `run` returns after `stopping` was set and every rank has ended."""
 
-    def __init__(self, client: SyncRedis, redis_url: str, host: Host) -> None:
+    def __init__(self, client: SyncRedis, redis_url: str, host: Host, standby: Standby | None = None) -> None:
         self._client, self._redis_url, self._host = client, redis_url, host
         self._replicas: dict[Place, ReplicaProcesses] = {}
         self._preparing: dict[Place, tuple[Assignment, Future[Path]]] = {}
@@ -56,6 +57,7 @@ class Agent:
         self._exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="prepare")
         self._watches: dict[Place, Watch] = {}
+        self._standby = standby
         self._untold: deque[DeathNotice] = deque()
         self._planner = Planner(client, lambda model, replica, why: self._report(model, replica, "failed", why))
         self.stopping = False
@@ -77,6 +79,8 @@ class Agent:
             except RedisUnavailable as error:
                 log.warning("an exit is reported when Redis is back", error=str(error))
         self._workers.shutdown(wait=False, cancel_futures=True)
+        if self._standby is not None:
+            self._standby.stop()
 
     def _tick(self) -> None:
         while self._untold:
@@ -86,12 +90,15 @@ class Agent:
             for replica in self._replicas.values():
                 replica.stop()
         else:
-            farm.beat_host(self._client, self._host, os.getpid(), psutil.virtual_memory().available)
+            standby = self._standby.state if self._standby is not None else "off"
+            farm.beat_host(self._client, self._host, os.getpid(), psutil.virtual_memory().available, standby)
             if farm.hold_placement(self._client, self._host.id):
                 self._planner.turn()
             self._reconcile()
         for replica in list(self._replicas.values()):
             self._tend(replica)
+        if self._standby is not None:
+            self._tend_standby(self._standby)
 
     # --- assignments to processes -----------------------------------------------------------------------------------
 
@@ -133,7 +140,9 @@ class Agent:
             self._refused[place] = assignment.spec.revision
             self._report(*place, "failed", str(error) if known else repr(error), assignment)
             return
-        self._replicas[place] = ReplicaProcesses(assignment, str(folder), self._host.id, self._redis_url, self._exits)
+        self._replicas[place] = ReplicaProcesses(
+            assignment, str(folder), self._host.id, self._redis_url, self._exits, self._standby
+        )
         self._watches[place] = Watch(self._client, self._replicas[place])
         self._report(*place, "running", "", assignment)
 
@@ -145,6 +154,15 @@ class Agent:
                 self._finish(replica)
             return
         self._watches[replica.place].look()
+
+    def _tend_standby(self, standby: Standby) -> None:
+        """Keep one while anything runs; start it only when no group here is on its way up and wants the processors."""
+        running = [r for r in self._replicas.values() if not r.stopping and r.failed is None]
+        if not running or self.stopping:
+            standby.stop()
+            return
+        calm = not self._preparing and all(self._watches[replica.place].whole for replica in running)
+        standby.tend(sorted({replica.folder for replica in running}), calm)
 
     def _finish(self, replica: ReplicaProcesses) -> None:
         """The last process of a stopped replica has ended."""

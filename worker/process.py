@@ -15,7 +15,7 @@ from control import health, logs
 from control.connection import connect, connect_blocking
 from control.errors import DevicesError, FurrowError, GroupError
 from control.messages import Assignment
-from control.process import die_with_parent
+from control.process import die_with_parent, name_process
 from control.settings import Settings
 from worker.address import rendezvous_address
 from worker.assets import read_assets
@@ -37,6 +37,7 @@ def run_rank() -> int:
     assignment = msgspec.json.decode(os.environ["FURROW_ASSIGNMENT"], type=Assignment)
     rank, device = int(os.environ["FURROW_RANK"]), os.environ["FURROW_DEVICE"]
     spec = assignment.spec
+    name_process(f"furrow-rank-{rank}")
     logs.configure(settings.log_format, settings.log_level)
     structlog.contextvars.bind_contextvars(model=spec.name, replica=assignment.replica, rank=rank)
     clients = connect(settings.redis_url), connect_blocking(settings.redis_url), connect(settings.redis_url)

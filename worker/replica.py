@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from control.messages import Assignment, encode
-from control.process import child_environment
+from worker.standby import Standby, rank_environment
 
 log = structlog.get_logger()
 
@@ -43,6 +43,8 @@ class ReplicaProcesses:
     host_id: str
     redis_url: str
     exits: queue.SimpleQueue[Exit]
+    standby: Standby | None = None
+    """Takes the place of the first rank that must be started again; shared with the host's other replicas."""
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     attempts: int = 0
     due: float = 0.0
@@ -71,18 +73,22 @@ class ReplicaProcesses:
                 self.processes[rank] = self._spawn(rank, device)
 
     def _spawn(self, rank: int, device: str) -> subprocess.Popen[bytes]:
-        environment = child_environment(
-            FURROW_ASSIGNMENT=encode(self.assignment).decode(),
-            FURROW_RANK=str(rank),
-            FURROW_DEVICE=device,
-            FURROW_FOLDER=self.folder,
-            FURROW_HOST_ID=self.host_id,
-            FURROW_REDIS_URL=self.redis_url,
-            # Threads that wait for each other by spinning slow a busy machine's decode down more than tenfold.
-            OMP_WAIT_POLICY=os.environ.get("OMP_WAIT_POLICY", "passive"),
-        )
-        process = subprocess.Popen([sys.executable, "-m", "worker", "rank"], env=environment)
-        log.info("spawned", model=self.place[0], replica=self.place[1], rank=rank, pid=process.pid, device=device)
+        duty = {
+            "FURROW_ASSIGNMENT": encode(self.assignment).decode(),
+            "FURROW_RANK": str(rank),
+            "FURROW_DEVICE": device,
+            "FURROW_FOLDER": self.folder,
+            "FURROW_HOST_ID": self.host_id,
+            "FURROW_REDIS_URL": self.redis_url,
+        }
+        # Not for a first start, where the other ranks have to import all the same.
+        process = self.standby.take(duty) if self.standby is not None and self.attempts else None
+        how = "standby" if process is not None else "new process"
+        if process is None:
+            environment = rank_environment(self.redis_url) | duty
+            process = subprocess.Popen([sys.executable, "-m", "worker", "rank"], env=environment)
+        model, replica = self.place
+        log.info("spawned", model=model, replica=replica, rank=rank, pid=process.pid, device=device, how=how)
         threading.Thread(target=self._watch, args=(rank, process), daemon=True, name=f"waitpid-{process.pid}").start()
         return process
 

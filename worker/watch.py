@@ -23,6 +23,8 @@ class Watch:
         self._client, self._replica = client, replica
         self._seen: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None
+        self.whole = False
+        """Whether the group was ready in its epoch, with all its ranks here, when last looked at."""
 
     def seen_in(self, pid: int) -> int:
         """The epoch in which the process beat last; 0 if it never did."""
@@ -38,6 +40,9 @@ class Watch:
                 health.write_status(self._client, model, name, "running", "")
             self._replica.ready()
         poison = health.read_poison(self._client, model, name)
+        leads = beats[0] is not None and beats[0].phase == "ready" and beats[0].epoch == epoch
+        missing = len(self._replica.assignment.ranks) - len(self._replica.processes)
+        self.whole = leads and not missing and (poison is None or poison.epoch != epoch)
         if poison is not None and poison.epoch == epoch:
             self._judge(poison, beats)
             return

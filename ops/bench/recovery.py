@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import click
 from tokenizers import Tokenizer
 
-from control import health
+from control import farm, health, keys
 from control.cli.options import model_source
 from control.clients import SyncRedis
-from control.connection import connect, run
+from control.connection import connect, read, run
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.requests import Enqueue, enqueue, read_log
 from ops.bench.farm import private_farm, say
@@ -128,11 +128,18 @@ def finished(client: SyncRedis, rids: list[str]) -> list[list[int | None]]:
 
 
 def wait_until_whole(client: SyncRedis) -> int:
-    """Until every rank is ready in the current epoch, which is returned."""
+    """Until every rank is ready in the current epoch, which is returned, and a standby waits where one is kept."""
     since = time.monotonic()
-    while health.overview(client, MODEL).state != "loaded":
+    kept = os.environ.get("FURROW_STANDBY") != "0"
+    while health.overview(client, MODEL).state != "loaded" or (kept and standby_state(client) != "ready"):
         pause(since)
     return health.read_epoch(client, MODEL, "r0")
+
+
+def standby_state(client: SyncRedis) -> str | None:
+    """What the only host says of its standby."""
+    [host] = farm.known_hosts(client)
+    return run(client, read("HGET", keys.host(host), "standby", parse=lambda reply: reply))
 
 
 def pause(since: float) -> None:
