@@ -98,9 +98,7 @@ class Standby:
         ours.settimeout(1.0)
         command = [sys.executable, "-m", "worker", "standby", str(theirs.fileno()), *folders]
         with theirs:
-            self._process = subprocess.Popen(
-                command, env=rank_environment(self._redis_url), pass_fds=[theirs.fileno()]
-            )
+            self._process = subprocess.Popen(command, env=rank_environment(self._redis_url), pass_fds=[theirs.fileno()])
         self._channel, self._ready = ours, False
         log.info("standby started", pid=self._process.pid)
 

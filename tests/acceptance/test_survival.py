@@ -62,6 +62,25 @@ def test_a_farm_at_rest_comes_back_by_itself(farm: Farm, rank: int) -> None:
     assert whole(farm, LONG).text.startswith("1, 2, 3")
 
 
+@pytest.mark.parametrize("rank", [1, 0], ids=["rank", "leader"])
+def test_the_standby_takes_a_dead_rank_s_place(farm: Farm, rank: int) -> None:
+    """The process that was ready becomes the rank, and another is made ready after it."""
+    standby = until(lambda: ready_standby(farm))
+    farm.kill("demo", rank)
+    until(lambda: farm.pid("demo", rank) == standby)
+    until(farm.ready)
+    assert whole(farm, LONG).text.startswith("1, 2, 3")
+    assert until(lambda: ready_standby(farm)) != standby
+
+
+def ready_standby(farm: Farm) -> int | None:
+    """The pid of the host's standby, once it is ready."""
+    [host] = farm.redis.smembers("furrow:hosts")
+    if farm.redis.hget(f"furrow:host:{host}", "standby") != "ready":
+        return None
+    return next((pid for pid in farm.processes() if psutil.Process(pid).name() == "furrow-standby"), None)
+
+
 def test_a_killed_api_is_replaced_and_the_client_resumes(farm: Farm) -> None:
     """The socket is cut; the same POST with Last-Event-ID brings the rest from the new process, exactly."""
     expected = whole(farm, LONG)
@@ -134,6 +153,7 @@ def test_nothing_is_left_when_the_parent_stops_or_is_killed() -> None:
         assert farm.stop() == 0
         assert not any(map(psutil.pid_exists, processes))
     with serving_farm("demo", "--devices", "cpu") as farm:
+        until(lambda: ready_standby(farm))
         processes = [psutil.Process(pid) for pid in farm.processes()]
         farm.process.kill()
         until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))

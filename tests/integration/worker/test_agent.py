@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from control import catalog, farm, health, lease
+from control import catalog, farm, health, keys, lease
 from control.errors import FurrowError
 from control.messages import Assignment, ModelSpec
 from control.placement import Host
@@ -22,13 +23,15 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from worker import replica as replica_module
 from worker.agent import Agent, check
 from worker.exits import LOAD_FAILED, REFUSED
+from worker.standby import Standby
 
 HOST = "host"
 
 SCRIPT = """#!/bin/sh
 # In the place of python: what $FURROW_RANK does is what the file of its name says, else it waits to be told to stop.
 trap 'exit 0' TERM
-echo $$ >> {folder}/pids-$FURROW_RANK
+echo $$ >> {folder}/pids-${{FURROW_RANK:-standby}}
+[ "$3" = standby ] && exec sleep 60
 [ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURROW_RANK)
 while :; do sleep 0.02; done
 """
@@ -39,7 +42,7 @@ class AgentScene:
 
     def __init__(self, redis: ReplicaRedis, folder: Path, model: Path) -> None:
         self.redis, self.folder, self.model = redis, folder, model
-        self.agent = Agent(redis.another(), redis.url, Host(HOST))
+        self.agent = Agent(redis.another(), redis.url, Host(HOST), Standby(redis.url))
         self.thread = threading.Thread(target=self.agent.run, daemon=True)
 
     def want(self, **changes: Any) -> ModelSpec:
@@ -55,9 +58,13 @@ class AgentScene:
     def exits(self, rank: int, status: int) -> None:
         (self.folder / f"exit-{rank}").write_text(str(status))
 
-    def pids(self, rank: int) -> list[int]:
+    def pids(self, rank: int | str) -> list[int]:
         path = self.folder / f"pids-{rank}"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def standby(self) -> str | None:
+        """What the host says of its standby."""
+        return self.redis.client.hget(keys.host(HOST), "standby")
 
     def status(self) -> dict[str, str]:
         return self.redis.client.hgetall(self.redis.keys.status)
@@ -110,6 +117,33 @@ def test_a_desired_model_runs_and_an_unload_takes_it_away(scene: AgentScene) -> 
     assert catalog.tombstone(scene.redis.client, MODEL)
     until(lambda: catalog.get_spec(scene.redis.client, MODEL) is None, 5.0)
     assert scene.status() == {} and farm.assignments(scene.redis.client, HOST) == []
+
+
+def beats_ready(scene: AgentScene, epoch: int, pid: int) -> None:
+    """The leader's word that its group serves, heard until it is unheard."""
+    word = health.Beat(
+        epoch=epoch, seq=1, oldest_pending_ms=0, device="cpu", memory_bytes=1, phase="ready", pid=pid, host=HOST
+    )
+    scene.redis.run(health.beat(MODEL, REPLICA, 0, word))
+    scene.redis.client.persist(scene.redis.keys.heartbeat(0))
+
+
+def test_a_standby_is_kept_while_a_group_serves_and_no_longer(scene: AgentScene) -> None:
+    """It starts once the group is ready, is there once, shows in the host's hash, and ends with the last model."""
+    scene.want()
+    [pid] = until(lambda: scene.pids(0), 5.0)
+    until(lambda: scene.standby() == "off", 5.0)
+    held = scene.redis.lead(2, owner=f"{HOST}/{pid}")
+    scene.redis.client.persist(scene.redis.keys.lock)
+    beats_ready(scene, held.epoch, pid)
+    until(lambda: scene.standby() == "starting", 5.0)
+    [standby] = scene.pids("standby")
+    scene.agent._replicas[MODEL, REPLICA].processes[1].kill()
+    until(lambda: len(scene.pids(1)) == 2, 5.0)
+    assert scene.pids("standby") == [standby], "not ready, so it was not taken, nor a second one started"
+    catalog.tombstone(scene.redis.client, MODEL)
+    until(lambda: scene.standby() == "off", 5.0)
+    assert not psutil.pid_exists(standby)
 
 
 def test_a_dead_leader_s_epoch_is_poisoned_and_its_lock_is_free_at_once(scene: AgentScene) -> None:
