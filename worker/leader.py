@@ -26,6 +26,7 @@ from worker.pulse import Pulse
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
 from worker.serving import STEP_FAILED, Serving
+from worker.siblings import Siblings
 
 log = structlog.get_logger()
 
@@ -146,7 +147,10 @@ class Leader:
             max_sequences=self._limits.max_sequences,
         )
         finisher = Finisher(self._decode)
-        serving = Serving(self._client, self._blocking, lease, group, scheduler, finisher, progress, pulse.check)
+        siblings = Siblings(self._client, lease, self._spec)
+        serving = Serving(
+            self._client, self._blocking, lease, group, scheduler, finisher, progress, pulse.check, siblings
+        )
         try:
             serving.adopt()
             serving.run(lambda: self.stopping)

@@ -22,6 +22,7 @@ from worker.running import RunningRequest
 from worker.sampling import StepSampler
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler, StepPlan
+from worker.siblings import Siblings
 
 log = structlog.get_logger()
 
@@ -50,9 +51,11 @@ class Serving:
         finisher: Finisher,
         progress: Progress,
         check: Callable[[], None],
+        siblings: Siblings,
     ) -> None:
         self._client, self._blocking, self._lease, self._group = client, blocking, lease, group
         self._scheduler, self._finisher, self._progress, self._check = scheduler, finisher, progress, check
+        self._siblings = siblings
         self._running: dict[str, RunningRequest] = {}
         self._sampler = StepSampler()
         self._bell = "0"
@@ -70,6 +73,7 @@ class Serving:
         last_contact = time.monotonic()
         while not stopping():
             self._check()
+            self._take_over()
             if self._scheduler.has_work:
                 self._step()
                 last_contact = time.monotonic()
@@ -80,6 +84,14 @@ class Serving:
                     self._group.ping()
                     self._progress.idle()
                     last_contact = time.monotonic()
+
+    def _take_over(self) -> None:
+        """Take up what replicas that are gone left behind, room or not: somebody waits for it."""
+        for name in self._hold(self._siblings.gone):
+            claims = self._held(requests.takeover(self._lease, name))
+            if claims.requests:
+                log.warning("takes over from a replica that is gone", gone=name, requests=len(claims.requests))
+            self._take(claims)
 
     @property
     def busy(self) -> bool:

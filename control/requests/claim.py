@@ -64,7 +64,8 @@ def claim(
 
 
 def takeover(lease: Lease, other_replica: str) -> Call[Claims]:
-    """Take what another replica left behind, if its lock is absent; its epoch moves on, so that it wakes up fenced.
+    """Take what another replica left behind, if its lock is absent. If it left anything its epoch moves on, so that it
+    wakes up fenced.
 
     Raises Lost, Fenced or Poisoned.
     """

@@ -1,5 +1,5 @@
--- Take what was delivered to another replica whose lock is absent, and move its epoch on so that its leader, should it
--- wake, is fenced.
+-- Take what was delivered to another replica whose lock is absent. If there was anything, move that replica's epoch on, so
+-- that its leader, should it wake, is fenced.
 -- KEYS 1 lock (string)  2 epoch (string)  3 poison (hash)  4 the replica's last claim (string)  5 bell (stream)
 --      6 the other's lock (string)  7 the other's epoch (string)
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id  4 id of this call, any text  5 the other's id
@@ -23,9 +23,11 @@ if redis.call('EXISTS', KEYS[6]) == 1 then
   return {'OK', last_bell(KEYS[5]), {}}
 end
 local now, claimed = server_ms(), {}
-local epoch = math.max(tonumber(redis.call('GET', KEYS[7]) or '0') + 1, now)
-redis.call('SET', KEYS[7], whole(epoch))
-
 adopt_all(base, other, replica, token, now, claimed)
+-- Only where something was taken: the ranks of a replica that is merely late would follow the epoch for nothing.
+if #claimed > 0 then
+  local epoch = math.max(tonumber(redis.call('GET', KEYS[7]) or '0') + 1, now)
+  redis.call('SET', KEYS[7], whole(epoch))
+end
 remember(KEYS[4], ARGV[4], claimed)
 return {'OK', last_bell(KEYS[5]), claimed}

@@ -184,6 +184,16 @@ def test_takeover_needs_the_lock_to_be_absent(farm: Farm) -> None:
     assert farm.client.exists(farm.keys.queue("normal", "t")) == 0
 
 
+def test_a_takeover_of_nothing_disturbs_nobody(farm: Farm) -> None:
+    """A replica that is late and left nothing keeps its epoch: its ranks may be waiting for its leader."""
+    one, two = farm.lead("r0"), farm.lead("r1", owner="two")
+    farm.lose(one)
+    assert rids(farm.run(requests.takeover(two, "r0"))) == []
+    assert farm.client.get(one.keys.epoch) == str(one.epoch)
+    with pytest.raises(Lost):
+        farm.claim(one)
+
+
 def test_a_released_lock_is_no_reason_to_lose_requests(farm: Farm) -> None:
     """After an orderly end the replica's next leader adopts."""
     one = farm.lead()
