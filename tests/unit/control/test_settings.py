@@ -1,0 +1,30 @@
+"""Settings from the environment: defaults, and refusals that name variable, value and remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from control.errors import SettingsError
+from control.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FURROW_REDIS_URL", "redis://nowhere")
+    monkeypatch.delenv("FURROW_STANDBY", raising=False)
+
+
+@pytest.mark.parametrize(("value", "kept"), [("", True), ("1", True), ("0", False)])
+def test_a_standby_is_kept_unless_switched_off(monkeypatch: pytest.MonkeyPatch, value: str, kept: bool) -> None:
+    """Unset, empty and 1 keep one; 0 does without."""
+    assert Settings.from_environment().standby
+    monkeypatch.setenv("FURROW_STANDBY", value)
+    assert Settings.from_environment().standby is kept
+
+
+@pytest.mark.parametrize("name", ["FURROW_STANDBY", "FURROW_LOG_FORMAT", "FURROW_LOG_LEVEL", "FURROW_REDIS_WAIT"])
+def test_a_value_that_is_not_understood_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The error names the variable and the value."""
+    monkeypatch.setenv(name, "perhaps")
+    with pytest.raises(SettingsError, match=f"{name}='perhaps'"):
+        Settings.from_environment()
