@@ -163,10 +163,10 @@ def _(lines: list[str], found: Populated) -> None:
 @check("Which hosts are alive, and what were they given?")
 def _(lines: list[str], found: Populated) -> None:
     assert lines[0] == HOST
-    host = pairs(lines[1:7])
-    assert (host["devices"], host["pid"]) == ("cuda:0", "99")
-    assert lines[7] == f"{MODEL} r0"
-    assignment = json.loads(lines[8])
+    host = pairs(lines[1:9])
+    assert (host["devices"], host["pid"], host["standby"]) == ("cuda:0", "99", "off")
+    assert lines[9] == f"{MODEL} r0"
+    assignment = json.loads(lines[10])
     assert (assignment["ranks"], assignment["devices"], assignment.get("withdrawn", False)) == (
         [0, 1],
         ["cpu", "cpu"],
