@@ -248,6 +248,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     max_context: int | None = None
     kv_tokens: int | None = None
+    spread: bool = False
+    """The ranks of a replica go to as many hosts as live, not to one."""
     revision: int = 1
     """Grows with each change; a replica of an older revision is replaced."""
     unload: bool = False

@@ -21,7 +21,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Put `assignment` on the host, in place of what it may hold for this replica."""
+    """Put `assignment` on the host, in place of what it may hold for this replica: never fewer ranks than that."""
 
     host: str
     assignment: Assignment
@@ -38,7 +38,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Unplaceable:
-    """No living host has the devices; `why` names what is asked for and what there is."""
+    """The living hosts don't have the devices; `why` names what is asked for and what there is."""
 
     model: str
     replica: str
@@ -52,51 +52,127 @@ def replica_names(spec: ModelSpec) -> list[str]:
     return [f"r{index}" for index in range(spec.replicas)]
 
 
+Parts = dict[str, Assignment]
+"""Of one replica: the ranks that living hosts hold, by host id."""
+
+
 def plan(specs: list[ModelSpec], hosts: list[Host], held: dict[str, list[Assignment]]) -> list[Action]:
     """What brings the farm nearer to `specs`.
 
     `held` maps a host id, living or not, to its assignments. A host that no longer beats loses what it holds; an
-    assignment whose model has no spec at all stays, because absence never means unload.
+    assignment whose model has no spec at all stays, because absence never means unload. A host that was thought dead
+    and comes back with ranks that another one has by now loses them.
     """
     wanted = {(spec.name, replica): spec for spec in specs if not spec.unload for replica in replica_names(spec)}
     known = {spec.name for spec in specs}
-    living = {host.id for host in hosts}
+    room = Room(hosts)
     actions: list[Action] = []
-    placed: set[tuple[str, str]] = set()
-    free = {host.id: list(host.devices) for host in hosts}
-    crowd: Counter[str] = Counter()
+    parts: dict[tuple[str, str], Parts] = {}
+    leaving: set[tuple[str, str]] = set()
     for host_id, assignments in held.items():
         for assignment in assignments:
             place = (assignment.spec.name, assignment.replica)
             spec = wanted.get(place)
+            others = parts.setdefault(place, {})
             obsolete = assignment.spec.name in known and (spec is None or spec.revision != assignment.spec.revision)
-            if host_id not in living or obsolete:
+            twice = any(set(assignment.ranks) & set(part.ranks) for part in others.values())
+            if host_id not in room.free or obsolete or twice:
                 actions.append(Withdraw(host_id, *place))
-            if host_id not in living:
+            if host_id not in room.free:
                 continue
-            placed.add(place)  # also what is being withdrawn: its successor waits until the ranks have ended
-            crowd[host_id] += 1
-            free[host_id] = [device for device in free[host_id] if device not in assignment.devices]
+            if obsolete or twice or assignment.withdrawn:
+                leaving.add(place)  # its successor waits until the ranks have ended
+            others[host_id] = assignment
+            room.take(host_id, assignment.devices)
     for (model, replica), spec in wanted.items():
-        if (model, replica) in placed:
-            continue
-        actions.append(_place(spec, replica, hosts, free, crowd))
+        if (model, replica) not in leaving:
+            actions += _place(spec, replica, parts.get((model, replica), {}), room)
     return actions
 
 
-def _place(
-    spec: ModelSpec, replica: str, hosts: list[Host], free: dict[str, list[str]], crowd: Counter[str]
-) -> Assign | Unplaceable:
-    """Choose the host with the fewest replicas among those that have the devices."""
-    for host in sorted(hosts, key=lambda host: (crowd[host.id], host.id)):
-        devices = choose_devices(spec, host, free[host.id])
+class Room:
+    """What the living hosts have left while a plan is made: `free` accelerators and a count of replicas, by host id."""
+
+    def __init__(self, hosts: list[Host]) -> None:
+        self.hosts = hosts
+        self.free = {host.id: list(host.devices) for host in hosts}
+        self.crowd: Counter[str] = Counter()
+
+    def take(self, host_id: str, devices: list[str]) -> None:
+        """One more replica, or a part of one, is on the host."""
+        self.crowd[host_id] += 1
+        self.free[host_id] = [device for device in self.free[host_id] if device not in devices]
+
+    def emptiest(self) -> list[Host]:
+        """Those with the fewest replicas first."""
+        return sorted(self.hosts, key=lambda host: (self.crowd[host.id], host.id))
+
+    def for_parts(self, parts: Parts) -> list[Host]:
+        """Hosts that have a part of the replica already, then those with the most free devices, then the emptiest."""
+        return sorted(self.emptiest(), key=lambda host: (host.id not in parts, -len(self.free[host.id])))
+
+
+def _place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Action]:
+    """Give the ranks that nobody holds to one host if one has the devices, else to several."""
+    there = {rank for part in parts.values() for rank in part.ranks}
+    missing = [rank for rank in range(spec.tp) if rank not in there]
+    if not missing:
+        return []
+    chosen = None if parts or spec.spread else _one_host(spec, room)
+    chosen = chosen or _several_hosts(spec, missing, parts, room)
+    if chosen is None:
+        return [_unplaceable(spec, replica, room)]
+    actions: list[Action] = []
+    for host_id, given in chosen.items():
+        room.take(host_id, list(given.values()))
+        part = parts.get(host_id)
+        devices = given | (dict(zip(part.ranks, part.devices, strict=True)) if part else {})
+        ranks = sorted(devices)
+        assignment = Assignment(spec=spec, replica=replica, ranks=ranks, devices=[devices[rank] for rank in ranks])
+        actions.append(Assign(host_id, assignment))
+    return actions
+
+
+def _one_host(spec: ModelSpec, room: Room) -> dict[str, dict[int, str]] | None:
+    """All ranks with their devices on the host with the fewest replicas among those that have the devices."""
+    for host in room.emptiest():
+        devices = choose_devices(spec, host, room.free[host.id])
         if devices is not None:
-            crowd[host.id] += 1
-            free[host.id] = [device for device in free[host.id] if device not in devices]
-            assignment = Assignment(spec=spec, replica=replica, ranks=list(range(spec.tp)), devices=devices)
-            return Assign(host.id, assignment)
+            return {host.id: dict(enumerate(devices))}
+    return None
+
+
+def _several_hosts(spec: ModelSpec, missing: list[int], parts: Parts, room: Room) -> dict[str, dict[int, str]] | None:
+    """The missing ranks over as few hosts as have the devices, or evenly over all for a spec that wants it so.
+
+    Without devices named, the ranks of a group are all of one kind: accelerators if any host has them, else the CPU.
+    """
+    kinds = {device.partition(":")[0] for part in parts.values() for device in part.devices}
+    accelerated = kinds != {"cpu"} if kinds else any(host.devices for host in room.hosts)
+    share = -(-spec.tp // len(room.hosts)) if spec.spread and room.hosts else spec.tp
+    chosen: dict[str, dict[int, str]] = {}
+    left = list(missing)
+    for host in room.for_parts(parts):
+        if not spec.devices and bool(host.devices) != accelerated:
+            continue
+        most = share - (len(parts[host.id].ranks) if host.id in parts else 0)
+        given: dict[int, str] = {}
+        free = list(room.free[host.id])
+        for rank in left:
+            device = spec.devices[rank] if spec.devices else free[0] if free else None if accelerated else "cpu"
+            if len(given) < most and (device == "cpu" or device in free):
+                given[rank] = device
+                free = [other for other in free if other != device]
+        if given:
+            chosen[host.id] = given
+            left = [rank for rank in left if rank not in given]
+    return None if left else chosen
+
+
+def _unplaceable(spec: ModelSpec, replica: str, room: Room) -> Unplaceable:
     asked = ", ".join(spec.devices) or f"{spec.tp} devices of one kind"
-    there = "; ".join(f"{host.id} has {', '.join(free[host.id]) or 'cpu only'}" for host in hosts) or "no host is alive"
+    has = [f"{host.id} has {', '.join(room.free[host.id]) or 'cpu only'}" for host in room.hosts]
+    there = "; ".join(has) or "no host is alive"
     return Unplaceable(
         spec.name, replica, f"asked for {asked}; {there}. Start a worker that has them, or change --devices"
     )

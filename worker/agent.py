@@ -119,6 +119,8 @@ class Agent:
                     health.clear_status(self._client, *place)
                 else:
                     replica.stop()
+            elif replica is not None and assignment.spec.revision == replica.assignment.spec.revision:
+                replica.assignment = assignment  # ranks of a host that was lost may have been added
             elif replica is None and self._refused.get(place) != assignment.spec.revision:
                 self._prepare(place, assignment)
 

@@ -20,6 +20,7 @@ def models() -> None:
 @click.argument("model")
 @model_options
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Copies that share the queue.")
+@click.option("--spread", is_flag=True, help="Ranks on as many hosts as there are, instead of on one that has room.")
 @click.option("--if-needed", is_flag=True, help="Succeed where MODEL is loaded already with these settings.")
 @redis_option
 def load(model: str, redis_url: str | None, if_needed: bool, **options: Any) -> None:

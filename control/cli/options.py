@@ -57,6 +57,7 @@ def build_spec(
     kv_tokens: int | None,
     quant: str | None,
     replicas: int = 1,
+    spread: bool = False,
 ) -> ModelSpec:
     """The desired state that the options describe. Raises RequestError, DevicesError or SettingsError."""
     if quant is not None:
@@ -67,6 +68,7 @@ def build_spec(
         source=source,
         tp=tp,
         replicas=replicas,
+        spread=spread,
         devices=parse_devices(devices, tp),
         dtype=dtype,
         max_context=max_context,

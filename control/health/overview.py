@@ -20,7 +20,8 @@ from control.placement import replica_names
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOverview:
-    """`seq` is the leader's last completed step; `devices` and `beats` are by rank, as far as they are heard."""
+    """`seq` is the leader's last completed step; `devices` and `beats` are by rank, as far as they are heard; `host`
+    names the hosts of those that are, comma between."""
 
     replica: str
     state: ReplicaState
@@ -82,11 +83,12 @@ def _replica(spec: ModelSpec, served: bool, name: str, found: list[Any]) -> Repl
     view = ReplicaView(spec.unload, served, status, epoch, token is not None, poison, beats)
     state, detail = replica_state(view)
     leader: Beat | None = beats[0]
+    hosts = dict.fromkeys(beat.host for beat in beats if beat is not None and beat.host)
     return ReplicaOverview(
         replica=name,
         state=state,
         detail=detail,
-        host=status.host if status else (leader.host if leader else ""),
+        host=",".join(hosts) or (status.host if status else ""),
         devices=[beat.device for beat in beats if beat is not None],
         epoch=epoch,
         seq=leader.seq if leader is not None and leader.epoch == epoch else 0,

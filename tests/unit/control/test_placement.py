@@ -76,3 +76,61 @@ def test_no_living_host_is_said() -> None:
     """With no worker running the reason is that, not the devices."""
     [action] = plan([spec()], [], {})
     assert isinstance(action, Unplaceable) and "no host is alive" in action.why
+
+
+def parts(actions: list[object]) -> dict[str, list[tuple[int, str]]]:
+    """Which ranks go to which host, with their devices."""
+    assert all(isinstance(action, Assign) for action in actions), actions
+    return {a.host: list(zip(a.assignment.ranks, a.assignment.devices, strict=True)) for a in actions}  # type: ignore[attr-defined]
+
+
+def part(model: ModelSpec, ranks: list[int], device: str = "cpu") -> Assignment:
+    return Assignment(spec=model, replica="r0", ranks=ranks, devices=[device] * len(ranks))
+
+
+def test_ranks_are_split_only_where_no_host_has_the_devices() -> None:
+    """One host that is large enough is preferred to two; else as few as will do; never GPUs and the CPU together."""
+    small, large = Host("a", ("cuda:0",)), Host("b", ("cuda:0", "cuda:1"))
+    plain = Host("c")
+    assert parts(plan([spec(tp=2)], [small, large], {})) == {"b": [(0, "cuda:0"), (1, "cuda:1")]}
+    split = parts(plan([spec(tp=3)], [small, large, plain], {}))
+    assert split == {"b": [(0, "cuda:0"), (1, "cuda:1")], "a": [(2, "cuda:0")]}
+    [action] = plan([spec(tp=4)], [small, large, plain], {})
+    assert isinstance(action, Unplaceable) and "4 devices of one kind" in action.why
+
+
+def test_named_devices_may_be_on_several_hosts() -> None:
+    """Each rank has the device that was named for it."""
+    hosts = [Host("a", ("cuda:0",)), Host("b", ("cuda:1",))]
+    split = parts(plan([spec(tp=2, devices=["cuda:1", "cuda:0"])], hosts, {}))
+    assert split == {"a": [(1, "cuda:0")], "b": [(0, "cuda:1")]}
+
+
+def test_a_spread_model_uses_all_hosts_evenly() -> None:
+    """When asked: no host has more than its share, though one could hold them all."""
+    model = spec(tp=3, spread=True)
+    assert parts(plan([model], [Host("a"), Host("b")], {})) == {"a": [(0, "cpu"), (1, "cpu")], "b": [(2, "cpu")]}
+    assert parts(plan([model], [Host("a")], {})) == {"a": [(0, "cpu"), (1, "cpu"), (2, "cpu")]}
+    assert plan([model], [Host("a"), Host("b")], {"a": [part(model, [0, 1])], "b": [part(model, [2])]}) == []
+
+
+def test_the_ranks_of_a_lost_host_join_those_that_live() -> None:
+    """Survivors keep their processes and weights: their host gets the others too."""
+    model = spec(tp=2, spread=True)
+    held = {"a": [part(model, [0])], "b": [part(model, [1])]}
+    assert plan([model], [Host("a")], held) == [Withdraw("b", "m", "r0"), Assign("a", part(model, [0, 1]))]
+
+
+def test_a_host_that_comes_back_gives_up_ranks_that_another_has() -> None:
+    """It was thought dead and says again what it runs: one of the two has to let go, and nothing else moves."""
+    model = spec(tp=2, spread=True)
+    held = {"a": [part(model, [0, 1])], "b": [part(model, [1])]}
+    assert plan([model], [Host("a"), Host("b")], held) == [Withdraw("b", "m", "r0")]
+
+
+def test_a_new_revision_waits_until_every_part_is_gone() -> None:
+    """While one host still drains its ranks nothing of the successor is placed."""
+    old, new = spec(tp=2, spread=True), spec(tp=2, spread=True, revision=2)
+    hosts = [Host("a"), Host("b")]
+    assert plan([new], hosts, {"b": [part(old, [1])]}) == [Withdraw("b", "m", "r0")]
+    assert set(parts(plan([new], hosts, {}))) == {"a", "b"}

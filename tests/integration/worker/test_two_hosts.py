@@ -1,0 +1,113 @@
+"""One group under two agents, as if on two hosts: the tokens are those of a group on one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from control import catalog, farm, health, requests
+from control.keys import ModelKeys
+from control.messages import GenerationRequest, ModelSpec, Sampling
+from control.requests import Enqueue
+from control.requests.claim import decode_entry
+from tests.farm import clean_environment, until
+from tests.integration.worker.conftest import ReplicaRedis
+from tests.models import make
+
+pytestmark = pytest.mark.timeout(240)
+
+LONG = 300
+
+
+@contextmanager
+def agent(redis: ReplicaRedis, host: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The agent of `host`, in a process of its own; its ranks die with it."""
+    environment = clean_environment(FURROW_REDIS_URL=redis.url, FURROW_HOST_ID=host, FURROW_STANDBY="0")
+    process = subprocess.Popen([sys.executable, "-m", "worker", "agent"], env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def load(redis: ReplicaRedis, name: str, folder: Path, spread: bool) -> None:
+    """A model of two ranks, once it serves."""
+    spec = ModelSpec(name=name, source=str(folder), tp=2, dtype="float64", kv_tokens=1000, spread=spread)
+    catalog.put_spec(redis.client, spec)
+    until(lambda: health.overview(redis.client, name).state == "loaded", 90.0)
+
+
+def ask(redis: ReplicaRedis, model: str, rid: str) -> None:
+    sampling = Sampling(max_tokens=LONG, min_tokens=LONG, temperature=0.8, seed="7")
+    params = GenerationRequest(prompt=[10, 20, 30, 40], sampling=sampling)
+    redis.run(requests.enqueue(Enqueue(rid=rid, model=model, params=params, tenant="t")))
+
+
+def tokens(redis: ReplicaRedis, model: str, rid: str) -> list[int | None]:
+    log = redis.client.xrange(ModelKeys(model).log(rid))
+    return [decode_entry(fields["e"]).token for _, fields in log]
+
+
+def under_way(redis: ReplicaRedis, model: str, rid: str) -> None:
+    until(lambda: len(tokens(redis, model, rid)) >= 20, 30.0)
+    assert len(tokens(redis, model, rid)) < LONG, "it must be struck while it runs"
+
+
+def answer(redis: ReplicaRedis, model: str, rid: str) -> list[int | None]:
+    until(lambda: redis.client.hget(ModelKeys(model).request(rid), "state") == "finished", 60.0)
+    return tokens(redis, model, rid)
+
+
+def hosts_of(redis: ReplicaRedis, model: str) -> list[str]:
+    """The host of each rank, as the ranks say."""
+    beats = health.heartbeats(redis.client, model, "r0", 2)
+    return [beat.host if beat else "" for beat in beats]
+
+
+def test_a_group_over_two_hosts_speaks_as_one_on_one_and_survives(redis: ReplicaRedis, tmp_path: Path) -> None:
+    """Token by token, undisturbed, through the death of the other host's rank, and through the loss of that host."""
+    folder = make("llama", tmp_path / "llama")
+    with ExitStack() as stack:
+        stack.enter_context(agent(redis, "one"))
+        load(redis, "alone", folder, spread=False)
+        assert hosts_of(redis, "alone") == ["one", "one"]
+        ask(redis, "alone", "r")
+        expected = answer(redis, "alone", "r")
+        assert len(expected) == LONG
+        catalog.tombstone(redis.client, "alone")
+        other = stack.enter_context(agent(redis, "two"))
+        until(lambda: len(farm.living_hosts(redis.client)) == 2, 30.0)
+        load(redis, "spread", folder, spread=True)
+        assert sorted(hosts_of(redis, "spread")) == ["one", "two"]
+        assert health.overview(redis.client, "spread").replicas[0].host in ("one,two", "two,one")
+        ask(redis, "spread", "whole")
+        assert answer(redis, "spread", "whole") == expected
+
+        for strike, rid in ((kill_rank, "rank"), (kill_agent, "host")):
+            epoch = health.read_epoch(redis.client, "spread", "r0")
+            ask(redis, "spread", rid)
+            under_way(redis, "spread", rid)
+            strike(redis, other)
+            assert answer(redis, "spread", rid) == expected
+            assert health.read_epoch(redis.client, "spread", "r0") > epoch, "the fault had no effect"
+        assert hosts_of(redis, "spread") == ["one", "one"], "the ranks of a lost host go to one that lives"
+
+
+def kill_rank(redis: ReplicaRedis, _agent: subprocess.Popen[bytes]) -> None:
+    """kill -9 of the rank on host two; its own agent starts it again."""
+    beats = health.heartbeats(redis.client, "spread", "r0", 2)
+    [pid] = [beat.pid for beat in beats if beat is not None and beat.host == "two"]
+    os.kill(pid, signal.SIGKILL)
+
+
+def kill_agent(_redis: ReplicaRedis, agent: subprocess.Popen[bytes]) -> None:
+    """kill -9 of host two's agent, with which its rank dies: nobody is left there."""
+    agent.kill()
