@@ -92,7 +92,7 @@ class Isolation:
 
     def due(self, running: Collection[str]) -> bool:
         """Whether the next trial, or the end of all trials, has come."""
-        return self.active and not any(rid in running for rid in self._on_trial)
+        return self.active and not any(rid in self._goals and rid in running for rid in self._on_trial)
 
     def next_trial(self, running: Collection[str]) -> list[str]:
         """Who runs next with nobody else; an empty list where all may run again."""

@@ -26,9 +26,9 @@ LONG = 300
 class LeaderScene:
     """One rank that leads itself, in a thread; requests go in and logs come out through Redis alone."""
 
-    def __init__(self, redis: ReplicaRedis, folder: Path) -> None:
+    def __init__(self, redis: ReplicaRedis, folder: Path, kv_tokens: int = KV_TOKENS) -> None:
         self.redis, self.keys = redis, ModelKeys(MODEL)
-        self.spec = ModelSpec(name=MODEL, source=str(folder), dtype="float64", kv_tokens=KV_TOKENS)
+        self.spec = ModelSpec(name=MODEL, source=str(folder), dtype="float64", kv_tokens=kv_tokens)
         catalog.put_spec(redis.client, self.spec)
         self.files = gates.inspect(folder)
         self.ended: list[BaseException] = []

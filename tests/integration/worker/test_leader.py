@@ -222,5 +222,6 @@ def test_a_forward_that_keeps_failing_rests_between_epochs_and_then_goes_on(
     monkeypatch.setattr(Executor, "run_step", step)
     scene.ask("hard")
     assert scene.answer("hard") == expected
+    assert scene.redis.client.xlen(scene.keys.dead) == 0, "a device that fails whatever it is given accuses nobody"
     # The first of these epochs had completed steps for the other request, so its end costs no rest.
     assert rests[0] == 0 < rests[1] < rests[2] < rests[3]
