@@ -228,7 +228,7 @@ def lost(scene: CrashScene, command: GenerateStep) -> None:
 def test_blows_from_outside_condemn_nobody(
     scene: CrashScene, blow: Callable[[CrashScene, GenerateStep], None], times: int
 ) -> None:
-    """Every step is struck, down to a suspect that is alone, and once more there: all finish, exactly, none is buried."""
+    """Every step is struck, down to a suspect that is alone, and once more there: all finish, exactly."""
     asked = prompts(4)
     expected = scene.undisturbed(asked)
     left, sizes = [times], []
@@ -245,6 +245,22 @@ def test_blows_from_outside_condemn_nobody(
     assert scene.answers(list(expected)) == expected
     assert left == [0] and scene.epoch() > before and scene.buried() == []
     assert sizes == ([4] * times if blow is lost else [4, 4, 2, 1, 1])
+
+
+def test_without_a_crash_nothing_is_written_and_nothing_read(
+    scene: CrashScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of a healthy epoch cost no more than before; the first adoption pays."""
+    calls: list[str] = []
+    for name in ("note_suspects", "read_suspects"):
+        real = getattr(requests, name)
+        monkeypatch.setattr(requests, name, lambda *a, name=name, real=real: calls.append(name) or real(*a))
+    scene.ask("r", [1, 2, 3], max_tokens=300)
+    scene.under_way("r", tokens=50)
+    assert calls == []
+    scene.redis.lapse()
+    scene.answer("r")
+    assert calls[0] == "read_suspects" and len(calls) <= 4
 
 
 def test_without_isolation_the_innocents_never_finish(scene: CrashScene, monkeypatch: pytest.MonkeyPatch) -> None:
