@@ -75,6 +75,10 @@ class RequestNotFound(RequestError):
     """No such request, or it belongs to another tenant, or its retention has passed."""
 
 
+class LetterNotFound(RequestError):
+    """No dead letter of that request: it was dropped, retried, or pushed out by newer ones."""
+
+
 class IdempotencyConflict(RequestError):
     """An Idempotency-Key was used again with another body."""
 
@@ -129,6 +133,10 @@ class RankError(FurrowError):
     def __init__(self, rank: int, kind: RankErrorKind, message: str) -> None:
         super().__init__(f"rank {rank}: {kind}: {message}")
         self.rank, self.kind, self.message = rank, kind, message
+
+
+class CollectiveFailed(FurrowError):
+    """A collective of the group failed: the mark of another rank's end, whoever meets it."""
 
 
 class GroupError(FurrowError):

@@ -24,6 +24,8 @@ COMMAND_LENGTH = 1_024
 BELL_LENGTH = 128
 POISONS_LENGTH = 64
 DEAD_LENGTH = 1_000
+SUSPECTS_MS = 86_400_000
+"""Life of what a leader wrote down about a crash; as long as a request may live, and removed long before."""
 RETENTION_MS = 120_000
 """How long a request can be read after its end."""
 
@@ -147,6 +149,10 @@ class ReplicaKeys:
     @property
     def poisons(self) -> str:  # stream, capped: the history of poison; also wakes blocked leaders and ranks
         return f"{self.base}poisons"
+
+    @property
+    def suspects(self) -> str:  # string, JSON docket: leader after a crash -> the next leader; until all got on
+        return f"{self.base}suspects"
 
     @property
     def status(self) -> str:  # hash: the agent's view (state, detail, host, attempts) -> api, operator; no TTL

@@ -21,7 +21,7 @@ from control.connection import run
 from control.errors import FurrowError, RedisUnavailable
 from control.messages import Assignment
 from control.placement import Host
-from worker.exits import REFUSED, STOPPED, describe
+from worker.exits import REFUSED, STOPPED, describe, poison_kind
 from worker.models import gates, source
 from worker.planner import Planner
 from worker.replica import Exit, ReplicaProcesses
@@ -198,7 +198,7 @@ class Agent:
         """Poison the epoch, free a dead leader's lock, and say what happens next. May be repeated."""
         exit, (model, name) = notice.exit, notice.exit.place
         cause = health.last_poison(self._client, model, name)
-        health.write_poison(self._client, model, name, notice.epoch, exit.rank, "exited", notice.what)
+        health.write_poison(self._client, model, name, notice.epoch, exit.rank, poison_kind(exit.status), notice.what)
         replica = self._replicas[exit.place]
         holder = run(self._client, lease.holder(model, name)) if exit.rank == 0 else None
         if holder is not None and holder.rpartition(":")[0] == replica.owner(exit.pid):

@@ -5,11 +5,15 @@ Every rank must call the same collectives in the same order; `count` lets a test
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+from control.errors import CollectiveFailed
 
 
 class Collective(Protocol):
@@ -49,6 +53,15 @@ class Solo:
         return tensor
 
 
+@contextmanager
+def met() -> Iterator[None]:
+    """Name what a backend raises when another rank is gone: CollectiveFailed, and not this rank's own failure."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CollectiveFailed(f"a collective failed, so another rank is gone: {error}") from error
+
+
 class ProcessGroupCollective:
     """Over a torch process group (gloo or NCCL), registered with torch.distributed or a bare backend object.
 
@@ -64,19 +77,22 @@ class ProcessGroupCollective:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         self.count += 1
-        self._group.allreduce([tensor]).wait()
+        with met():
+            self._group.allreduce([tensor]).wait()
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         self.count += 1
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        self._group.allgather([parts], [tensor]).wait()
+        with met():
+            self._group.allgather([parts], [tensor]).wait()
         return torch.cat(parts, dim=-1)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         self.count += 1
         options = dist.BroadcastOptions()
         options.rootRank = source
-        self._group.broadcast([tensor], options).wait()
+        with met():
+            self._group.broadcast([tensor], options).wait()
         return tensor

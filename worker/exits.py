@@ -14,6 +14,16 @@ STUCK = 71
 """The deadman ended the process: its epoch was over and its main thread did not leave."""
 
 
+FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
+"""Signals by which a process dies of itself. SIGKILL is none: it may be the memory killer's, or anybody's."""
+
+
+def poison_kind(status: int) -> str:
+    """What the end of a rank says about its epoch: `crashed` of itself, or just `exited`, for whatever reason."""
+    own = -status in FAULTS if status < 0 else status not in (STOPPED, REFUSED, LOAD_FAILED, STUCK)
+    return "crashed" if own else "exited"
+
+
 def describe(status: int) -> str:
     """`status` as an operator would say it; a negative one is the signal that killed the process."""
     if status < 0:

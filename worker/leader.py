@@ -25,7 +25,7 @@ from worker.progress import Progress
 from worker.pulse import Pulse
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
-from worker.serving import STEP_FAILED, Serving
+from worker.serving import PEER_FAILED, STEP_FAILED, Serving
 from worker.siblings import Siblings
 
 log = structlog.get_logger()
@@ -67,6 +67,7 @@ class Leader:
         self._decode: Decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         self._backoff = Backoff()
         self._steps = 0
+        self._trying = False
         self._epoch = 0
         self.stopping = False
 
@@ -79,13 +80,14 @@ class Leader:
             self._epoch = lease.epoch
             structlog.contextvars.bind_contextvars(epoch=lease.epoch)
             log.info("leads", world_size=self._executor.world_size)
-            self._steps, pause = 0, 0.0
+            self._steps, self._trying, pause = 0, False, 0.0
             try:
                 self._serve(lease)
             except EpochOver as over:
                 log.warning("left the epoch", reason=str(over))
-                failed = isinstance(over, Poisoned) and over.kind == STEP_FAILED
-                pause = self._backoff.after(steps=self._steps, failed=failed)
+                failed = isinstance(over, Poisoned) and over.kind in (STEP_FAILED, PEER_FAILED)
+                # A trial that crashed is followed by a smaller one, so it can't go on for ever: no rest.
+                pause = self._backoff.after(steps=self._steps, failed=failed and not self._trying)
             finally:
                 self._leave(lease)
             self._rest(pause)
@@ -160,7 +162,7 @@ class Leader:
                 self._poison(lease, getattr(over, "kind", "epoch_over"), str(over))
             raise
         finally:
-            self._steps = serving.steps
+            self._steps, self._trying = serving.steps, serving.trying
 
     def _wind_down(self, serving: Serving, group: Group) -> None:
         """An unload lets what runs finish; a plain stop gives it back to the queue, where the next epoch finds it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from control.messages import FinishReason, GenerationRequest, LogEntry, RequestState, TokenLogprobs
 from control.requests import Claimed, Emission
-from worker.scheduling.sequence import Sequence
+from worker.scheduling.sequence import Sequence, SequenceState
 
 
 @dataclass
@@ -52,6 +52,22 @@ class RunningRequest:
     @property
     def live(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence is not None]
+
+    @property
+    def held(self) -> bool:
+        """Whether it is owned and yet not with the scheduler: it waits while others are on trial."""
+        return any(sequence.state is SequenceState.NEW for sequence in self.live)
+
+    def restart(self) -> None:
+        """After the scheduler dropped its sequences: be ready to go on from the tokens that there are."""
+        for sequence in self.live:
+            self.sequences[sequence.choice] = Sequence(
+                rid=self.rid,
+                choice=sequence.choice,
+                prompt=sequence.prompt,
+                output=sequence.output,
+                sampling=sequence.sampling,
+            )
 
     def prefilling(self) -> None:
         """Tokens of it are about to be fed; only the first time counts, not a preemption's repeat."""

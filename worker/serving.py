@@ -12,22 +12,26 @@ from control import requests
 from control.clients import SyncRedis
 from control.commands import wait_for_work
 from control.connection import Call, run, run_all
-from control.errors import GroupError, Lost, Poisoned, RedisUnavailable, RequestTooLarge
+from control.errors import CollectiveFailed, GroupError, Lost, Poisoned, RedisUnavailable, RequestTooLarge
 from control.lease import Lease
-from control.messages import GenerateStep, RequestState
+from control.messages import GenerateStep, RequestState, Sampling
 from control.requests import Claims, EmitResult
 from worker.group import Group
+from worker.isolation import Isolation
 from worker.progress import Progress
 from worker.running import RunningRequest
 from worker.sampling import StepSampler
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler, StepPlan
+from worker.scheduling.sequence import Sequence
 from worker.siblings import Siblings
 
 log = structlog.get_logger()
 
 STEP_FAILED = "step_failed"
 """The kind of poison that a failed step leaves."""
+PEER_FAILED = "peer_failed"
+"""The kind that it leaves where the leader met no more than another rank's failure, in a collective."""
 IDLE_BLOCK_MS = 500
 AHEAD_STEPS = 2
 """Prompts are claimed for this many steps ahead; the rest stays in the queue."""
@@ -36,6 +40,14 @@ AWAY_S = 0.2
 """Between tries while Redis is away and a finished step is held."""
 
 T = TypeVar("T")
+
+
+def met_in_collective(error: GroupError) -> bool:
+    """Whether the leader's own part failed because of another rank: that says nothing about the step's requests."""
+    cause: BaseException | None = error.leader
+    while cause is not None and not isinstance(cause, CollectiveFailed):
+        cause = cause.__cause__
+    return cause is not None
 
 
 class Serving:
@@ -57,6 +69,7 @@ class Serving:
         self._scheduler, self._finisher, self._progress, self._check = scheduler, finisher, progress, check
         self._siblings = siblings
         self._running: dict[str, RunningRequest] = {}
+        self._isolation = Isolation(lease, self._held)
         self._sampler = StepSampler()
         self._bell = "0"
         self.steps = 0
@@ -65,15 +78,27 @@ class Serving:
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def adopt(self) -> None:
-        """Take up what the replica's earlier epochs left; once, before the first `run`."""
-        self._take(self._held(requests.claim(self._lease, 0, 0, adopt=True)))
+        """Take up what the replica's earlier epochs left; once, before the first `run`.
+
+        Who leaves something behind may have crashed: the group first proves itself with a step that is nobody's, and
+        what happens before all have got on is held against those in whose step it happens.
+        """
+        claims = self._held(requests.claim(self._lease, 0, 0, adopt=True))
+        if claims.requests:
+            adopted = self._isolation.open(claims.requests)
+            self._prove()
+            self._take(Claims(adopted, claims.bell))
+            self._isolation.watch(self._running.values())
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Serve until `stopping()`."""
         last_contact = time.monotonic()
         while not stopping():
             self._check()
-            self._take_over()
+            if self._isolation.due(self._running):
+                self._convene()
+            if not self._isolation.active:
+                self._take_over()
             if self._scheduler.has_work:
                 self._step()
                 last_contact = time.monotonic()
@@ -97,6 +122,11 @@ class Serving:
     def busy(self) -> bool:
         return bool(self._running)
 
+    @property
+    def trying(self) -> bool:
+        """Whether the last step was a trial of requests that may have crashed the group."""
+        return self._isolation.trying
+
     def give_back(self) -> None:
         """Put every running request back into its queue at once; another epoch continues it from its log."""
         for rid in list(self._running):
@@ -116,7 +146,7 @@ class Serving:
         """Ask for what there is room for and prefill will soon come to."""
         scheduler = self._scheduler
         ahead = AHEAD_STEPS * scheduler.token_budget - scheduler.backlog
-        room, tokens = scheduler.room()
+        room, tokens = scheduler.room() if not self._isolation.active else (0, 0)
         if not scheduler.has_work:
             tokens = requests.ANY_TOKENS  # a head that can never fit is then refused instead of blocking its queue
         return requests.claim(self._lease, room, tokens, adopt=False, ahead_tokens=max(0, ahead))
@@ -125,16 +155,31 @@ class Serving:
         plan = self._scheduler.plan()
         for sid in plan.sequences:
             self._running[self._scheduler.sequence(sid).rid].prefilling()
+        if self._isolation.watching:
+            self._isolation.before({self._scheduler.sequence(sid).rid for sid in plan.fed})
         rows = [self._scheduler.sequence(sid) for sid in plan.sampled]
-        try:
-            result = self._group.step(lambda **at: self._command(plan, **at), self._sampler.bind(rows))
-        except GroupError as error:
-            raise Poisoned(STEP_FAILED, str(error), 0) from error
-        tokens = dict(zip(result.sids, result.tokens, strict=True))
+        tokens = self._run_plan(plan, rows)
         self._scheduler.applied(plan, {sid: token for sid, token in tokens.items() if token >= 0})
         for sequence in rows:
             self._record(sequence, tokens[sequence.sid])
         self._exchange()
+
+    def _run_plan(self, plan: StepPlan, rows: list[Sequence]) -> dict[int, int]:
+        """The token of each sampled row by its sid; negative where a row failed."""
+        try:
+            result = self._group.step(lambda **at: self._command(plan, **at), self._sampler.bind(rows))
+        except GroupError as error:
+            raise Poisoned(PEER_FAILED if met_in_collective(error) else STEP_FAILED, str(error), 0) from error
+        return dict(zip(result.sids, result.tokens, strict=True))
+
+    def _prove(self) -> None:
+        """A step of one token that belongs to nobody: a group that can't even do this accuses no request."""
+        sampling = Sampling(max_tokens=1, temperature=0.0, seed="0")
+        canary = Sequence(rid="", choice=0, prompt=[0], sampling=sampling)
+        sid = self._scheduler.add(canary)
+        plan = self._scheduler.plan()
+        self._scheduler.applied(plan, self._run_plan(plan, [canary]))
+        self._scheduler.drop(sid)
 
     def _command(self, plan: StepPlan, *, epoch: int, seq: int) -> GenerateStep:
         return GenerateStep(
@@ -149,7 +194,7 @@ class Serving:
             paused=plan.paused,
         )
 
-    def _record(self, sequence, token: int) -> None:  # type: ignore[no-untyped-def]
+    def _record(self, sequence: Sequence, token: int) -> None:
         """Take one sampled token: note it, and decide whether its choice ends with it."""
         request = self._running[sequence.rid]
         if token < 0:
@@ -188,6 +233,8 @@ class Serving:
             request.emitted()
             if not request.live:
                 del self._running[rid]
+        for rid in self._isolation.emitted(self._running):
+            self._unseat(self._running[rid])
         for rid in result.cancelled:
             self._end(rid, "cancelled", "cancelled by the client")
         for rid in result.expired:
@@ -215,16 +262,34 @@ class Serving:
             if claimed.rid in self._running:  # claimed by the first copy of a call whose answer was lost
                 continue
             request = self._running[claimed.rid] = RunningRequest.from_claim(claimed)
-            try:
-                for sequence in request.live:
-                    self._scheduler.add(sequence)
-                    self._finisher.adopt(sequence)
-            except RequestTooLarge as error:
-                for sequence in request.live:
-                    self._scheduler.drop(sequence.sid)
-                request.end("error", str(error))
-                self._held(requests.emit(self._lease, [request.emission()]))
-                del self._running[claimed.rid]
+            if not self._isolation.active:
+                self._seat(request)
+
+    def _seat(self, request: RunningRequest) -> None:
+        """Let a request run, from the start or from where it was."""
+        try:
+            for sequence in request.live:
+                self._scheduler.add(sequence)
+                self._finisher.adopt(sequence)
+        except RequestTooLarge as error:
+            for sequence in request.live:
+                self._scheduler.drop(sequence.sid)
+            request.end("error", str(error))
+            self._held(requests.emit(self._lease, [request.emission()]))
+            del self._running[request.rid]
+
+    def _unseat(self, request: RunningRequest) -> None:
+        """Hold a request while others are on trial; it goes on later from what it has produced."""
+        for sequence in request.live:
+            self._scheduler.drop(sequence.sid)
+        request.restart()
+
+    def _convene(self) -> None:
+        """Let the next ones run alone that may have crashed the group, or everybody once nobody is suspected."""
+        trial = self._isolation.next_trial(self._running)
+        for rid in trial or list(self._running):
+            if self._running[rid].held:
+                self._seat(self._running[rid])
 
     def _held(self, call: Call[T]) -> T:
         return self._hold(lambda: run(self._client, call))

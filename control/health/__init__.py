@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from control.health.beats import HEARTBEAT_S, Beat, beat, heartbeats, read_epoch
 from control.health.overview import Overview, ReplicaOverview, overview, overviews
-from control.health.poisoning import Poison, last_poison, poison, read_poison, write_poison
+from control.health.poisoning import Poison, last_poison, poison, poison_history, read_poison, write_poison
 from control.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
 from control.health.status import AgentState, Status, clear_status, write_status
 
@@ -27,6 +27,7 @@ __all__ = [
     "overview",
     "overviews",
     "poison",
+    "poison_history",
     "read_epoch",
     "read_poison",
     "replica_state",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from control.clients import SyncRedis
 from control.connection import Call, read, run
-from control.keys import ModelKeys, ReplicaKeys
+from control.keys import POISONS_LENGTH, ModelKeys, ReplicaKeys
 from control.streams import Entry
 
 
@@ -46,6 +46,16 @@ def poison_of(model: str, replica: str) -> Call[Poison | None]:
 def read_poison(client: SyncRedis, model: str, replica: str) -> Poison | None:
     """As `poison_of`, run."""
     return run(client, poison_of(model, replica))
+
+
+def poison_history(model: str, replica: str) -> Call[list[Poison]]:
+    """How the replica's epochs ended that were poisoned, newest first; one entry per epoch."""
+
+    def parse(reply: list[Entry]) -> list[Poison]:
+        return [Poison(int(one["epoch"]), int(one["rank"]), one["kind"], one["message"]) for _, one in reply]
+
+    stream = ReplicaKeys(model, replica).poisons
+    return read("XREVRANGE", stream, "+", "-", "COUNT", POISONS_LENGTH, parse=parse)
 
 
 def last_poison(client: SyncRedis, model: str, replica: str) -> str | None:

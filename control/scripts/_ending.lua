@@ -21,7 +21,7 @@ local function close_request(base, rid, state, now)
     count_out(base, tonumber(was[5]))
   end
   redis.call('HSET', req, 'state', state)
-  redis.call('HDEL', req, 'params', 'orphan_at')
+  redis.call('HDEL', req, 'params', 'orphan_at', 'suspect')
   redis.call('ZREM', base .. 'orphans', rid)
   redis.call('PEXPIRE', req, RETENTION_MS)
   redis.call('PEXPIRE', base .. 'log:' .. rid, RETENTION_MS)

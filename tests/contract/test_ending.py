@@ -110,6 +110,12 @@ def test_a_dead_letter_keeps_what_is_needed_to_look_into_it(farm: Farm) -> None:
     fields = letters[0][1]
     assert (fields["rid"], fields["cause"], fields["replica"], fields["seq"]) == ("a", 'crashed "alone"', "r0", "1")
     assert '"prompt":[0,1,2]' in fields["params"]
+    assert (fields["tenant"], fields["priority"], fields["prompt_tokens"], fields["attempts"]) == (
+        "t",
+        "normal",
+        "3",
+        "1",
+    )
     final = farm.look("a").entries[-1]
     assert (final.seq, final.finish, final.cause) == (2, "error", 'crashed "alone"')
     assert farm.look("a").fields["state"] == "dead"

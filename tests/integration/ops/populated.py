@@ -12,9 +12,10 @@ from control.clients import SyncRedis
 from control.commands import reply, send
 from control.connection import connect_async, run
 from control.lease import Lease, acquire
-from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Ping, Pong, Sampling
+from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Ping, Pong, Sampling, encode
 from control.placement import Host
 from control.requests import Emission, Enqueue
+from worker.suspects import Docket
 
 MODEL, HOST, OWNER = "demo", "alpha", "alpha/4711"
 
@@ -65,6 +66,8 @@ def _fill_queue(found: Populated) -> None:
     run(client, requests.claim(lease, 1, 1000, adopt=False))
     entries = [LogEntry(1, 0, 101), LogEntry(2, 0, 102), LogEntry(3, 0, 103)]
     run(client, requests.emit(lease, [Emission(found.running, 1, entries, times={"t_prefill": 1234})]))
+    docket = Docket(guilty=[found.running]).record(lease.epoch, {found.running: 5}, alone=True)
+    run(client, requests.note_suspects(lease, encode(docket).decode(), [found.running], []))
     _enqueue(client, found.waiting, "acme", 11)
     _enqueue(client, found.left, "zeta", 13, api="api-1", on_disconnect="600")
     run(client, requests.unfollow(MODEL, found.left, "api-1"))

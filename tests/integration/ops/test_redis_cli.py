@@ -160,6 +160,14 @@ def _(lines: list[str], found: Populated) -> None:
     assert json.loads(letter["params"])["prompt"] == [0, 1, 2, 3, 4]
 
 
+@check("Who is suspected of a crash?")
+def _(lines: list[str], found: Populated) -> None:
+    docket = json.loads(lines[0])
+    assert (docket["epoch"], docket["tried"], docket["alone"]) == (found.lease.epoch, {found.running: 5}, True)
+    assert (docket["guilty"], docket["rest"], docket["lone"]) == ([found.running], [], {})
+    assert lines[1:] == ["1", "1", "running", ""]
+
+
 @check("Which hosts are alive, and what were they given?")
 def _(lines: list[str], found: Populated) -> None:
     assert lines[0] == HOST

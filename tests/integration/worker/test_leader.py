@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,10 @@ import pytest
 from control import catalog, health, requests
 from control.errors import GroupError
 from control.health import write_poison
-from control.keys import ModelKeys
-from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
-from control.requests import Enqueue
-from control.requests.claim import decode_entry
+from control.messages import Assignment, ModelSpec
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
 from tests.models import make
 from worker import executor as executor_module
 from worker import sampling as sampling_module
@@ -27,72 +24,10 @@ from worker.executor import Executor
 from worker.leader import Leader
 from worker.models import gates
 
-KV_TOKENS = 450
-PROMPT = [10, 20, 30, 40]
-LONG = 300
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("llama", tmp_path_factory.mktemp("llama"))
-
-
-class LeaderScene:
-    """One rank that leads itself, in a thread; requests go in and logs come out through Redis alone."""
-
-    def __init__(self, redis: ReplicaRedis, folder: Path) -> None:
-        self.redis, self.keys = redis, ModelKeys(MODEL)
-        self.spec = ModelSpec(name=MODEL, source=str(folder), dtype="float64", kv_tokens=KV_TOKENS)
-        catalog.put_spec(redis.client, self.spec)
-        self.files = gates.inspect(folder)
-        self.ended: list[BaseException] = []
-        self.start()
-
-    def start(self) -> None:
-        """A new process, as far as the farm can tell."""
-        clients = (self.redis.another(), self.redis.blocking(), self.redis.another())
-        assignment = Assignment(spec=self.spec, replica=REPLICA, ranks=[0], devices=["cpu"])
-        assets = read_assets(self.files, None)
-        executor = Executor(0, 1, "cpu")
-        self.leader = Leader(clients, assignment, "host/1", self.files, assets, executor, "127.0.0.1")
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.leader.run()
-        except Exception as error:
-            self.ended.append(error)
-
-    def stop(self) -> None:
-        self.leader.stopping = True
-        self.thread.join(15)
-        assert not self.thread.is_alive() and self.ended == []
-
-    def ask(self, rid: str, prompt: list[int] | None = None, **sampling: Any) -> None:
-        fields = {"max_tokens": LONG, "temperature": 0.0} | sampling
-        params = GenerationRequest(prompt=prompt or PROMPT, sampling=Sampling(**fields))
-        call = requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant="t"))
-        self.redis.run(call)
-
-    def log(self, rid: str) -> list[LogEntry]:
-        return [decode_entry(fields["e"]) for _, fields in self.redis.client.xrange(self.keys.log(rid))]
-
-    def state(self, rid: str) -> str | None:
-        return self.redis.client.hget(self.keys.request(rid), "state")
-
-    def under_way(self, rid: str, tokens: int = 20) -> None:
-        until(lambda: self.ended or len(self.log(rid)) >= tokens, 15.0)
-        assert self.ended == [] and self.state(rid) == "running", "it must be struck while it runs"
-
-    def answer(self, rid: str) -> list[int | None]:
-        """The tokens of a request, once it has ended."""
-        until(lambda: self.ended or self.state(rid) not in ("queued", "running"), 15.0)
-        assert self.ended == []
-        return [entry.token for entry in self.log(rid)]
-
-    def epoch(self) -> int:
-        return health.read_epoch(self.redis.client, MODEL, REPLICA)
 
 
 @pytest.fixture
@@ -287,5 +222,6 @@ def test_a_forward_that_keeps_failing_rests_between_epochs_and_then_goes_on(
     monkeypatch.setattr(Executor, "run_step", step)
     scene.ask("hard")
     assert scene.answer("hard") == expected
+    assert scene.redis.client.xlen(scene.keys.dead) == 0, "a device that fails whatever it is given accuses nobody"
     # The first of these epochs had completed steps for the other request, so its end costs no rest.
     assert rests[0] == 0 < rests[1] < rests[2] < rests[3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from control.connection import connect
 from control.errors import DevicesError
 from worker.address import rendezvous_address
 from worker.devices import accelerators
-from worker.exits import LOAD_FAILED, REFUSED, STUCK, describe
+from worker.exits import LOAD_FAILED, REFUSED, STOPPED, STUCK, describe, poison_kind
 from worker.process import check_device
 
 
@@ -77,6 +78,14 @@ def test_the_rendezvous_is_where_redis_is_reached(monkeypatch: pytest.MonkeyPatc
         assert rendezvous_address(connect(f"redis://127.0.0.1:{port}/0")) == "127.0.0.1"
     monkeypatch.setenv("FURROW_ADDRESS", "10.0.0.7")
     assert rendezvous_address(connect("unix:///tmp/nowhere.sock")) == "10.0.0.7"
+
+
+def test_only_an_end_of_its_own_is_a_crash() -> None:
+    """A fault's signal or an unknown status; a kill may be anybody's, and Furrow's own statuses have other reasons."""
+    crashes = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE, -signal.SIGILL, 1, 3)
+    assert {poison_kind(status) for status in crashes} == {"crashed"}
+    others = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, STOPPED, REFUSED, LOAD_FAILED, STUCK)
+    assert {poison_kind(status) for status in others} == {"exited"}
 
 
 def test_an_exit_is_told_in_words() -> None:

@@ -1,0 +1,81 @@
+"""A leader with a tiny real model in a thread, seen only through Redis."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from control import catalog, health, requests
+from control.keys import ModelKeys
+from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
+from control.requests import Enqueue
+from control.requests.claim import decode_entry
+from tests.farm import until
+from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from worker.assets import read_assets
+from worker.executor import Executor
+from worker.leader import Leader
+from worker.models import gates
+
+KV_TOKENS = 450
+PROMPT = [10, 20, 30, 40]
+LONG = 300
+
+
+class LeaderScene:
+    """One rank that leads itself, in a thread; requests go in and logs come out through Redis alone."""
+
+    def __init__(self, redis: ReplicaRedis, folder: Path, kv_tokens: int = KV_TOKENS) -> None:
+        self.redis, self.keys = redis, ModelKeys(MODEL)
+        self.spec = ModelSpec(name=MODEL, source=str(folder), dtype="float64", kv_tokens=kv_tokens)
+        catalog.put_spec(redis.client, self.spec)
+        self.files = gates.inspect(folder)
+        self.ended: list[BaseException] = []
+        self.start()
+
+    def start(self) -> None:
+        """A new process, as far as the farm can tell."""
+        clients = (self.redis.another(), self.redis.blocking(), self.redis.another())
+        assignment = Assignment(spec=self.spec, replica=REPLICA, ranks=[0], devices=["cpu"])
+        assets = read_assets(self.files, None)
+        executor = Executor(0, 1, "cpu")
+        self.leader = Leader(clients, assignment, "host/1", self.files, assets, executor, "127.0.0.1")
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.leader.run()
+        except Exception as error:
+            self.ended.append(error)
+
+    def stop(self) -> None:
+        self.leader.stopping = True
+        self.thread.join(15)
+        assert not self.thread.is_alive() and self.ended == []
+
+    def ask(self, rid: str, prompt: list[int] | None = None, **sampling: Any) -> None:
+        fields = {"max_tokens": LONG, "temperature": 0.0} | sampling
+        params = GenerationRequest(prompt=prompt or PROMPT, sampling=Sampling(**fields))
+        call = requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant="t"))
+        self.redis.run(call)
+
+    def log(self, rid: str) -> list[LogEntry]:
+        return [decode_entry(fields["e"]) for _, fields in self.redis.client.xrange(self.keys.log(rid))]
+
+    def state(self, rid: str) -> str | None:
+        return self.redis.client.hget(self.keys.request(rid), "state")
+
+    def under_way(self, rid: str, tokens: int = 20) -> None:
+        until(lambda: self.ended or len(self.log(rid)) >= tokens, 15.0)
+        assert self.ended == [] and self.state(rid) == "running", "it must be struck while it runs"
+
+    def answer(self, rid: str) -> list[int | None]:
+        """The tokens of a request, once it has ended."""
+        until(lambda: self.ended or self.state(rid) not in ("queued", "running"), 15.0)
+        assert self.ended == []
+        return [entry.token for entry in self.log(rid)]
+
+    def epoch(self) -> int:
+        return health.read_epoch(self.redis.client, MODEL, REPLICA)

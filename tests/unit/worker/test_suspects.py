@@ -1,0 +1,158 @@
+"""Finding culprits by halves, against a group that crashes whenever one of them is in a step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control.messages import encode
+from worker.suspects import LONE_KILLS, PROOF_TOKENS, Docket, decode_docket
+
+
+@dataclass
+class Farm:
+    """Epochs over `alive` requests: each is adopted, watched or tried, and ends in a crash or with everybody cleared.
+
+    `kills` says for one epoch after another whether something outside ends it in its first step.
+    """
+
+    alive: list[str]
+    culprits: set[str]
+    kind: str = "step_failed"
+    kills: list[bool] = field(default_factory=list)
+    seqs: dict[str, int] = field(default_factory=dict)
+    docket: Docket = field(default_factory=Docket)
+    end: str | None = None
+    epoch: int = 1
+    crashes: int = 1
+    """The one before the first adoption."""
+    buried: list[str] = field(default_factory=list)
+    lone: list[str] = field(default_factory=list)
+    """Who was alone in a step that ended its epoch."""
+
+    def step(self, rids: list[str]) -> bool:
+        """Write down, then run; False where it ends the epoch. Rows that are run get as far as acquits them."""
+        tried = {rid: self.seqs[rid] + PROOF_TOKENS for rid in rids}
+        self.docket = decode_docket(encode(self.docket.record(self.epoch, tried, alone=len(rids) == 1)))
+        killed = bool(self.kills) and self.kills.pop(0)
+        self.end = "exited" if killed else self.kind if self.culprits & set(rids) else None
+        if self.end is not None:
+            self.crashes += 1
+            self.lone += rids if len(rids) == 1 else []
+            return False
+        for rid in rids:
+            self.seqs[rid] += PROOF_TOKENS
+        self.docket = self.docket.without(rids)
+        return True
+
+    def run_epoch(self) -> bool:
+        """Adopt, judge, then run trials until none is due and everybody together; False where it crashed."""
+        self.epoch += 1
+        self.docket, condemned = self.docket.judged(self.end, self.seqs)
+        assert self.docket.judged(None, self.seqs)[0].suspects == self.docket.suspects
+        if condemned:
+            self.buried.append(condemned)
+            self.alive.remove(condemned)
+            del self.seqs[condemned]
+        while trial := self.docket.trial:
+            if not self.step(trial):
+                return False
+        return not self.alive or self.step(self.alive)
+
+    def run(self, limit: int = 500) -> None:
+        """Raises AssertionError where it does not come to an end."""
+        self.seqs = dict.fromkeys(self.alive, 0)
+        for _ in range(limit):
+            if self.run_epoch():
+                return
+        raise AssertionError(f"still crashing after {self.crashes} crashes: {self.docket}")
+
+
+def farm(count: int, *culprits: int, **fields: object) -> Farm:
+    return Farm([f"r{i}" for i in range(count)], {f"r{i}" for i in culprits}, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 31, 32, 100])
+def test_one_culprit_costs_no_more_than_its_halvings(count: int) -> None:
+    """Wherever it stands among n: two crashes make suspects, ceil(log2 n) find it, and nobody else is buried."""
+    for culprit in range(count):
+        group = farm(count, culprit)
+        group.run()
+        assert group.buried == [f"r{culprit}"]
+        assert group.crashes <= math.ceil(math.log2(count)) + 2
+
+
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
+def test_every_culprit_is_found_and_nobody_else(drawn: tuple[int, set[int]]) -> None:
+    """Several culprits converge too; all others finish."""
+    count, culprits = drawn
+    group = farm(count, *culprits)
+    group.run()
+    assert set(group.buried) == {f"r{i}" for i in culprits}
+    assert group.crashes <= 2 + len(culprits) * (math.ceil(math.log2(count)) + 1)
+
+
+@given(
+    st.integers(1, 20).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=2))),
+    st.lists(st.booleans(), max_size=40),
+)
+def test_kills_from_outside_delay_and_condemn_nobody(drawn: tuple[int, set[int]], kills: list[bool]) -> None:
+    """Unless the very same request is alone at each of three kills in a row, only culprits are buried, and all."""
+    count, culprits = drawn
+    group = farm(count, *culprits, kills=kills)
+    group.run()
+    accused = {rid for rid in group.lone if group.lone.count(rid) >= LONE_KILLS}
+    assert {f"r{i}" for i in culprits} <= set(group.buried)
+    assert set(group.buried) <= {f"r{i}" for i in culprits} | accused
+
+
+def test_a_culprit_that_has_its_process_killed_needs_more_evidence() -> None:
+    """The memory killer's SIGKILL looks like anybody's: condemned by the third end that it met alone."""
+    group = farm(8, 0, kind="exited")
+    group.run()
+    assert group.buried == ["r0"] and group.lone == ["r0"] * LONE_KILLS
+    assert group.crashes == 2 + 3 + LONE_KILLS - 1
+
+
+def test_an_end_without_poison_accuses_nobody() -> None:
+    """A lost lock or an orderly stop: the trial is repeated as it was."""
+    docket = Docket(guilty=["a", "b"], rest=["c"]).record(7, {"a": 2}, alone=True)
+    again, condemned = docket.judged(None, {"a": 0, "b": 0, "c": 0})
+    assert (again.trial, again.suspects, again.lone, condemned) == (["a"], ["a", "b", "c"], {}, None)
+
+
+def test_progress_acquits_even_where_the_epoch_ends_in_a_crash() -> None:
+    """Who got as far as it had to is no suspect; who produced less is."""
+    docket = Docket().record(7, {"a": 12, "b": 12, "c": 12}, alone=False)
+    judged, condemned = docket.judged("step_failed", {"a": 12, "b": 11, "c": 10})
+    assert (judged.guilty, judged.rest, condemned) == (["b", "c"], [], None)
+
+
+def test_who_had_company_is_not_condemned() -> None:
+    """The only suspect of a step that others had rows in has yet to crash alone."""
+    docket = Docket().record(7, {"a": 2}, alone=False)
+    judged, condemned = docket.judged("step_failed", {"a": 0})
+    assert (judged.trial, condemned) == (["a"], None)
+    assert judged.record(8, {"a": 2}, alone=True).judged("step_failed", {"a": 0}) == (Docket(), "a")
+
+
+def test_who_has_ended_is_forgotten() -> None:
+    """A suspect that was cancelled meanwhile is neither tried nor accused."""
+    docket = Docket(guilty=["a", "b"], lone={"a": 1}).record(7, {"a": 2}, alone=True)
+    judged, condemned = docket.judged("step_failed", {"b": 0})
+    assert (judged.suspects, judged.lone, condemned) == (["b"], {}, None)
+
+
+def test_judging_twice_is_judging_once() -> None:
+    """A leader that dies after its verdict leaves it to the next, which comes to the same."""
+    docket = Docket(guilty=["a"], rest=["b"]).record(7, {"a": 2}, alone=True)
+    seqs = {"a": 0, "b": 0}
+    assert docket.judged("exited", seqs) == docket.judged("exited", seqs)
+    assert docket.judged("exited", seqs)[0].lone == {"a": 1}
+    judged, condemned = docket.judged("crashed", seqs)
+    assert condemned == "a"
+    assert docket.judged("crashed", {"b": 0})[0].suspects == judged.suspects == ["b"]

@@ -1,0 +1,117 @@
+"""One epoch's part in finding a request that crashes its group: what is watched, who is on trial, who is held.
+
+Without a crash before it nothing is watched, and a step costs nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import structlog
+
+from control import health, requests
+from control.connection import Call
+from control.health import Poison
+from control.lease import Lease
+from control.messages import encode
+from control.requests import Claimed
+from worker.running import RunningRequest
+from worker.suspects import PROOF_TOKENS, Docket, decode_docket
+
+log = structlog.get_logger()
+
+
+class Isolation:
+    """Judges the epoch before this one, and then says step by step who may run."""
+
+    def __init__(self, lease: Lease, held: Callable[[Call[Any]], Any]) -> None:
+        """`held` runs a call and waits while Redis is away."""
+        self._lease, self._held = lease, held
+        self._docket = Docket()
+        self._marked: set[str] = set()
+        self._goals: dict[str, int] = {}
+        """Requests that were adopted and have not got on yet, with the seq by which they will have."""
+        self._on_trial: list[str] = []
+        self.active = False
+        """Whether only those on trial may run, and nothing new is claimed."""
+
+    @property
+    def watching(self) -> bool:
+        """Whether a crash now would accuse somebody, so that steps must be recorded."""
+        return bool(self._goals)
+
+    @property
+    def trying(self) -> bool:
+        """Whether a step of a trial was run in this epoch."""
+        return self.active and self._docket.epoch == self._lease.epoch
+
+    def open(self, adopted: list[Claimed]) -> list[Claimed]:
+        """Judge how the docket's epoch ended; bury whom it condemns. Returns `adopted` without that one."""
+        text: str = self._held(requests.read_suspects(self._lease))
+        poisons: list[Poison] = self._held(health.poison_history(self._lease.model, self._lease.replica))
+        docket = decode_docket(text) if text else Docket()
+        self._marked = set(docket.suspects)
+        end = next((poison for poison in poisons if poison.epoch == docket.epoch), None)
+        seqs = {claimed.rid: len(claimed.log) for claimed in adopted}
+        self._docket, condemned = docket.judged(end.kind if end else None, seqs)
+        if condemned is not None and end is not None:
+            self._bury(condemned, end)
+            adopted = [claimed for claimed in adopted if claimed.rid != condemned]
+        if text and not adopted:
+            self._write("")
+        self.active = bool(self._docket.suspects)
+        if self.active:
+            log.warning("isolating a crash", suspects=len(self._docket.suspects), guilty=len(self._docket.guilty))
+        return adopted
+
+    def watch(self, running: Collection[RunningRequest]) -> None:
+        """These were adopted: a crash before they have got on makes them suspects."""
+        self._goals = {one.rid: one.next_seq - 1 + PROOF_TOKENS * len(one.live) for one in running}
+
+    def before(self, rids: set[str]) -> None:
+        """Write down whose rows are in the step that comes, unless it is written already."""
+        tried = {rid: goal for rid, goal in self._goals.items() if rid in rids}
+        docket = self._docket.record(self._lease.epoch, tried, alone=len(rids) == 1)
+        if docket != self._docket:
+            self._docket = docket
+            self._write(encode(docket).decode())
+
+    def emitted(self, running: dict[str, RunningRequest]) -> list[str]:
+        """Acquit who has got on or ended; returns those who must make room for the others' trial."""
+        if not self._goals:
+            return []
+        got_on = [rid for rid, goal in self._goals.items() if rid not in running or running[rid].next_seq > goal]
+        for rid in got_on:
+            del self._goals[rid]
+        if got_on:
+            self._docket = self._docket.without(got_on)
+        if not self._goals:
+            self._write("")
+        return [rid for rid in got_on if self.active and rid in running]
+
+    def due(self, running: Collection[str]) -> bool:
+        """Whether the next trial, or the end of all trials, has come."""
+        return self.active and not any(rid in self._goals and rid in running for rid in self._on_trial)
+
+    def next_trial(self, running: Collection[str]) -> list[str]:
+        """Who runs next with nobody else; an empty list where all may run again."""
+        self._docket = self._docket.without([rid for rid in self._docket.suspects if rid not in running])
+        self._on_trial = self._docket.trial
+        self.active = bool(self._on_trial)
+        log.info("the next trial" if self.active else "nobody is suspected any more", requests=len(self._on_trial))
+        return self._on_trial
+
+    def _write(self, docket: str) -> None:
+        suspects = self._docket.suspects if docket else []
+        cleared = self._marked.difference(suspects)
+        self._held(requests.note_suspects(self._lease, docket, suspects, sorted(cleared)))
+        self._marked = set(suspects)
+
+    def _bury(self, rid: str, end: Poison) -> None:
+        cause = (
+            "This request crashed the group of processes that ran it, also when it ran alone. It was given up so that "
+            f"others can go on; the operator finds it in the dead letters. The crash: {end.kind}: {end.message}"
+        )
+        log.error("buried a request that crashed its group alone", rid=rid, kind=end.kind, error=end.message)
+        self._held(requests.bury(self._lease, rid, cause))
