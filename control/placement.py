@@ -143,30 +143,36 @@ def _one_host(spec: ModelSpec, room: Room) -> dict[str, dict[int, str]] | None:
 
 
 def _several_hosts(spec: ModelSpec, missing: list[int], parts: Parts, room: Room) -> dict[str, dict[int, str]] | None:
-    """The missing ranks over as few hosts as have the devices, or evenly over all for a spec that wants it so.
+    """The missing ranks over as few hosts as have the devices, or as evenly as they allow where the spec wants that.
 
     Without devices named, the ranks of a group are all of one kind: accelerators if any host has them, else the CPU.
     """
     kinds = {device.partition(":")[0] for part in parts.values() for device in part.devices}
     accelerated = kinds != {"cpu"} if kinds else any(host.devices for host in room.hosts)
-    share = -(-spec.tp // len(room.hosts)) if spec.spread and room.hosts else spec.tp
-    chosen: dict[str, dict[int, str]] = {}
+    hosts = [host.id for host in room.for_parts(parts) if spec.devices or bool(host.devices) == accelerated]
+    free = {host_id: list(room.free[host_id]) for host_id in hosts}
+    chosen: dict[str, dict[int, str]] = {host_id: {} for host_id in hosts}
     left = list(missing)
-    for host in room.for_parts(parts):
-        if not spec.devices and bool(host.devices) != accelerated:
-            continue
-        most = share - (len(parts[host.id].ranks) if host.id in parts else 0)
-        given: dict[int, str] = {}
-        free = list(room.free[host.id])
-        for rank in left:
-            device = spec.devices[rank] if spec.devices else free[0] if free else None if accelerated else "cpu"
-            if len(given) < most and (device == "cpu" or device in free):
-                given[rank] = device
-                free = [other for other in free if other != device]
-        if given:
-            chosen[host.id] = given
-            left = [rank for rank in left if rank not in given]
-    return None if left else chosen
+    even = -(-spec.tp // len(hosts)) if spec.spread and hosts else spec.tp
+    for most in (even, spec.tp):
+        for host_id in hosts:
+            have = len(parts[host_id].ranks) if host_id in parts else 0
+            for rank in list(left):
+                device = _device(spec, rank, free[host_id], accelerated)
+                if device is not None and have + len(chosen[host_id]) < most:
+                    chosen[host_id][rank] = device
+                    free[host_id] = [other for other in free[host_id] if other != device]
+                    left.remove(rank)
+    return None if left else {host_id: given for host_id, given in chosen.items() if given}
+
+
+def _device(spec: ModelSpec, rank: int, free: list[str], accelerated: bool) -> str | None:
+    """What a host with these `free` devices has for the rank, or None."""
+    if spec.devices:
+        return spec.devices[rank] if spec.devices[rank] in ("cpu", *free) else None
+    if not accelerated:
+        return "cpu"
+    return free[0] if free else None
 
 
 def _unplaceable(spec: ModelSpec, replica: str, room: Room) -> Unplaceable:

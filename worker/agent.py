@@ -88,7 +88,7 @@ class Agent:
             self._untold.popleft()
         if self.stopping:
             for replica in self._replicas.values():
-                replica.stop()
+                replica.stop(host_leaves=True)
         else:
             standby = self._standby.state if self._standby is not None else "off"
             farm.beat_host(self._client, self._host, os.getpid(), psutil.virtual_memory().available, standby)

@@ -120,12 +120,19 @@ class ReplicaProcesses:
         if rank in self.processes:
             self.processes[rank].send_signal(signal.SIGKILL)
 
-    def stop(self) -> None:
-        """Ask for an orderly end: the leader first, which then tells its ranks to shut down."""
+    def stop(self, host_leaves: bool = False) -> None:
+        """Ask for an orderly end: the leader first, which then tells its ranks to shut down.
+
+        Where the host leaves the farm and the leader is on another, the group will go on without these ranks: they are
+        ended at once, so that it learns of it, instead of being driven on for as long as there is work.
+        """
         if not self.stopping:
             self.stop_by = time.monotonic() + STOP_LIMIT_S
             for rank in self._first():
-                self.processes[rank].terminate()
+                if host_leaves and 0 not in self.assignment.ranks:
+                    self.kill(rank)
+                else:
+                    self.processes[rank].terminate()
 
     def _first(self) -> list[int]:
         return [0] if 0 in self.processes else list(self.processes)

@@ -107,7 +107,7 @@ def test_an_overview_tells_what_runs_and_why_not(farm: Farm) -> None:
     overview = health.overviews(farm.client)[0]
     assert (overview.state, overview.queued) == ("loaded", 1)
     replica = overview.replicas[0]
-    assert (replica.host, replica.devices, replica.epoch, replica.seq) == ("h1", ["cpu", "cpu"], lease.epoch, 4)
+    assert (replica.host, replica.devices, replica.epoch, replica.seq) == ("h", ["cpu", "cpu"], lease.epoch, 4)
     health.write_poison(farm.client, MODEL, "r0", lease.epoch, 1, "desync", "differs")
     assert health.overview(farm.client, MODEL).state == "poisoned"
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from control.messages import Assignment, ModelSpec
@@ -121,6 +122,16 @@ def test_a_stop_asks_the_leader_first_and_then_the_others(scene: Scene) -> None:
     assert (exit.rank, exit.status) == (1, 0)
     scene.replica.spawn_missing()
     assert scene.replica.pids() == {}
+
+
+def test_ranks_whose_leader_is_elsewhere_end_at_once_when_their_host_leaves(scene: Scene) -> None:
+    """Its leader goes on and would drive them for ever; an unload instead asks them, and the leader drains."""
+    scene.replica.assignment = msgspec.structs.replace(scene.replica.assignment, ranks=[1, 2])
+    scene.start()
+    (scene.folder / "stubborn").touch()
+    scene.replica.stop(host_leaves=True)
+    assert [describe(scene.reap().status) for _ in range(2)] == ["killed by SIGKILL"] * 2
+    assert scene.lines("terminated") == []
 
 
 def test_who_does_not_stop_in_time_is_killed(scene: Scene) -> None:

@@ -89,13 +89,12 @@ def part(model: ModelSpec, ranks: list[int], device: str = "cpu") -> Assignment:
 
 
 def test_ranks_are_split_only_where_no_host_has_the_devices() -> None:
-    """One host that is large enough is preferred to two; else as few as will do; never GPUs and the CPU together."""
+    """One host that is large enough is preferred to two; else as few as will do."""
     small, large = Host("a", ("cuda:0",)), Host("b", ("cuda:0", "cuda:1"))
-    plain = Host("c")
     assert parts(plan([spec(tp=2)], [small, large], {})) == {"b": [(0, "cuda:0"), (1, "cuda:1")]}
-    split = parts(plan([spec(tp=3)], [small, large, plain], {}))
+    split = parts(plan([spec(tp=3)], [small, large], {}))
     assert split == {"b": [(0, "cuda:0"), (1, "cuda:1")], "a": [(2, "cuda:0")]}
-    [action] = plan([spec(tp=4)], [small, large, plain], {})
+    [action] = plan([spec(tp=4)], [small, large], {})
     assert isinstance(action, Unplaceable) and "4 devices of one kind" in action.why
 
 
@@ -112,6 +111,16 @@ def test_a_spread_model_uses_all_hosts_evenly() -> None:
     assert parts(plan([model], [Host("a"), Host("b")], {})) == {"a": [(0, "cpu"), (1, "cpu")], "b": [(2, "cpu")]}
     assert parts(plan([model], [Host("a")], {})) == {"a": [(0, "cpu"), (1, "cpu"), (2, "cpu")]}
     assert plan([model], [Host("a"), Host("b")], {"a": [part(model, [0, 1])], "b": [part(model, [2])]}) == []
+
+
+def test_a_spread_group_is_of_one_kind_and_as_even_as_the_devices_allow() -> None:
+    """A host without GPUs gets none of its ranks, and a small one no more than it has."""
+    small, large, plain = Host("a", ("cuda:0",)), Host("b", ("cuda:0", "cuda:1", "cuda:2")), Host("c")
+    given = parts(plan([spec(tp=4, spread=True)], [small, large, plain], {}))
+    assert {host: len(ranks) for host, ranks in given.items()} == {"a": 1, "b": 3}
+    assert {device for ranks in given.values() for _, device in ranks} == {"cuda:0", "cuda:1", "cuda:2"}
+    given = parts(plan([spec(tp=2, spread=True)], [small, large, plain], {}))
+    assert {host: len(ranks) for host, ranks in given.items()} == {"a": 1, "b": 1}
 
 
 def test_the_ranks_of_a_lost_host_join_those_that_live() -> None:
