@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from control.health.beats import HEARTBEAT_S, Beat, beat, heartbeats, read_epoch
+from control.health.beats import HEARTBEAT_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
 from control.health.overview import Overview, ReplicaOverview, overview, overviews
 from control.health.poisoning import Poison, last_poison, poison, read_poison, write_poison
 from control.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
@@ -28,6 +28,7 @@ __all__ = [
     "overviews",
     "poison",
     "read_epoch",
+    "read_led_epoch",
     "read_poison",
     "replica_state",
     "write_poison",
