@@ -9,6 +9,7 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
+from api.settings import MAX_BODY_BYTES
 from control import errors
 
 log = structlog.stdlib.get_logger(__name__)
@@ -68,8 +69,11 @@ _STATUS: list[tuple[type[errors.RequestError], int]] = [
 ]
 
 
-def problem(error: BaseException) -> Problem:
-    """Map any error to its status and body; what nobody foresaw is a 500 that tells nothing of the inside."""
+def problem(error: BaseException, asked: str = "this request") -> Problem:
+    """Map any error to its status and body; what nobody foresaw is a 500 that tells nothing of the inside.
+
+    `asked`: method and path, for the refusals that are about them.
+    """
     if isinstance(error, errors.RequestError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
         kind = {401: "authentication_error", 404: "not_found_error"}.get(status, "invalid_request_error")
@@ -87,7 +91,7 @@ def problem(error: BaseException) -> Problem:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
         return _problem(error.status, str(error), kind, None, error.code, retry)
     if isinstance(error, HTTPException):
-        return _framework_problem(error)
+        return _framework_problem(error, asked)
     return _problem(500, "The server failed on this request; it is logged.", "server_error", None, "internal_error")
 
 
@@ -102,17 +106,22 @@ def _default_code(error: errors.RequestError) -> str | None:
     return names.get(type(error))
 
 
-def _framework_problem(error: HTTPException) -> Problem:
+def _framework_problem(error: HTTPException, asked: str) -> Problem:
     """What the framework refused before a handler ran: no such route, wrong method, body too large, bad path."""
     status = error.status_code
     text = {
-        404: "Unknown request URL. See /v1/models for what is served here.",
-        405: "Method not allowed for this URL.",
-        413: "The request body is too large.",
+        404: f"Unknown request URL: {asked}. Check it for typos; the API's paths begin with /v1, as /v1/models.",
+        405: f"Method not allowed: {asked}. {_allowed(error)}",
+        413: f"The request body is larger than the {MAX_BODY_BYTES >> 20} MiB that are read. Send a smaller one.",
     }.get(status, str(error.detail))
     code = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}.get(status)
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return _problem(status, text, kind, None, code)
+
+
+def _allowed(error: HTTPException) -> str:
+    allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")
+    return f"Use {allowed}." if allowed else "Use another method."
 
 
 def _problem(
@@ -124,7 +133,7 @@ def _problem(
 
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The application's handler for every exception."""
-    found = problem(error)
+    found = problem(error, f"{request.method} {request.url.path}")
     if found.status == 500 and not isinstance(error, GenerationFailed):
         log.error("request failed unexpectedly", action="http_error", path=request.url.path, exc_info=error)
     return error_response(found, request_id=request.headers.get("x-request-id"))

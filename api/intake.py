@@ -16,12 +16,15 @@ from api.schemas.chat import ChatRequest, template_messages
 from api.schemas.completions import CompletionRequest
 from api.schemas.view import View, member_rid
 from api.settings import ApiSettings
-from control.errors import RequestError
+from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest
 from control.requests import Enqueue
 
 _IN_THREAD_CHARACTERS = 16_384
 """Longer prompts are tokenised in a thread, so that other clients' streams don't wait for them."""
+
+_SURELY_CHARACTERS = 8
+"""Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
 
 Body = ChatRequest | CompletionRequest
 
@@ -128,8 +131,17 @@ async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:
             )
         ]
 
+    context = served.assets.context_length
+
+    def encode_one(text: str) -> list[int]:
+        if len(text) > _SURELY_CHARACTERS * context and vocabulary.exceeds(text, context):
+            error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
+            error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
+            raise error
+        return vocabulary.encode(text)
+
     def encode() -> list[list[int]]:
-        return [vocabulary.encode(text) if isinstance(text, str) else text for text in texts]
+        return [encode_one(text) if isinstance(text, str) else text for text in texts]
 
     long = sum(len(text) for text in texts) > _IN_THREAD_CHARACTERS
     return await asyncio.to_thread(encode) if long else encode()

@@ -7,6 +7,8 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
+MAX_BODY_BYTES = 64 * 1024 * 1024
+
 
 def _api_id() -> str:
     """Unique per process and per start: a restarted process must not inherit the followers of its former life."""
@@ -25,7 +27,7 @@ class ApiSettings:
     api_id: str = field(default_factory=_api_id)
     host: str = "127.0.0.1"
     port: int = 8000
-    max_body_bytes: int = 64 * 1024 * 1024
+    max_body_bytes: int = MAX_BODY_BYTES
     max_queued_requests: int = 4096
     max_queued_tokens: int = 16 * 1024 * 1024
     keep_alive: float = 10.0

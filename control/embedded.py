@@ -61,7 +61,8 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+        # With a user name, because redis-cli 6.2 refuses `-u` with a password alone.
+        return f"redis://default:{self._password}@127.0.0.1:{self._port}/0"
 
     @property
     def pid(self) -> int | None:

@@ -41,11 +41,12 @@ class RequestError(FurrowError):
 class ContextLengthExceeded(RequestError):
     """Prompt and requested tokens don't fit the model's context."""
 
-    def __init__(self, prompt_tokens: int, max_tokens: int, context: int) -> None:
+    def __init__(self, prompt_tokens: int, max_tokens: int, context: int, *, at_least: bool = False) -> None:
+        bound = "at least " if at_least else ""
         super().__init__(
             f"This model's maximum context length is {context} tokens. However, you requested "
-            f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} in the completion). "
-            "Please reduce the length of the prompt or of the completion.",
+            f"{bound}{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, "
+            f"{max_tokens} in the completion). Please reduce the length of the prompt or of the completion.",
             param="messages",
             code="context_length_exceeded",
         )

@@ -23,6 +23,12 @@ def redact(_logger: Any, _method: str, event: structlog.typing.EventDict) -> str
     return event
 
 
+def drop_colours(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Drop uvicorn's second copy of each message, which is for terminals: a processor of structlog."""
+    event.pop("color_message", None)
+    return event
+
+
 def configure(style: str = "auto", level: str = "info") -> None:
     """Send structlog and the standard library's logging to standard error. `style`: json, console, or auto by tty."""
     as_json = style == "json" or (style == "auto" and not sys.stderr.isatty())
@@ -30,6 +36,7 @@ def configure(style: str = "auto", level: str = "info") -> None:
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.ExtraAdder(),
+        drop_colours,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]

@@ -65,10 +65,14 @@ class Rank:
                 self._executor.leave()
 
     def _wait_for_epoch(self, last: int) -> int | None:
-        """The first epoch after `last` that is not poisoned already; None when told to stop."""
+        """The first epoch after `last` that is led and not poisoned already; None when told to stop.
+
+        The newest epoch may have lost its leader with the whole host, unpoisoned and its commands still readable: a
+        fresh process that obeyed them would wait for peers that are gone.
+        """
         while not self.stopping:
             try:
-                epoch = health.read_epoch(self._client, self._model, self._replica)
+                epoch = health.read_led_epoch(self._client, self._model, self._replica)
                 poison = health.read_poison(self._client, self._model, self._replica)
                 if epoch > last and (poison is None or poison.epoch != epoch):
                     return epoch

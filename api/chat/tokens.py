@@ -14,6 +14,10 @@ from tokenizers import Tokenizer
 from api.chat.template import special_tokens
 from control.messages import ModelAssets
 
+_PIECE_CHARACTERS = 65_536
+_CUT_TOKENS = 1024
+"""What cutting a text may add at the two ends of a piece; far more than it does in practice."""
+
 
 class _AddedToken(msgspec.Struct):
     id: int
@@ -59,7 +63,23 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, exactly one BOS in front. Special tokens that the text spells out are special."""
-        return self._with_one_bos(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        # Of the tokenizer's calls only those for a batch let other threads run meanwhile.
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return self._with_one_bos(encoding.ids)
+
+    def exceeds(self, text: str, tokens: int) -> bool:
+        """Whether `text` is certainly longer than `tokens`, found in pieces: time and memory follow `tokens`.
+
+        False says only that `encode` is cheap enough to tell.
+        """
+        least = 0
+        for start in range(0, len(text), _PIECE_CHARACTERS):
+            if least > tokens:
+                return True
+            piece = text[start : start + _PIECE_CHARACTERS]
+            [encoding] = self.tokenizer.encode_batch_fast([piece], add_special_tokens=False)
+            least += max(0, len(encoding.ids) - _CUT_TOKENS)
+        return least > tokens
 
     def decode(self, ids: list[int]) -> str:
         """Text of a run of tokens, special tokens skipped."""

@@ -54,6 +54,7 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     audio: Any = None
     prediction: Any = None
     reasoning_effort: str | None = None
+    moderation: Any = None
     verbosity: str | None = None
     web_search_options: Any = None
     add_generation_prompt: bool | None = None
@@ -76,7 +77,7 @@ def parse_chat(body: bytes) -> ChatRequest:
     check_ranges(request)
     if not request.messages:
         raise RequestError("'messages' is empty; send at least one message.", param="messages")
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise RequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:

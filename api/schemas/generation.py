@@ -62,6 +62,8 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     # Hints without an effect on the answer.
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -93,7 +95,7 @@ def check_ranges(request: GenerationFields) -> None:
     for name, (low, high) in _RANGES.items():
         value = getattr(request, name, None)
         if value is not None and not low <= value <= high:
-            bound = f"between {low:g} and {high:g}" if high != float("inf") else f"at least {low:g}"
+            bound = f"between {low} and {high}" if high != float("inf") else f"at least {low}"
             raise RequestError(f"Invalid value for '{name}': {value} must be {bound}.", param=name)
     if request.repetition_penalty is not None and not 0 < request.repetition_penalty < float("inf"):
         raise RequestError(

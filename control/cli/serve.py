@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from control import catalog, health
+from control import catalog, farm, health
 from control.cli.options import build_spec, connect_to_farm, model_options, redis_option
 from control.cli.supervisor import Part, Supervisor
 from control.clients import SyncRedis
@@ -125,6 +125,11 @@ def desire(client: SyncRedis, spec: ModelSpec, alone: bool) -> None:
             if other.name != spec.name:
                 abandon(client, other.name, f"the model '{other.name}' is not served any more")
                 catalog.forget(client, other)
+        # An assignment left behind would start its ranks again, and they would bring their specification back.
+        for host in farm.known_hosts(client):
+            for assignment in farm.assignments(client, host):
+                if assignment.spec.name != spec.name:
+                    farm.remove_assignment(client, host, assignment.spec.name, assignment.replica)
         for replica in replica_names(spec):
             health.clear_status(client, spec.name, replica)
     catalog.put_spec(client, spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from control.health.beats import HEARTBEAT_S, Beat, beat, heartbeats, read_epoch
+from control.health.beats import HEARTBEAT_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
 from control.health.overview import Overview, ReplicaOverview, overview, overviews
 from control.health.poisoning import Poison, last_poison, poison, poison_history, read_poison, write_poison
 from control.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
@@ -29,6 +29,7 @@ __all__ = [
     "poison",
     "poison_history",
     "read_epoch",
+    "read_led_epoch",
     "read_poison",
     "replica_state",
     "write_poison",

@@ -63,6 +63,15 @@ def epoch_of(model: str, replica: str) -> Call[int]:
     return read("GET", ReplicaKeys(model, replica).epoch, parse=parse)
 
 
+def read_led_epoch(client: SyncRedis, model: str, replica: str) -> int:
+    """The epoch whose leader holds the lock now, 0 while nobody does."""
+
+    def parse(reply: str | None) -> int:
+        return int(reply.rpartition(":")[2]) if reply else 0
+
+    return run(client, read("GET", ReplicaKeys(model, replica).lock, parse=parse))
+
+
 def read_epoch(client: SyncRedis, model: str, replica: str) -> int:
     """As `epoch_of`, run."""
     return run(client, epoch_of(model, replica))

@@ -100,6 +100,8 @@ def _fetch(repository: str, name: str, revision: str, cache: Path) -> Path | Non
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
+    # It prints what it logs as well: once, in this process's form, is enough.
+    logging.getLogger("huggingface_hub").handlers.clear()
     try:
         return Path(hf_hub_download(repository, name, revision=revision, cache_dir=cache))
     except LocalEntryNotFoundError as error:  # the hub could not be reached; a subclass of the next

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,6 +144,19 @@ def test_it_leaves_a_poisoned_epoch_and_a_superseded_one(scene: RankScene, monke
     scene.lead()
     until(lambda: len(left) == 2, 5.0)
     assert isinstance(scene.ping(1), Pong)
+
+
+def test_it_does_not_obey_an_epoch_without_a_leader(redis: ReplicaRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that died whole leaves an epoch unpoisoned and its commands readable: a fresh rank waits for the next."""
+    old = redis.lead(WORLD)
+    send(redis.client, old, Ping(epoch=old.epoch, seq=1), WORLD)
+    redis.lapse()
+    begun: list[Lease] = []
+    # The next epoch begins once the rank has looked and found nothing to join.
+    monkeypatch.setattr("worker.rank.time", SimpleNamespace(sleep=lambda _s: begun.append(redis.lead(WORLD))))
+    rank = Rank(redis.another(), redis.blocking(), redis.another(), MODEL, REPLICA, Executor(1, WORLD, "cpu"))
+    joined = rank._wait_for_epoch(0)
+    assert [lease.epoch for lease in begun] == [joined]
 
 
 def test_its_heartbeat_tells_the_epoch_and_the_last_command(scene: RankScene) -> None:

@@ -36,6 +36,17 @@ def test_statuses(error: Exception, status: int, kind: str, code: str | None) ->
     assert "secret" not in found.body.error.message
 
 
+def test_what_the_framework_refuses_names_what_was_asked() -> None:
+    """Method and path of the request, and what to do instead."""
+    missing = problem(HTTPException(status_code=404), "GET /v2/models").body.error.message
+    assert "GET /v2/models" in missing and "/v1/models" in missing
+    wrong = HTTPException(status_code=405, headers={"allow": "POST, OPTIONS"})
+    assert problem(wrong, "GET /v1/completions").body.error.message == (
+        "Method not allowed: GET /v1/completions. Use POST, OPTIONS."
+    )
+    assert "64 MiB" in problem(HTTPException(status_code=413)).body.error.message
+
+
 def test_retry_after_in_both_units() -> None:
     """Whole seconds for HTTP, milliseconds for the SDKs."""
     assert problem(errors.QueueFull("m", 3, 2.4)).headers == {"retry-after": "2", "retry-after-ms": "2400"}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from tokenizers import Tokenizer, decoders, models, processors
+import threading
+import time
+from types import SimpleNamespace
 
+import pytest
+from tokenizers import Encoding, Tokenizer, decoders, models, processors
+
+from api.chat import tokens as tokens_module
 from api.chat.template import render
 from api.chat.tokens import Vocabulary
 from control.errors import TemplateFailed
@@ -34,6 +39,46 @@ def test_no_bos_where_the_model_has_none() -> None:
     assert Vocabulary(byte_assets(tokenizer_config={"bos_token": None})).encode("hi")[0] != BOS
     assert post_processed({"bos_token": "<s>", "add_bos_token": False}).encode("hi")[0] != BOS
     assert len(post_processed({"bos_token": "<s>", "add_bos_token": False}).encode("hi")) == 2
+
+
+def test_a_text_far_too_long_is_found_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certain only where the true count is above the limit, whatever the cuts add; nothing past the limit is read."""
+    monkeypatch.setattr(tokens_module, "_PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(tokens_module, "_CUT_TOKENS", 1)
+    vocabulary = Vocabulary(byte_assets(tokenizer_config={"bos_token": None}))
+    assert len(vocabulary.encode("a" * 1000)) == 1000
+    assert vocabulary.exceeds("a" * 1000, 980)
+    assert not vocabulary.exceeds("a" * 1000, 990)
+    pieces: list[str] = []
+    batch = vocabulary.tokenizer.encode_batch_fast
+
+    def counted(texts: list[str], **options: bool) -> list[Encoding]:
+        pieces.extend(texts)
+        return batch(texts, **options)
+
+    monkeypatch.setattr(vocabulary, "tokenizer", SimpleNamespace(encode_batch_fast=counted))
+    assert vocabulary.exceeds("a" * 10**6, 150)
+    assert len(pieces) == 2
+
+
+def test_a_long_prompt_lets_other_threads_run() -> None:
+    """The event loop goes on while a thread tokenises: its longest pause is a small part of the time that takes."""
+    vocabulary, text = Vocabulary(byte_assets()), "ab " * 500_000
+    pauses: list[float] = []
+    done = threading.Event()
+
+    def tokenise() -> None:
+        vocabulary.encode(text)
+        done.set()
+
+    began = last = time.perf_counter()
+    thread = threading.Thread(target=tokenise)
+    thread.start()
+    while not done.wait(0.001):
+        pauses.append(time.perf_counter() - last)
+        last = time.perf_counter()
+    thread.join()
+    assert max(pauses) < 0.5 * (time.perf_counter() - began)
 
 
 def test_bytes_of_byte_level_tokens() -> None:
