@@ -14,7 +14,7 @@ from control.commands import wait_for_work
 from control.connection import Call, run, run_all
 from control.errors import CollectiveFailed, GroupError, Lost, Poisoned, RedisUnavailable, RequestTooLarge
 from control.lease import Lease
-from control.messages import GenerateStep, RequestState, Sampling
+from control.messages import RequestState, Sampling
 from control.requests import Claims, EmitResult
 from worker.group import Group
 from worker.isolation import Isolation
@@ -167,7 +167,7 @@ class Serving:
     def _run_plan(self, plan: StepPlan, rows: list[Sequence]) -> dict[int, int]:
         """The token of each sampled row by its sid; negative where a row failed."""
         try:
-            result = self._group.step(lambda **at: self._command(plan, **at), self._sampler.bind(rows))
+            result = self._group.step(lambda **at: plan.command(self._lease.model, **at), self._sampler.bind(rows))
         except GroupError as error:
             raise Poisoned(PEER_FAILED if met_in_collective(error) else STEP_FAILED, str(error), 0) from error
         return dict(zip(result.sids, result.tokens, strict=True))
@@ -180,19 +180,6 @@ class Serving:
         plan = self._scheduler.plan()
         self._scheduler.applied(plan, self._run_plan(plan, [canary]))
         self._scheduler.drop(sid)
-
-    def _command(self, plan: StepPlan, *, epoch: int, seq: int) -> GenerateStep:
-        return GenerateStep(
-            epoch=epoch,
-            seq=seq,
-            model_id=self._lease.model,
-            sequences=plan.sequences,
-            tokens=plan.tokens,
-            offset=plan.offset,
-            sample=plan.sample,
-            left=plan.left,
-            paused=plan.paused,
-        )
 
     def _record(self, sequence: Sequence, token: int) -> None:
         """Take one sampled token: note it, and decide whether its choice ends with it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from control.messages import GenerateStep
 from worker.scheduling.sequence import Sequence
 
 
@@ -30,6 +31,20 @@ class StepPlan:
         """How many positions the step adds to each sequence's KV."""
         rows = zip(self.sequences, self.tokens, strict=True)
         return dict.fromkeys(self.continuing, 1) | {sid: len(tokens) for sid, tokens in rows}
+
+    def command(self, model_id: str, *, epoch: int, seq: int) -> GenerateStep:
+        """The plan as the ranks get it."""
+        return GenerateStep(
+            epoch=epoch,
+            seq=seq,
+            model_id=model_id,
+            sequences=self.sequences,
+            tokens=self.tokens,
+            offset=self.offset,
+            sample=self.sample,
+            left=self.left,
+            paused=self.paused,
+        )
 
     def feed(self, sequence: Sequence, count: int) -> None:
         """Add a row with the next `count` tokens of the sequence; the one that reaches its end is sampled."""
