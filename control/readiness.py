@@ -20,8 +20,8 @@ _TRY_EVERY_S = 0.25
 def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], None]) -> None:
     """Return once Redis answers and is fit for use; `say` gets a line every two seconds of waiting.
 
-    Raises RedisUnavailable after `seconds`, or at once for a wrong password; SettingsError for a server that is too
-    old or that evicts keys.
+    Raises RedisUnavailable after `seconds`, or at once for a wrong password; SettingsError for a database that
+    the server does not have, or a server that is too old or evicts keys.
     """
     began = time.monotonic()
     said = began - _SAY_EVERY_S
@@ -31,6 +31,11 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
             break
         except redis_errors.AuthenticationError as error:
             raise unavailable(client, error) from error
+        except redis_errors.ResponseError as error:
+            raise SettingsError(
+                f"Redis at {address(client)} answers, but not as its URL asks ({error}). "
+                "Check the number of the database after the last slash, and what its user may do."
+            ) from error
         except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
             now = time.monotonic()
             if now - began >= seconds:

@@ -63,6 +63,16 @@ def test_a_wrong_password_fails_at_once() -> None:
             assert "wrong" not in str(refused.value)
 
 
+def test_a_database_that_is_not_there_fails_at_once() -> None:
+    """The server's own words and the remedy, not a traceback."""
+    with (
+        serving(NEW) as server,
+        closing(connect(f"{server.url}?db=99")) as client,
+        pytest.raises(SettingsError, match=r"DB index is out of range.*number of the database"),
+    ):
+        wait_until_ready(client, 60, nothing_said)
+
+
 def test_a_server_that_evicts_is_refused() -> None:
     """A queue must not be thrown away for memory; the remedy is named."""
     options = ("maxmemory 100mb", "maxmemory-policy allkeys-lru")
