@@ -68,7 +68,7 @@ def test_a_rank_without_its_gpu_refuses_and_says_so_to_all(redis: ReplicaRedis, 
 
 def test_its_lines_name_it_and_it_stops_when_told(redis: ReplicaRedis, tmp_path: Path) -> None:
     """Model, replica, rank and epoch are on each line about an epoch; SIGTERM ends it with the status for that."""
-    lease, log = redis.lead(WORLD), tmp_path / "log"
+    lease, log = redis.lead_for_good(WORLD), tmp_path / "log"
     with rank_process(redis, log, "cpu") as process:
         until(lambda: heartbeats(redis.client, MODEL, REPLICA, WORLD)[1], 60.0)
         write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader is gone")

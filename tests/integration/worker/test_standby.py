@@ -165,7 +165,7 @@ def test_a_standby_becomes_a_rank_like_any_other(
 ) -> None:
     """It waits under its own name, whatever became of the model; then name, heartbeat, log and SIGTERM are a rank's."""
     monkeypatch.setenv("FURROW_LOG_FORMAT", "json")
-    lease = redis.lead(2)
+    lease = redis.lead_for_good(2)
     with (
         real_standby(redis, [str(tmp_path / "no model")]) as standby,
         replica_of(standby, redis.url) as replica,
@@ -193,7 +193,7 @@ def test_a_standby_becomes_a_rank_like_any_other(
 @pytest.mark.timeout(120)
 def test_a_standby_refuses_what_it_can_not_be(redis: ReplicaRedis) -> None:
     """Its exit status and its words are those of a rank: here a GPU that is not there."""
-    redis.lead(2)
+    redis.lead_for_good(2)
     with real_standby(redis, []) as standby, replica_of(standby, redis.url, "cuda:63") as replica:
         replica.attempts = 1
         replica.spawn_missing()
