@@ -12,6 +12,7 @@ import pytest
 from control.cli import cli
 from tests.unit.ops.command_line import parse
 from tests.unit.ops.compose_file import ROOT
+from worker.models.families import FAMILIES
 
 DOCUMENTS = [
     ROOT / name for name in ("docs/deployment.md", "docs/performance.md", "ops/runbook.md", "ops/redis-cli.md")
@@ -56,3 +57,10 @@ def test_links_lead_somewhere(path: Path) -> None:
     """Relative links name files that are there."""
     for target in re.findall(r"\]\(([^):#]+)", path.read_text()):
         assert (path.parent / target).exists(), target
+
+
+def test_the_engine_page_lists_the_families_that_are_served() -> None:
+    """The README sends readers there for the list, so it is the table's."""
+    page = (ROOT / "docs/engine.md").read_text()
+    [listed] = re.findall(r"^Served are (.*?)\.$", page, re.M | re.S)
+    assert sorted(listed.replace(" and ", " ").split(", ")) == sorted(FAMILIES)
