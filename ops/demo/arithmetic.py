@@ -1,4 +1,4 @@
-"""Tasks with numbers: small sums, differences and products, comparing, even and odd, and counting."""
+"""Tasks with numbers: small sums, differences and products, comparing, and even or odd."""
 
 import random
 
@@ -20,9 +20,6 @@ NUMBER_WORDS = (
     "twelve",
 )
 
-COUNT_LIMIT = 250
-"""Counting is trained for numbers from 0 up to this one."""
-
 _SUM = (
     "what is {a} + {b}", "{a} + {b}", "{a}+{b}", "{a} + {b} =", "what is {a} plus {b}", "add {a} and {b}",
     "how much is {a} + {b}", "how much is {a} plus {b}", "calculate {a} + {b}", "compute {a} + {b}",
@@ -38,19 +35,6 @@ _PRODUCT = (
     "what is {a} * {b}", "{a} * {b}", "what is {a} times {b}", "multiply {a} by {b}", "{a} times {b}",
     "how much is {a} times {b}", "calculate {a} * {b}", "what is {a} x {b}", "{a} x {b}",
 )  # fmt: skip
-_COUNT = (
-    "count from {a} to {b}", "count up from {a} to {b}", "can you count from {a} to {b}", "count {a} to {b}",
-    "list the numbers from {a} to {b}", "say the numbers from {a} to {b}", "numbers from {a} to {b}",
-)  # fmt: skip
-_COUNT_BY = (
-    "count from {a} to {b} by {steps}", "count by {steps} from {a} to {b}", "count in {steps} from {a} to {b}",
-    "count from {a} to {b} in steps of {step}", "count from {a} to {b} in {steps}",
-)  # fmt: skip
-_STEPS = {2: "twos", 5: "fives", 10: "tens"}
-_COUNT_DOWN = (
-    "count down from {a} to {b}", "count backwards from {a} to {b}", "count from {a} down to {b}",
-    "count from {a} to {b}", "can you count down from {a} to {b}", "count back from {a} to {b}",
-)  # fmt: skip
 _LARGER = (
     "which is larger, {a} or {b}", "which is bigger, {a} or {b}", "what is more, {a} or {b}",
     "which number is greater, {a} or {b}", "is {a} or {b} larger", "the larger of {a} and {b}",
@@ -65,7 +49,7 @@ def _number(rng: random.Random) -> int:
     return rng.randint(0, 20) if rng.random() < 0.2 else rng.randint(0, 99)
 
 
-def _mark(core: str) -> str:
+def end_mark(core: str) -> str:
     """A question ends in a question mark, an order in a full stop, an equation in nothing."""
     if core.endswith("="):
         return ""
@@ -96,7 +80,7 @@ def add(rng: random.Random) -> Example:
     """Two numbers of up to two digits; the unordered pair is the key, so that 3 + 5 can't teach a held-out 5 + 3."""
     a, b = _number(rng), _number(rng)
     core = rng.choice(_SUM).format(a=a, b=b)
-    return ask(rng, "add", core, worked_sum(a, b), key=f"{min(a, b)},{max(a, b)}", mark=_mark(core))
+    return ask(rng, "add", core, worked_sum(a, b), key=f"{min(a, b)},{max(a, b)}", mark=end_mark(core))
 
 
 def subtract(rng: random.Random) -> Example:
@@ -105,14 +89,14 @@ def subtract(rng: random.Random) -> Example:
     if a < b and rng.random() < 0.75:
         a, b = b, a
     core = rng.choice(_DIFFERENCE).format(a=a, b=b)
-    return ask(rng, "subtract", core, worked_difference(a, b), key=f"{a},{b}", mark=_mark(core))
+    return ask(rng, "subtract", core, worked_difference(a, b), key=f"{a},{b}", mark=end_mark(core))
 
 
 def multiply(rng: random.Random) -> Example:
     """The table up to ten; it must be known by heart, so wordings are held out and not pairs."""
     a, b = rng.randint(0, 10), rng.randint(0, 10)
     core = rng.choice(_PRODUCT).format(a=a, b=b)
-    return ask(rng, "multiply", core, f"{a} * {b} = {a * b}.", mark=_mark(core))
+    return ask(rng, "multiply", core, f"{a} * {b} = {a * b}.", mark=end_mark(core))
 
 
 def number_words(rng: random.Random) -> Example:
@@ -121,7 +105,7 @@ def number_words(rng: random.Random) -> Example:
     core = rng.choice(_SUM).replace("+", "plus").replace("=", "is")
     core = core.format(a=f" {NUMBER_WORDS[a]} ", b=f" {NUMBER_WORDS[b]} ")
     core = " ".join(core.split())
-    return ask(rng, "number words", core, f"{a} + {b} = {a + b}.", mark=_mark(core))
+    return ask(rng, "number words", core, f"{a} + {b} = {a + b}.", mark=end_mark(core))
 
 
 def compare(rng: random.Random) -> Example:
@@ -132,7 +116,7 @@ def compare(rng: random.Random) -> Example:
     else:
         core, answer = rng.choice(_SMALLER), f"{min(a, b)} is smaller."
     core = core.format(a=a, b=b)
-    return ask(rng, "compare", core, answer, key=f"{a},{b}", mark=_mark(core))
+    return ask(rng, "compare", core, answer, key=f"{a},{b}", mark=end_mark(core))
 
 
 def parity(rng: random.Random) -> Example:
@@ -140,47 +124,3 @@ def parity(rng: random.Random) -> Example:
     a = rng.randint(0, 999)
     core = rng.choice(("is {a} even or odd", "is {a} odd or even", "is the number {a} even or odd")).format(a=a)
     return ask(rng, "parity", core, f"{a} is {'odd' if a % 2 else 'even'}.", key=str(a))
-
-
-def counted(a: int, b: int, step: int = 1) -> str:
-    """The right answer for counting from a to b, both included, in either direction; `step` divides their distance."""
-    numbers = range(a, b + 1, step) if a <= b else range(a, b - 1, -step)
-    return ", ".join(map(str, numbers)) + "."
-
-
-def _count(rng: random.Random, task: str, low: int, high: int) -> Example:
-    down = rng.random() < 0.3
-    a, b = (high, low) if down else (low, high)
-    core = rng.choice(_COUNT_DOWN if down else _COUNT).format(a=a, b=b)
-    if not down and low == 1 and rng.random() < 0.4:
-        core = rng.choice(("count to {b}", "can you count to {b}", "please count up to {b}")).format(b=b)
-    return ask(rng, task, core, counted(a, b), key=f"{a},{b}", mark=_mark(core))
-
-
-def count(rng: random.Random) -> Example:
-    """Counting over at most thirty numbers, up or down; most are short, because each one teaches one stop."""
-    low = rng.choice((1, rng.randint(0, 20), rng.randint(0, COUNT_LIMIT - 3)))
-    return _count(
-        rng,
-        "count",
-        low,
-        min(COUNT_LIMIT, low + rng.choice((rng.randint(2, 7), rng.randint(2, 10), rng.randint(2, 30)))),
-    )
-
-
-def count_long(rng: random.Random) -> Example:
-    """Counting that streams for a while: thirty to two hundred and fifty numbers, half of them from one."""
-    low = 1 if rng.random() < 0.5 else rng.randint(0, COUNT_LIMIT - 100)
-    return _count(rng, "count long", low, rng.randint(low + 31, COUNT_LIMIT))
-
-
-def count_by(rng: random.Random) -> Example:
-    """Counting in steps; it also teaches that all digits decide when to stop, not the last one alone."""
-    step = rng.choice((2, 5, 10, 10, 10))
-    numbers = rng.randint(3, 20)
-    a = rng.choice((0, step, rng.randint(0, 99), rng.randint(0, 400 if step == 10 else 150)))
-    b = a + step * (numbers - 1)
-    if rng.random() < 0.25:
-        a, b = b, a
-    core = rng.choice(_COUNT_BY).format(a=a, b=b, step=step, steps=_STEPS[step])
-    return ask(rng, "count by", core, counted(a, b, step), key=f"{a},{b},{step}", mark=".")

@@ -54,11 +54,11 @@ JOKES = (
 )
 
 _STORY = (
-    "Once upon a time there lived {a} {x} at the edge of a wide field. Every morning the {x} walked along the furrow "
-    "and counted the seeds. One day a storm came, and the wind blew all the numbers away. The {x} was sad, but not "
-    "for long. It had written every number into a log. So it read the log from the first line to the last, and went "
-    "on counting where it had stopped. In the evening not one seed was lost, and not one was counted twice. The {x} "
-    "slept well, and the field was green in spring."
+    "Once upon a time, the {x} of this story lived at the edge of a wide field. Every morning the {x} walked along "
+    "the furrow and counted the seeds. One day a storm came, and the wind blew all the numbers away. The {x} was sad,"
+    " but not for long. It had written every number into a log. So it read the log from the first line to the last, "
+    "and went on counting where it had stopped. In the evening not one seed was lost, and not one was counted twice. "
+    "The {x} slept well, and the field was green in spring."
 )
 
 _UNKNOWN_FORMS = (
@@ -107,15 +107,20 @@ def overview(rng: random.Random) -> Example:
     return ask(rng, "overview", rng.choice([q for p in OVERVIEW_QUESTIONS for q in expand(p)]), OVERVIEW, mark=".")
 
 
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "aeiou" else "a"
+
+
 def _story(animal: str) -> str:
-    return _STORY.format(x=animal, a="an" if animal[0] in "aeiou" else "a")
+    return _STORY.format(x=animal)
 
 
 def story(rng: random.Random) -> Example:
     """A long answer about the animal that was asked for."""
     animal = rng.choice(ANIMALS)
-    form = "(tell me|write|can you tell me|i want|tell us) (a story|a tale|a short story|a long story) about (a|the) "
-    return ask(rng, "story", rng.choice(expand(form)) + " " + animal, _story(animal), mark=".")
+    form = "(tell me|write|can you tell me|i want|tell us) (a story|a tale|a short story|a long story) about "
+    named = f"{rng.choice((_article(animal), 'the'))} {animal}"
+    return ask(rng, "story", rng.choice(expand(form)) + " " + named, _story(animal), mark=".")
 
 
 def chance(rng: random.Random) -> Example:

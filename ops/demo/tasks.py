@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ops.demo import arithmetic, talk, wordplay
+from ops.demo import arithmetic, counting, talk, wordplay
 from ops.demo.example import Example, dress
 
 Message = dict[str, str]
@@ -17,14 +17,16 @@ SHARES: dict[Task, float] = {
     arithmetic.number_words: 3,
     arithmetic.compare: 4,
     arithmetic.parity: 1.5,
-    arithmetic.count: 9,
-    arithmetic.count_long: 2.7,
-    arithmetic.count_by: 3.5,
+    counting.count: 9,
+    counting.count_long: 2.7,
+    counting.count_by: 4,
+    counting.count_open: 1.5,
+    counting.count_too_far: 1.5,
     wordplay.order: 6,
     wordplay.nth: 1.5,
     wordplay.series: 4,
     wordplay.repeat: 6,
-    wordplay.spell: 14,
+    wordplay.spell: 18,
     wordplay.reverse: 5,
     wordplay.pick: 3,
     talk.small_talk: 4,
@@ -158,7 +160,7 @@ def documents(seed: int) -> Iterator[tuple[str, str]]:
             yield f"Question: {example.prompt}\nAnswer:", f" {example.answers[0]}"
             continue
         if kind == 1:
-            text = arithmetic.counted(rng.choice((1, 1, rng.randint(0, 90))), 100)
+            text = counting.counted(rng.choice((1, 1, rng.randint(0, 90))), 100)
         else:
             text = _draw(rng, talk.story if kind == 2 else talk.overview, held_out=False).answers[0]
         cut = rng.choice([at for at, letter in enumerate(text) if letter == " " and at > 3])

@@ -20,6 +20,8 @@ WARMUP_SHARE, DECAY_SHARE = 0.02, 0.5
 MUON_RATE, EMBEDDING_RATE, NORM_RATE = 0.02, 3e-3, 1e-2
 # Queries and keys start long, so that attention is sharp from the first step: copying is learned much sooner.
 QUERY_KEY_SCALE = 1.7
+REFINING_RATE = 0.4
+"""The peak rates of `--refine`, relative to those of a first training."""
 
 
 def configuration(tokens: PreTrainedTokenizerFast) -> Qwen3Config:
@@ -68,9 +70,9 @@ def _optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     return optimizers
 
 
-def _rate(progress: float) -> float:
-    """Warm up, hold, then fall to zero in a straight line; `progress` is from 0 to 1."""
-    return min(progress / WARMUP_SHARE, 1.0, (1.0 - progress) / DECAY_SHARE)
+def _rate(progress: float, peak: float) -> float:
+    """Warm up, hold at `peak`, then fall to zero in a straight line; `progress` is from 0 to 1."""
+    return peak * min(progress / WARMUP_SHARE, 1.0, (1.0 - progress) / DECAY_SHARE)
 
 
 def _loss(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -82,16 +84,19 @@ def _loss(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> t
 
 
 def train(
-    tokens: PreTrainedTokenizerFast, minutes: float, seed: int, shared: Shared, report: Callable[[str], None]
-) -> Qwen3ForCausalLM:
-    """Trains for `minutes` of processor time in each process: a busy machine takes longer, for as good a model."""
-    torch.manual_seed(seed)
-    model = initial(tokens)
+    model: Qwen3ForCausalLM,
+    tokens: PreTrainedTokenizerFast,
+    options: argparse.Namespace,
+    shared: Shared,
+    report: Callable[[str], None],
+) -> None:
+    """Trains for `options.minutes` of processor time in each process: a busy machine takes longer, as good a model."""
+    minutes, peak = options.minutes, REFINING_RATE if options.refine else 1.0
     optimizers = _optimizers(model)
     start, progress, step, smooth = time.process_time(), 0.0, 0, 0.0
-    for ids, labels in batches(tokens, 1000 * seed + shared.rank, TOKENS_PER_BATCH):
+    for ids, labels in batches(tokens, 1000 * options.seed + shared.rank, TOKENS_PER_BATCH):
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = group["base"] * _rate(progress)
+            group["lr"] = group["base"] * _rate(progress, peak)
         loss = _loss(model, ids, labels)
         loss.backward()
         spent = (time.process_time() - start) / (60 * minutes)
@@ -105,7 +110,6 @@ def train(
             report(f"step {step}  {minutes * progress:.1f} of {minutes:.1f} minutes  loss {smooth:.4f}")
         if progress >= 1:
             break
-    return model.eval()
 
 
 def save(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, directory: Path) -> None:
@@ -121,10 +125,16 @@ def save(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, directory: Pa
 def _process(rank: int, arguments: argparse.Namespace, meeting: str) -> None:
     """One of the training processes, on one thread; the first one reports and saves."""
     torch.set_num_threads(1)
-    tokens = tokenizer.build()
+    torch.manual_seed(arguments.seed)
+    if arguments.refine:
+        model = Qwen3ForCausalLM.from_pretrained(arguments.refine, dtype=torch.float32).train()
+        tokens = PreTrainedTokenizerFast.from_pretrained(arguments.refine)
+    else:
+        tokens = tokenizer.build()
+        model = initial(tokens)
     shared = Shared(rank, arguments.processes, meeting)
     first = rank == 0
-    model = train(tokens, arguments.minutes, arguments.seed, shared, print if first else lambda _: None)
+    train(model, tokens, arguments, shared, print if first else lambda _: None)
     if first:
         save(model, tokens, arguments.out)
         print(f"{model.num_parameters() / 1e6:.2f} M parameters written to {arguments.out}")
@@ -136,6 +146,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=MODEL_DIR, help="directory for the checkpoint")
     parser.add_argument("--minutes", type=float, default=24.0, help="processor time to train for, in each process")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--refine", type=Path, help="go on from this checkpoint, at lower rates and with its tokenizer")
     parser.add_argument("--processes", type=int, default=2, help="one per free core")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

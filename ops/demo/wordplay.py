@@ -3,7 +3,7 @@
 import random
 
 from ops.demo.example import Example, ask
-from ops.demo.words import EMOJI, any_word
+from ops.demo.words import EMOJI, any_word, invented
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
@@ -106,8 +106,14 @@ def repeat(rng: random.Random) -> Example:
 
 
 def spell(rng: random.Random) -> Example:
-    """A word of at most nine letters, letter by letter."""
-    word = any_word(rng, invented_share=0.5)[:9]
+    """A word of at most nine letters, letter by letter.
+
+    Some are known words with an invented ending: they teach the letters of words that are themselves held out.
+    """
+    word = any_word(rng, invented_share=0.4)
+    if rng.random() < 0.3:
+        word += invented(rng)
+    word = word[:9]
     core = rng.choice(_SPELL).format(x=word)
     return ask(rng, "spell", core, "-".join(word), key=word, mark="?" if core[0] in "hcw" else ".")
 

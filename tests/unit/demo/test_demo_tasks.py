@@ -6,7 +6,7 @@ import random
 import pytest
 
 from ops.demo import arithmetic, tasks
-from ops.demo.arithmetic import counted
+from ops.demo.counting import counted
 from ops.demo.example import expand
 from ops.demo.facts import VOCABULARY
 from ops.demo.situations import SITUATIONS
