@@ -1,0 +1,65 @@
+"""A leader's exchange with Redis: what a step produced goes out, what waits comes in, in one round trip."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from control import requests
+from control.clients import SyncRedis
+from control.commands import wait_for_work
+from control.connection import Call, run, run_all
+from control.errors import RedisUnavailable
+from control.lease import Lease
+from control.requests import Claims, Emission, EmitResult
+
+log = structlog.get_logger()
+
+AWAY_S = 0.2
+"""Between tries while Redis is away and a finished step is held."""
+
+T = TypeVar("T")
+
+
+class Exchange:
+    """One epoch's way to Redis. While Redis is away every call waits; `check` ends that when the epoch is over."""
+
+    def __init__(self, client: SyncRedis, blocking: SyncRedis, lease: Lease, check: Callable[[], None]) -> None:
+        self._client, self._blocking, self._lease, self._check = client, blocking, lease, check
+
+    def emit(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
+        """Emit the rows and run `claim`. Raises EpochOver."""
+        calls: list[Call[EmitResult] | Call[Claims]] = [requests.emit(self._lease, rows), claim]
+        emitted, claims = self.hold(lambda: run_all(self._client, calls))
+        for outcome in (emitted, claims):
+            if isinstance(outcome, Exception):
+                raise outcome
+        return emitted, claims
+
+    def wait_for_work(self, bell: str, block_ms: int) -> None:
+        """Return once the bell rang after `bell`, for a request, a cancel or poison, or after `block_ms`."""
+        try:
+            wait_for_work(self._blocking, self._lease, bell, block_ms)
+        except RedisUnavailable:
+            time.sleep(AWAY_S)
+
+    def try_once(self, call: Call[T]) -> T:
+        """Run one call. Raises RedisUnavailable."""
+        return run(self._client, call)
+
+    def held(self, call: Call[T]) -> T:
+        """Run one call, when Redis is there."""
+        return self.hold(lambda: run(self._client, call))
+
+    def hold(self, attempt: Callable[[], T]) -> T:
+        """Run `attempt` until Redis answers: a finished step is held, never thrown away, and nothing is poisoned."""
+        while True:
+            try:
+                return attempt()
+            except RedisUnavailable as error:
+                log.warning("holding the finished step until Redis is back", error=str(error))
+                self._check()
+                time.sleep(AWAY_S)
