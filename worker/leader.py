@@ -155,9 +155,10 @@ class Leader:
         siblings = Siblings(self._client, lease, self._spec)
         serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
         try:
-            serving.adopt()
-            serving.run(lambda: self.stopping)
-            self._wind_down(serving, group)
+            with exchange:  # and before the poison, which Redis would refuse the last tokens for
+                serving.adopt()
+                serving.run(lambda: self.stopping)
+                self._wind_down(serving, group)
         except EpochOver as over:
             if not isinstance(over, Fenced | Lost):
                 self._poison(lease, getattr(over, "kind", "epoch_over"), str(over))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import structlog
+
 from control import requests
 from control.connection import Call
 from control.errors import Lost, RequestTooLarge
@@ -15,6 +17,8 @@ from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
 
+log = structlog.get_logger()
+
 AHEAD_STEPS = 2
 """Prompts are claimed for this many steps ahead; the rest stays in the queue."""
 
@@ -26,6 +30,7 @@ class Roster:
         self._lease, self._exchange = lease, exchange
         self._scheduler, self._finisher = scheduler, finisher
         self._running: dict[str, RunningRequest] = {}
+        self._offered: dict[str, Emission] = {}
         self.isolation = Isolation(lease, exchange.held)
         self.bell = "0"
         """The id of the last ring of the bell that a claim has answered."""
@@ -69,7 +74,7 @@ class Roster:
             for sequence in request.live:
                 self._scheduler.drop(sequence.sid)
             request.end("error", str(error))
-            self._exchange.held(requests.emit(self._lease, [request.emission()]))
+            self._tell(request)
             del self._running[request.rid]
 
     # --- running ----------------------------------------------------------------------------------------------------
@@ -104,26 +109,37 @@ class Roster:
 
     # --- going out --------------------------------------------------------------------------------------------------
 
-    def emissions(self) -> list[Emission]:
-        return [request.emission() for request in self._running.values()]
+    def offer(self) -> list[Emission]:
+        """What to emit now. `settle` takes the answer, and comes before the next offer."""
+        self._offered = {rid: request.emission() for rid, request in self._running.items()}
+        return list(self._offered.values())
 
     def settle(self, result: EmitResult) -> None:
-        """Take Redis's answer to the emissions. Raises Lost where the logs are elsewhere than this leader."""
-        if result.behind:
-            # The log and this process disagree: the log is the truth, so start over from it.
-            raise Lost(f"the token log is elsewhere than this leader for {', '.join(result.behind)}")
+        """Take Redis's answer to the offer. Raises Lost where the logs are ahead of this leader: they are the truth."""
         for rid in result.taken:
             self._forget(rid)
-        for rid, request in list(self._running.items()):
-            request.emitted()
-            if not request.live:
-                del self._running[rid]
+        for rid, emission in self._offered.items():
+            request = self._running.get(rid)
+            if request is None:
+                continue
+            if rid in result.behind:
+                self._send_again(request, emission, result.behind[rid])
+            else:
+                request.emitted(emission)
+                if emission.done is not None:
+                    del self._running[rid]
         for rid in self.isolation.emitted(self._running):
             self._unseat(self._running[rid])
         for rid in result.cancelled:
             self._end(rid, "cancelled", "cancelled by the client")
         for rid in result.expired:
             self._end(rid, "expired", "the request's deadline passed")
+
+    def _send_again(self, request: RunningRequest, emission: Emission, expected: int) -> None:
+        """A log that has lost its end, as in a failover, gets it from this leader's memory with the next offer."""
+        if not request.rewind(emission, expected):
+            raise Lost(f"the token log of {request.rid} is elsewhere than this leader: it goes on with seq {expected}")
+        log.warning("the token log lost its end; sending it again", rid=request.rid, expected=expected)
 
     def give_back(self) -> None:
         """Put every running request back into its queue at once; another epoch continues it from its log."""
@@ -133,13 +149,23 @@ class Roster:
 
     def _end(self, rid: str, state: RequestState, cause: str) -> None:
         """End a running request from outside its own tokens."""
-        request = self._running.pop(rid, None)
-        if request is None:
+        request = self._running.get(rid)
+        if request is None or not request.live:  # it ended by itself meanwhile, and the next offer says so
             return
+        del self._running[rid]
         for sequence in request.live:
             self._scheduler.drop(sequence.sid)
         request.end("cancelled" if state == "cancelled" else "expired", cause)
-        self._exchange.held(requests.emit(self._lease, [request.emission(state)]))
+        self._tell(request, state)
+
+    def _tell(self, request: RunningRequest, state: RequestState = "finished") -> None:
+        """Emit a request's end by itself, outside a step's offer."""
+        while True:
+            emission = request.emission(state)
+            expected = self._exchange.held(requests.emit(self._lease, [emission])).behind.get(request.rid)
+            if expected is None:
+                return
+            self._send_again(request, emission, expected)
 
     def _forget(self, rid: str) -> None:
         """Another replica has taken the request."""

@@ -11,7 +11,7 @@ from control import requests
 from control.errors import CollectiveFailed, GroupError, Poisoned
 from control.lease import Lease
 from control.messages import Sampling
-from control.requests import Claims
+from control.requests import Claims, EmitResult
 from worker.exchange import Exchange
 from worker.group import Group
 from worker.progress import Progress
@@ -29,6 +29,9 @@ PEER_FAILED = "peer_failed"
 """The kind that it leaves where the leader met no more than another rank's failure, in a collective."""
 IDLE_BLOCK_MS = 500
 IDLE_PING_S = 5.0
+OVERLAP_BELOW_S = 0.03
+"""Where steps are shorter, Redis is heard while the next one runs. A longer step can afford to wait for Redis, and
+must: a cancel takes effect one step later where the answer comes during one."""
 
 
 def met_in_collective(error: GroupError) -> bool:
@@ -56,6 +59,9 @@ class Serving:
         self._lease, self._group, self._scheduler, self._roster = lease, group, scheduler, roster
         self._exchange, self._progress, self._check, self._siblings = exchange, progress, check, siblings
         self._sampler = StepSampler()
+        self._owed = False
+        """Whether the last step's tokens have not been offered to Redis yet."""
+        self.overlap_below_s = OVERLAP_BELOW_S
         self.steps = 0
         """Steps completed: acknowledged by every rank and emitted."""
 
@@ -100,6 +106,7 @@ class Serving:
                     self._group.ping()
                     self._progress.idle()
                     last_contact = time.monotonic()
+        self._deliver()
 
     def give_back(self) -> None:
         """Put every running request back into its queue at once; another epoch continues it from its log."""
@@ -132,15 +139,45 @@ class Serving:
         self._scheduler.applied(plan, {sid: token for sid, token in tokens.items() if token >= 0})
         for sequence in rows:
             self._record(sequence, tokens[sequence.sid])
-        emitted, claims = self._exchange.emit(self._roster.emissions(), self._roster.claim())
-        self.steps += 1
-        self._roster.settle(emitted)
-        self._roster.take(claims)
+        self._owed = True
+        self._heard(self._exchange.finish())
+        if not self._overlaps:
+            self._deliver()
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether Redis gets the last step's tokens while the next one runs, and not before.
+
+        While a crash is looked into each step must be known to have got through before the next one may crash.
+        """
+        quick = self._group.last_seconds < self.overlap_below_s
+        return quick and self._scheduler.has_work and not self._roster.isolation.watching
+
+    def _offer(self) -> None:
+        """Let the exchange begin. The next step's command is on its way by now: it must not wait behind this."""
+        if self._owed:
+            self._owed = False
+            self._exchange.start(self._roster.offer(), self._roster.claim())
+
+    def _deliver(self) -> None:
+        """Offer the last step's tokens and wait for the answer."""
+        if self._owed:
+            self._owed = False
+            self._heard(self._exchange.emit(self._roster.offer(), self._roster.claim()))
+
+    def _heard(self, answer: tuple[EmitResult, Claims] | None) -> None:
+        if answer is not None:
+            emitted, claims = answer
+            self.steps += 1
+            self._roster.settle(emitted)
+            self._roster.take(claims)
 
     def _run_plan(self, plan: StepPlan, rows: list[Sequence]) -> dict[int, int]:
         """The token of each sampled row by its sid; negative where a row failed."""
         try:
-            result = self._group.step(lambda **at: plan.command(self._lease.model, **at), self._sampler.bind(rows))
+            result = self._group.step(
+                lambda **at: plan.command(self._lease.model, **at), self._sampler.bind(rows), self._offer
+            )
         except GroupError as error:
             raise Poisoned(PEER_FAILED if met_in_collective(error) else STEP_FAILED, str(error), 0) from error
         return dict(zip(result.sids, result.tokens, strict=True))
