@@ -19,7 +19,7 @@ import structlog
 from control import requests
 from control.clients import SyncRedis
 from control.commands import wait_for_work
-from control.connection import Call, run, run_all
+from control.connection import Call, run, run_every
 from control.errors import Lost, RedisUnavailable
 from control.lease import Lease
 from control.requests import Claims, Emission, EmitResult
@@ -53,24 +53,25 @@ class Exchange:
         self._leaving.set()
         self._thread.shutdown()
 
-    def emit(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
+    def deliver(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
         """Emit the rows and run `claim`. Raises EpochOver."""
-        calls: list[Call[EmitResult] | Call[Claims]] = [requests.emit(self._lease, rows), claim]
-        emitted, claims = self.hold(lambda: run_all(self._client, calls))
-        for outcome in (emitted, claims):
-            if isinstance(outcome, Exception):
-                raise outcome
-        return emitted, claims
+        return self._round_trip(rows, claim)
 
     def start(self, rows: list[Emission], claim: Call[Claims]) -> None:
-        """As `emit`, in the background; `finish` brings the outcome."""
+        """As `deliver`, in the background; `finish` brings the outcome."""
         # A thread begins without its starter's context: model, rank and epoch belong on this one's lines too.
-        self._under_way = self._thread.submit(contextvars.copy_context().run, self.emit, rows, claim)
+        self._under_way = self._thread.submit(contextvars.copy_context().run, self._round_trip, rows, claim)
 
     def finish(self) -> tuple[EmitResult, Claims] | None:
         """Wait for what `start` began, None where nothing is under way. Raises EpochOver."""
         under_way, self._under_way = self._under_way, None
         return under_way.result() if under_way is not None else None
+
+    def _round_trip(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
+        calls: list[Call[EmitResult] | Call[Claims]] = [requests.emit(self._lease, rows), claim]
+        # Where Redis can serve only one of them just now both are sent again: what was done already is recognised.
+        emitted, claims = self.hold(lambda: run_every(self._client, calls))
+        return emitted, claims
 
     def wait_for_work(self, bell: str, block_ms: int) -> None:
         """Return once the bell rang after `bell`, for a request, a cancel or poison, or after `block_ms`."""

@@ -163,7 +163,7 @@ class Serving:
         """Offer the last step's tokens and wait for the answer."""
         if self._owed:
             self._owed = False
-            self._heard(self._exchange.emit(self._roster.offer(), self._roster.claim()))
+            self._heard(self._exchange.deliver(self._roster.offer(), self._roster.claim()))
 
     def _heard(self, answer: tuple[EmitResult, Claims] | None) -> None:
         if answer is not None:

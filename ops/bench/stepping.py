@@ -10,12 +10,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeVar
 
 from control.connection import Call, connect, connect_blocking, run
 from control.lease import Lease, acquire
 from control.messages import GenerateStep, GenerationRequest, ModelSpec, Sampling
-from control.requests import Enqueue, Enqueued, enqueue
+from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
 from worker.engine.step import Sample, StepResult
 from worker.exchange import Exchange
 from worker.executor import Executor
@@ -30,13 +31,22 @@ from worker.siblings import Siblings
 
 MODEL, REPLICA, API = "bench", "r0", "bench"
 TOKEN = 12_345
+T = TypeVar("T")
+
 PIECE = 150_000
 """Bytes hashed in one go, some 0.1 ms: as an engine does, it lets other threads run between kernels and inside them."""
 
 
-def hashing(pieces: int) -> Callable[[], None]:
-    """A step's computation: work that doesn't hold the interpreter, in pieces that do."""
+def hashing(seconds: float) -> Callable[[], None]:
+    """A step's computation, of about `seconds`: work that leaves the interpreter to others, piece by piece."""
     block = bytes(PIECE)
+
+    def piece() -> float:
+        started = time.perf_counter()
+        hashlib.sha256(block).digest()
+        return time.perf_counter() - started
+
+    pieces = round(seconds / min(piece() for _ in range(100)))
 
     def work() -> None:
         for _ in range(pieces):
@@ -46,15 +56,18 @@ def hashing(pieces: int) -> Callable[[], None]:
 
 
 class Metronome(Executor):
-    """An engine that answers every row with the same token after `work`."""
+    """An engine that answers every row with the same token after `work`; `seconds` has how long each of them took."""
 
     def __init__(self, world_size: int, work: Callable[[], None]) -> None:
         super().__init__(0, world_size, "cpu")
         self._work = work
         self._pending: set[int] = set()
+        self.seconds: list[float] = []
 
     def run_step(self, command: GenerateStep, sample: Sample | None) -> StepResult:
+        started = time.perf_counter()
         self._work()
+        self.seconds.append(time.perf_counter() - started)
         pending = self._pending - set(command.left) - set(command.paused) - set(command.sequences)
         rows = zip(command.sequences, command.sample, strict=True)
         sids = sorted(pending) + [sid for sid, sampled in rows if sampled]
@@ -63,48 +76,77 @@ class Metronome(Executor):
 
 
 class TimedExchange(Exchange):
-    """Remembers how long each of its round trips took, in seconds."""
+    """`seconds` is for how long it kept the step loop waiting, in all."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self.seconds: list[float] = []
+    seconds = 0.0
 
-    def emit(self, *args: object) -> object:  # type: ignore[override]
+    def deliver(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
         started = time.perf_counter()
-        try:
-            return super().emit(*args)  # type: ignore[arg-type]
-        finally:
-            self.seconds.append(time.perf_counter() - started)
+        answer = super().deliver(rows, claim)
+        self.seconds += time.perf_counter() - started
+        return answer
+
+    def finish(self) -> tuple[EmitResult, Claims] | None:
+        started = time.perf_counter()
+        answer = super().finish()
+        self.seconds += time.perf_counter() - started
+        return answer
 
 
-@dataclass
+class TimedGroup(Group):
+    """`seconds` is how long steps took in all: fan-out, handing the last step's tokens over, work, replies."""
+
+    seconds = 0.0
+
+    def step(self, build: Callable[..., GenerateStep], sample: Sample, sent: Callable[[], None]) -> StepResult:
+        started = time.perf_counter()
+        result = super().step(build, sample, sent)
+        self.seconds += time.perf_counter() - started
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where the time of one turn of the step loop went, in seconds."""
+
+    whole: float
+    exchange: float
+    """Waiting for what goes to Redis and comes from it: tokens and claims."""
+    group: float
+    """Fan-out, the step's work, and the ranks' replies."""
+    work: float
+
+    @property
+    def control(self) -> float:
+        """All of it that is there for Redis: the rest, besides the work, is the scheduler's and the requests'."""
+        return self.exchange + self.group - self.work
+
+
+@dataclass(frozen=True)
 class Loop:
-    """A leader with `rows` requests under way. `turns` are the seconds of each turn of its loop, `group` those of
-    fan-out, computation and replies."""
+    """A leader with requests under way."""
 
     serving: Serving
-    group: Group
+    group: TimedGroup
     exchange: TimedExchange
-    turns: list[float] = field(default_factory=list)
-    together: list[float] = field(default_factory=list)
+    engine: Metronome
 
-    def turn(self, count: int) -> None:
+    def turns(self, count: int) -> list[Turn]:
         """Run `count` more turns."""
-        self.turns.clear(), self.together.clear(), self.exchange.seconds.clear()
-        stamps: list[float] = []
+        stamps: list[tuple[float, float, float]] = []
+        self.engine.seconds.clear()
 
         def enough() -> bool:
-            stamps.append(time.perf_counter())
-            self.together.append(self.group.last_seconds)
+            stamps.append((time.perf_counter(), self.exchange.seconds, self.group.seconds))
             return len(stamps) > count
 
         self.serving.run(enough)
-        self.turns = [b - a for a, b in itertools.pairwise(stamps)]
-        del self.together[0]
+        spans = [[b - a for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(stamps)]
+        return [Turn(*span, work) for span, work in zip(spans, self.engine.seconds, strict=True)]
 
 
 @contextmanager
-def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], None]) -> Iterator[Loop]:
+def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], None], overlap: bool) -> Iterator[Loop]:
     """`rows` requests that go on for at least `steps` steps on an empty server, followed by one API process."""
     with ExitStack() as stack:
         client, pulse_client = (stack.enter_context(closing(connect(url))) for _ in range(2))
@@ -121,15 +163,19 @@ def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], None])
         pulse = Pulse(pulse_client, MODEL, REPLICA, lease.epoch, 0, tp, "cpu", progress, lease)
         stack.enter_context(pulse)
         executor = Metronome(tp, work)
-        group = Group(client, blocking, lease, executor, progress, pulse.check, "127.0.0.1")
+        group = TimedGroup(client, blocking, lease, executor, progress, pulse.check, "127.0.0.1")
         group.ping(60.0)
         scheduler = Scheduler(kv_tokens=rows * (steps + 100), token_budget=512, max_sequences=256)
-        exchange = TimedExchange(client, blocking, lease, pulse.check)
+        exchange = stack.enter_context(TimedExchange(client, blocking, lease, pulse.check))
         roster = Roster(lease, exchange, scheduler, Finisher(lambda ids: ""))
         siblings = Siblings(client, lease, ModelSpec(name=MODEL, source=""))
+        serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
+        if not overlap:
+            serving.overlap_below_s = 0.0
         for _ in range(rows):
             run(client, _request(steps + 50))
-        yield Loop(Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings), group, exchange)
+        serving.run(lambda: serving.busy)
+        yield Loop(serving, group, exchange, executor)
 
 
 def _request(tokens: int) -> Call[Enqueued]:
