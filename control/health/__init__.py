@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from control.health.beats import HEARTBEAT_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
+from control.health.beats import BEAT_LIFE_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
 from control.health.overview import Overview, ReplicaOverview, overview, overviews
 from control.health.poisoning import Poison, last_poison, poison, poison_history, read_poison, write_poison
 from control.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
 from control.health.status import AgentState, Status, clear_status, write_status
 
 __all__ = [
-    "HEARTBEAT_S",
+    "BEAT_LIFE_S",
     "STUCK_MS",
     "AgentState",
     "Beat",
