@@ -16,7 +16,9 @@ PREFIX = "furrow:"
 LOCK_MS = 2_000
 """Life of a replica's lock; renewed every quarter of it."""
 HEARTBEAT_MS = 2_000
-"""Life of a heartbeat; beaten every quarter of it."""
+"""Life of a host's and an API's heartbeat; beaten every quarter of it."""
+RANK_BEAT_MS = 1_500
+"""Life of a rank's heartbeat: with what its agent takes to look, a rank that hangs is found within 2 s."""
 COMMAND_MS = 60_000
 """Life of an epoch's command and reply streams, refreshed by each renewal of the lock."""
 COMMAND_LENGTH = 1_024
@@ -136,7 +138,7 @@ class ReplicaKeys:
     def replies(self, epoch: int) -> str:  # stream, capped: rank -> leader; 60 s
         return f"{self.base}reply:{epoch}"
 
-    def heartbeat(self, rank: int) -> str:  # hash: rank -> agents, api, operator; 2 s
+    def heartbeat(self, rank: int) -> str:  # hash: rank -> agents, api, operator; 1.5 s
         return f"{self.base}hb:{rank}"
 
     @property

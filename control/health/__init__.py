@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from control.health.beats import HEARTBEAT_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
+from control.health.beats import BEAT_LIFE_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
 from control.health.epochs import Formation, formations, note_formation
 from control.health.overview import Overview, ReplicaOverview, overview, overviews
 from control.health.poisoning import Poison, last_poison, poison, poison_history, read_poison, write_poison
@@ -10,7 +10,7 @@ from control.health.state import STUCK_MS, ReplicaState, ReplicaView, model_stat
 from control.health.status import AgentState, Status, clear_status, write_status
 
 __all__ = [
-    "HEARTBEAT_S",
+    "BEAT_LIFE_S",
     "STUCK_MS",
     "AgentState",
     "Beat",

@@ -6,7 +6,7 @@ import pytest
 
 from control import catalog, health
 from control.errors import Fenced
-from control.keys import HEARTBEAT_MS
+from control.keys import RANK_BEAT_MS
 from control.lease import Lease
 from control.messages import ModelAssets, ModelSpec
 from tests.contract.conftest import MODEL, Farm
@@ -34,7 +34,7 @@ def test_a_beat_is_heard_for_a_while(farm: Farm) -> None:
     lease = farm.lead()
     beat(farm, lease, 1, word(lease, seq=7))
     assert health.heartbeats(farm.client, MODEL, "r0", 2) == [None, word(lease, seq=7)]
-    assert 0 < farm.client.pttl(lease.keys.heartbeat(1)) <= HEARTBEAT_MS
+    assert 0 < farm.client.pttl(lease.keys.heartbeat(1)) <= RANK_BEAT_MS
 
 
 def test_an_older_epoch_is_not_heard(farm: Farm) -> None:
