@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis as redis_py
+from structlog.testing import capture_logs
 
 from control import catalog, health, requests
 from control.errors import GroupError, RedisUnavailable
@@ -282,6 +283,24 @@ def test_a_row_that_fails_ends_its_request_and_no_other(scene: LeaderScene, monk
     [failed] = [end for end in (scene.log("first")[-1], scene.log("second")[-1]) if end.finish == "error"]
     assert failed.token is None and "nan=1" in (failed.cause or "")
     assert scene.epoch() == before
+
+
+def test_a_step_that_fails_is_logged_with_its_requests(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks know sequences and say which command failed: the leader's line says whose it was."""
+    until(scene.epoch, 15.0)
+    real, faults = Executor.run_step, [MemoryError("once")]
+
+    def run_step(executor: Executor, command: Any, sample: Any) -> Any:
+        if faults and command.sequences:
+            raise faults.pop()
+        return real(executor, command, sample)
+
+    monkeypatch.setattr(Executor, "run_step", run_step)
+    with capture_logs() as lines:
+        scene.ask("r", max_tokens=3)
+        scene.answer("r")
+    [line] = [line for line in lines if line["event"] == "the step failed"]
+    assert list(line["requests"].values()) == ["r"] and line["seq"] > 0
 
 
 def test_the_phases_of_a_request_are_stamped(scene: LeaderScene) -> None:
