@@ -41,6 +41,21 @@ class GenerationFailed(errors.FurrowError):
         self.code, self.status = code, status
 
 
+class ShuttingDown(errors.FurrowError):
+    """This process drains and takes nothing new."""
+
+
+class StreamInterrupted(errors.FurrowError):
+    """This process ends in the middle of an answer that goes on. `place`: id of the last event sent, if any."""
+
+    def __init__(self, rid: str, place: str | None) -> None:
+        how = f"Last-Event-ID: {place}" if place else "its Idempotency-Key"
+        super().__init__(
+            f"This API process is shutting down; the answer goes on. Send the same request again with {how}, or "
+            f"GET /v1/requests/{rid}/events, to any API process; it waits for 30 seconds."
+        )
+
+
 class Problem(msgspec.Struct):
     """An error as HTTP tells it. `retry_after` in seconds, where trying again can help."""
 
@@ -86,6 +101,10 @@ def problem(error: BaseException, asked: str = "this request") -> Problem:
         return _problem(
             503, "The farm's Redis can't be reached. Retry shortly.", "server_error", None, "unavailable", 1.0
         )
+    if isinstance(error, ShuttingDown):
+        return _problem(503, str(error), "server_error", None, "shutting_down", 1.0)
+    if isinstance(error, StreamInterrupted):
+        return _problem(503, str(error), "server_error", None, "stream_interrupted", 1.0)
     if isinstance(error, GenerationFailed):
         retry = 1.0 if error.status == 503 else None
         kind = "invalid_request_error" if error.status < 500 else "server_error"
