@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from typing import Any, cast
 
@@ -38,7 +39,8 @@ class ClientConnection(HttpToolsProtocol):
         super().connection_made(transport)
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-            # The same for what waits in the kernel, where this process does not see it: a host that vanished.
+            # Linux counts from the first byte that the client leaves in the kernel, which this process does not see;
+            # it finds a host that vanished, too. Elsewhere the count below begins when the kernel takes no more.
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._patience * 1000))
 
@@ -52,6 +54,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_looking()
+        if isinstance(exc, OSError) and exc.errno == errno.ETIMEDOUT:
+            self._stalled()
         super().connection_lost(exc)
 
     def abort(self) -> None:
@@ -70,13 +74,16 @@ class ClientConnection(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() < self._left:
             self._look()  # slow, but it reads
             return
+        self._stalled()
+        self.abort()
+
+    def _stalled(self) -> None:
         log.warning(
             "a client takes nothing and is cut", action="cut_reader", client=self.client, waiting_bytes=self._left
         )
         cycle: Any = self.cycle
         if cycle is not None:
             cycle.scope[STALLED] = True
-        self.abort()
 
     def _stop_looking(self) -> None:
         if self._looking is not None:
