@@ -15,6 +15,7 @@ from api.settings import ApiSettings
 from control import logs
 from control.connection import connect
 from control.errors import FurrowError
+from control.listening import free_port
 from control.process import die_with_parent
 from control.readiness import wait_until_ready
 from control.settings import Settings
@@ -59,6 +60,7 @@ def main(
         settings = Settings.from_environment()
         if settings.has_parent:
             die_with_parent()
+        port = free_port(host, port)
         logs.configure(settings.log_format, settings.log_level)
         client = connect(settings.redis_url)
         wait_until_ready(client, settings.redis_wait_s, lambda line: click.echo(line, err=True))

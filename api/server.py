@@ -10,6 +10,7 @@ import structlog
 import uvicorn
 
 from api.connection import ClientConnection, ServerConfig
+from api.head import answering_head
 from api.process import Process
 
 log = structlog.stdlib.get_logger(__name__)
@@ -28,7 +29,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: Any, process: Process) -> None:
         settings = process.settings
         config = ServerConfig(
-            app,
+            answering_head(app),
             reader_timeout=settings.reader_timeout,
             host=settings.host,
             port=settings.port,
