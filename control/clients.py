@@ -34,7 +34,6 @@ LONGEST_BLOCK_MS = 10_000
 """A blocking read asks for at most this; the blocking client's time-out is longer and means a hung server."""
 
 
-
 def connect(url: str) -> SyncRedis:
     """A client for threads: short time-outs, no retries of its own. Connects at its first command."""
     return _connect(url, COMMAND_TIMEOUT_S)

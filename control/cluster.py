@@ -19,7 +19,7 @@ from control.shards import Batch, Command, Routing, Shards, routing_key
 from control.urls import Address
 
 ABSENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
-SCOUT_TIMEOUT_S = 1.0
+_SCOUTING: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
 """For a node that is asked for the table: a hung one must not keep the others' answer away."""
 
 
@@ -84,7 +84,7 @@ class Cluster(redis.Redis):
         """Read the table again if it is stale."""
         last: Exception = redis_errors.ConnectionError("the Cluster serves no slots yet")
         for place in self.shards.sources if self.shards.stale else ():
-            options = {**self._options, "socket_timeout": SCOUT_TIMEOUT_S, "socket_connect_timeout": SCOUT_TIMEOUT_S}
+            options: dict[str, Any] = self._options | _SCOUTING
             try:
                 with redis.Redis(host=place[0], port=place[1], **options) as scout:
                     scout.response_callbacks.pop("CLUSTER SLOTS", None)
@@ -161,7 +161,7 @@ class AsyncCluster(redis.asyncio.Redis):
         """Read the table again if it is stale."""
         last: Exception = redis_errors.ConnectionError("the Cluster serves no slots yet")
         for place in self.shards.sources if self.shards.stale else ():
-            options = {**self._options, "socket_timeout": SCOUT_TIMEOUT_S, "socket_connect_timeout": SCOUT_TIMEOUT_S}
+            options: dict[str, Any] = self._options | _SCOUTING
             try:
                 async with redis.asyncio.Redis(host=place[0], port=place[1], **options) as scout:
                     scout.response_callbacks.pop("CLUSTER SLOTS", None)

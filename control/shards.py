@@ -1,4 +1,4 @@
-"""Which node of a Redis Cluster serves which key, and the way of a batch of commands through redirections. Pure: no I/O.
+"""Which node of a Redis Cluster serves which key, and the way of commands through redirections. Pure: no I/O.
 
 redis-py has a Cluster client of its own. It asks the server where the keys of each EVALSHA and each XREAD are, one
 more round trip for every step of a leader; it connects when it is made; and one shard that is down fails a whole
@@ -20,7 +20,7 @@ MOST_HOPS = 5
 """Redirections that a command follows before its last answer stands."""
 
 _WITHOUT_KEY = frozenset(
-    "PING INFO CONFIG FLUSHALL FLUSHDB SCRIPT CLUSTER CLIENT TIME DBSIZE DEBUG ECHO WAIT KEYS SCAN".split()
+    ("PING", "INFO", "CONFIG", "FLUSHALL", "FLUSHDB", "SCRIPT", "CLUSTER", "CLIENT", "TIME", "DBSIZE", "DEBUG", "ECHO")
 )
 _KEY_AFTER_SUBCOMMAND = frozenset(("XINFO", "XGROUP", "OBJECT", "MEMORY"))
 
@@ -35,7 +35,7 @@ class Command:
 
 def routing_key(words: Sequence[Any]) -> str | None:
     """The key that decides which node gets the command; None for one without a key."""
-    flat = [*str(words[0]).split(" "), *words[1:]]
+    flat = [*str(words[0]).split(" "), *(word.decode() if isinstance(word, bytes) else word for word in words[1:])]
     name = str(flat[0]).upper()
     if name in _WITHOUT_KEY:
         return None

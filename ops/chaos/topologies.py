@@ -1,9 +1,9 @@
-"""A Redis Cluster, and a primary with a replica under Sentinels, as private servers: to see a farm live through failovers.
+"""A Redis Cluster, and a primary with a replica under Sentinels, as private servers to fail over.
 
-    with sentinel() as redis:
-        …  # a farm on redis.url
-        redis.lag()        # the replica hears no more of the primary
-        redis.fail_over()  # kill -9 of the primary; the replica takes over without what it has missed
+with sentinel() as redis:
+    …  # a farm on redis.url
+    redis.lag()        # the replica hears no more of the primary
+    redis.fail_over()  # kill -9 of the primary; the replica takes over without what it has missed
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ DOWN_AFTER_MS = 500
 """Silence after which a primary is taken for dead."""
 NAME = "farm"
 """The primary's name with the Sentinels."""
-_DATA = f'save ""\nrequirepass {PASSWORD}\nmasterauth {PASSWORD}\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1'
+_DATA = (
+    f'save ""\nrequirepass {PASSWORD}\nmasterauth {PASSWORD}\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1'
+)
 
 
 def _lag(primary: Node, replicas: Sequence[Node]) -> None:
@@ -84,7 +86,7 @@ class SentinelTopology:
 
 @contextmanager
 def sentinel(replicas: int = 1, sentinels: int = 3, binary: Path | None = None) -> Iterator[SentinelTopology]:
-    """A primary with replicas, each with the password PASSWORD, under as many Sentinels; ready when it is handed out."""
+    """A primary with replicas, each with the password PASSWORD, and the Sentinels; ready when it is handed out."""
     binary = binary or find_server().path
     with _folder() as folder:
         ports = free_ports(1 + replicas + sentinels)
