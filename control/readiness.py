@@ -21,9 +21,9 @@ _TRY_EVERY_S = 0.25
 def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], None]) -> None:
     """Return once Redis answers and is fit for use; `say` gets a line every two seconds of waiting.
 
-    Behind Sentinels it is the primary that must answer, of a Cluster every primary, with every slot served; an election
-    is waited for. Raises RedisUnavailable after `seconds`, or at once for a wrong password; SettingsError for a database
-    that the server does not have, or a server that is too old, evicts keys or is not what its URL says.
+    Behind Sentinels it is the primary that must answer, of a Cluster every primary, with every slot served; an
+    election is waited for. Raises RedisUnavailable after `seconds`, or at once for a wrong password; SettingsError for
+    a database that the server does not have, or a server that is too old, evicts keys or is not what its URL says.
     """
     began = time.monotonic()
     said = began - _SAY_EVERY_S
