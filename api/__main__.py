@@ -47,6 +47,13 @@ class Server(uvicorn.Server):
 @click.option("--grace", default=30.0, show_default=True, help="Seconds that open streams may go on after SIGTERM.")
 @click.option("--keep-alive", default=10.0, show_default=True, help="Seconds of silence after which a comment is sent.")
 @click.option("--max-queued", default=4096, show_default=True, type=click.IntRange(1), help="Requests; beyond it 429.")
+@click.option(
+    "--max-queue-wait",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds that a request may expect to wait; beyond it 429. 0: however long.",
+)
 def main(
     redis_url: str | None,
     host: str,
@@ -56,6 +63,7 @@ def main(
     grace: float,
     keep_alive: float,
     max_queued: int,
+    max_queue_wait: float,
 ) -> None:
     """Run one HTTP API process."""
     if redis_url:
@@ -81,6 +89,7 @@ def main(
             grace=grace,
             keep_alive=keep_alive,
             max_queued_requests=max_queued,
+            max_queue_wait=max_queue_wait,
         )
     )
 

@@ -27,6 +27,7 @@ remove(base, class, tenant, f[5])
 redis.call('HINCRBY', load, 'queued_tokens', tokens)
 redis.call('HINCRBY', load, 'enqueued', 1)
 local position = redis.call('HINCRBY', load, 'queued', 1)
+redis.call('HINCRBY', load, 'queued:' .. class, 1)
 local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
 redis.call('HDEL', KEYS[3], 'suspect') -- suspicion belongs to the replica whose group it was in
 redis.call('HSET', KEYS[3], 'state', 'queued', 'owner', '', 'entry', entry, 'ticket', whole(claimed + position))
