@@ -1,7 +1,9 @@
 -- How fast a model works its queue off; needs clock. Only the time in which something waits although a leader has just
 -- claimed all it had room for says anything about that: `busy_ms`, with the requests that ended in it, `busy_ends`.
--- Both fade together, over about half a minute.
-local DRAIN_WINDOW_MS = 30000
+-- `busy_since` is the moment up to which it is counted, absent while nothing waits. Both fade with each end, so that
+-- the last DRAIN_ENDS count, whether they took a second or minutes; and with the time in which nothing waits.
+local DRAIN_ENDS = 16
+local DRAIN_IDLE_MS = 30000
 -- The books are kept this often, not with every step; a longer silence (a recovery, a load) is not counted as work.
 local DRAIN_TICK_MS = 100
 local DRAIN_GAP_MS = 5000
@@ -14,10 +16,15 @@ local function account_for_claim(base, now)
   if (not waits and not since) or (waits and since and now - since < DRAIN_TICK_MS) then
     return
   end
-  local fade = math.exp(-math.max(0, now - tonumber(was[5] or whole(now))) / DRAIN_WINDOW_MS)
-  local busy = tonumber(was[3] or '0') * fade + (since and math.min(now - since, DRAIN_GAP_MS) or 0)
-  redis.call('HSET', load, 'busy_ms', string.format('%.3f', busy), 'busy_at', whole(now),
-    'busy_ends', string.format('%.6f', tonumber(was[4] or '0') * fade))
+  local busy, ends = tonumber(was[3] or '0'), tonumber(was[4] or '0')
+  if since then
+    busy = busy + math.min(now - since, DRAIN_GAP_MS)
+  else
+    local fade = math.exp(-math.max(0, now - tonumber(was[5] or whole(now))) / DRAIN_IDLE_MS)
+    busy, ends = busy * fade, ends * fade
+  end
+  redis.call('HSET', load, 'busy_ms', string.format('%.3f', busy), 'busy_ends', string.format('%.3f', ends),
+    'busy_at', whole(now))
   if waits then
     redis.call('HSET', load, 'busy_since', whole(now))
   else
@@ -25,14 +32,27 @@ local function account_for_claim(base, now)
   end
 end
 
--- Milliseconds in which `ahead` requests will have gone, or nil where too little has been seen to say: a farm that was
--- idle just now, or one that began to be busy. The next end is taken to be due now, so no estimate is for ever.
+-- A request that ran has ended while others wait.
+local function account_for_end(base)
+  local load = base .. 'load'
+  local was = redis.call('HMGET', load, 'busy_since', 'busy_ms', 'busy_ends')
+  if was[1] then
+    local fade = 1 - 1 / DRAIN_ENDS
+    redis.call('HSET', load, 'busy_ms', string.format('%.3f', tonumber(was[2] or '0') * fade),
+      'busy_ends', string.format('%.3f', tonumber(was[3] or '0') * fade + 1))
+  end
+end
+
+-- Milliseconds in which `ahead` requests will have gone, or nil where that can't be told: nothing waited at the last
+-- claim, or too little has been seen since: neither a few ends nor TOO_LONG times the `patience` (ms) without them.
+-- The next end is taken to be due now, so no estimate is for ever.
 local ENDS_ENOUGH = 4
+local TOO_LONG = 10
 
 local function expected_wait(base, ahead, patience)
-  local was = redis.call('HMGET', base .. 'load', 'busy_ms', 'busy_ends')
-  local busy, ends = tonumber(was[1] or '0'), tonumber(was[2] or '0')
-  if busy == 0 or (ends < ENDS_ENOUGH and busy < patience) then
+  local was = redis.call('HMGET', base .. 'load', 'busy_since', 'busy_ms', 'busy_ends')
+  local busy, ends = tonumber(was[2] or '0'), tonumber(was[3] or '0')
+  if not was[1] or busy == 0 or (ends < ENDS_ENOUGH and busy < TOO_LONG * patience) then
     return nil
   end
   return ahead * busy / (ends + 1)

@@ -1,18 +1,15 @@
--- Ending a request; needs clock and queue.
+-- Ending a request; needs clock, queue and drain.
 
 -- Exponentially decaying estimate of how many requests end per second, over about half a minute.
 local RATE_WINDOW_MS = 30000
 
-local function count_end(base, ran, now)
+local function count_end(base, now)
   local load = base .. 'load'
-  local was = redis.call('HMGET', load, 'rate', 'rate_at', 'busy_since')
+  local was = redis.call('HMGET', load, 'rate', 'rate_at')
   local elapsed = math.max(0, now - tonumber(was[2] or whole(now)))
   local rate = tonumber(was[1] or '0') * math.exp(-elapsed / RATE_WINDOW_MS) + 1000 / RATE_WINDOW_MS
   redis.call('HSET', load, 'rate', string.format('%.6f', rate), 'rate_at', whole(now))
   redis.call('HINCRBY', load, 'ended', 1)
-  if ran and was[3] then
-    redis.call('HINCRBYFLOAT', load, 'busy_ends', 1)
-  end
 end
 
 -- What every end has in common: out of the queue, prompt dropped, and only the retention left to live.
@@ -31,7 +28,10 @@ local function close_request(base, rid, state, now)
   if was[6] and was[6] ~= '' then
     redis.call('PEXPIRE', base .. 'idem:' .. was[3] .. ':' .. was[6], RETENTION_MS)
   end
-  count_end(base, was[1] == 'running', now)
+  count_end(base, now)
+  if was[1] == 'running' then
+    account_for_end(base)
+  end
 end
 
 -- End a request that no leader will end: a final log entry for each choice that has none, told to its followers.

@@ -10,9 +10,9 @@
 --@include poisoned
 --@include turns
 --@include queue
+--@include drain
 --@include ending
 --@include claimed
---@include drain
 local token, base, replica = ARGV[1], ARGV[2], ARGV[3]
 local room, room_tokens, ahead = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
 local refused = fence(token) or poisoned(token)

@@ -11,6 +11,7 @@
 --@include poisoned
 --@include turns
 --@include queue
+--@include drain
 --@include ending
 local token, base = ARGV[1], ARGV[2]
 local refused = fence(token) or poisoned(token)

@@ -34,8 +34,8 @@ def say(line: str) -> None:
 def private_farm(spec: ModelSpec, replicas: tuple[int, ...], *api_options: str) -> Iterator[tuple[str, str, list[str]]]:
     """Serve `spec` once per number in `replicas`, under names of their own; yields the API's URL, Redis's, the names.
 
-    `api_options` are those of `furrow api`. The parts log errors only, unless FURROW_LOG_LEVEL says otherwise. Raises ModelUnavailable where a replica can't be
-    served.
+    `api_options` are those of `furrow api`. The parts log errors only, unless FURROW_LOG_LEVEL says otherwise.
+    Raises ModelUnavailable where a replica can't be served.
     """
     names = [spec.name] if len(replicas) == 1 else [f"{spec.name}-{index + 1}" for index in range(len(replicas))]
     with ExitStack() as stack:

@@ -22,9 +22,9 @@ from ops.bench.summary import Summary, summarise
 
 MODEL = "demo"
 USERS = 5
-MAX_TOKENS = 128
-PROMPT_BYTES = 48
-SATURATING = 32
+MAX_TOKENS = 48
+PROMPT_BYTES = 320
+SATURATING = 8
 """Clients that keep the farm's slots full while its capacity is measured."""
 TTFT_FACTOR = 1.5
 GROWTH_MIB = 32.0
@@ -58,7 +58,7 @@ class Phase:
 @click.option("--seconds", default=60.0, show_default=True, help="Of the nominal load, and of the overload.")
 @click.option("--calibrate", default=15.0, show_default=True, help="Seconds in which the capacity is measured.")
 @click.option("--times", default=10.0, show_default=True, help="Overload, as a multiple of the capacity.")
-@click.option("--kv-tokens", default=1024, show_default=True, help="KV memory: it bounds how many run at once.")
+@click.option("--kv-tokens", default=400, show_default=True, help="KV memory: it bounds how many run at once.")
 @click.option("--max-queue-wait", default=None, type=float, help="Of the API [default: the API's own default].")
 def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max_queue_wait: float | None) -> None:
     """Measure a private farm (demo, one CPU rank) at its capacity and far beyond.

@@ -111,7 +111,7 @@ def test_one_tenant_can_not_shut_the_others_out(farm: Farm) -> None:
 
 def busy(farm: Farm, seconds: float, ends: float) -> None:
     """The queue was worked off for so long lately, and so many requests ended meanwhile."""
-    farm.client.hset(farm.keys.load, mapping={"busy_ms": 1000 * seconds, "busy_ends": ends})
+    farm.client.hset(farm.keys.load, mapping={"busy_ms": 1000 * seconds, "busy_ends": ends, "busy_since": 1})
 
 
 def test_the_queue_is_bounded_by_the_wait_to_be_expected(farm: Farm) -> None:
@@ -139,17 +139,17 @@ def test_the_wait_counts_turns_and_classes(farm: Farm) -> None:
         farm.put("d0", tenant="d", priority="low", max_queue_wait_ms=2000)
 
 
-@pytest.mark.parametrize(("seconds", "ends"), [(0.0, 0.0), (1.0, 0.0), (1.9, 3.9)])
+@pytest.mark.parametrize(("seconds", "ends"), [(0.0, 0.0), (19.0, 0.0), (19.0, 3.9)])
 def test_nobody_is_refused_by_a_guess(farm: Farm, seconds: float, ends: float) -> None:
-    """An idle farm, or one that has been busy for less than the limit and saw hardly an end, has no rate yet."""
+    """A farm that was hardly busy, or saw hardly an end and not for long, has no rate yet."""
     busy(farm, seconds, ends)
     for index in range(20):
         farm.put(f"a{index}", max_queue_wait_ms=2000)
 
 
 def test_a_busy_farm_that_ends_nothing_is_believed_in_the_end(farm: Farm) -> None:
-    """After the limit without an end the next one is taken to be due: one waits at once, more are too many."""
-    busy(farm, seconds=2.5, ends=0)
+    """After ten times the limit without an end the next one is taken to be due: one may wait, more are too many."""
+    busy(farm, seconds=21, ends=0)
     farm.put("a", max_queue_wait_ms=2000)
     with pytest.raises(QueueFull):
         farm.put("b", max_queue_wait_ms=2000)
@@ -172,6 +172,29 @@ def test_the_rate_is_taken_only_while_something_waits(farm: Farm) -> None:
     assert 250 < float(farm.client.hget(farm.keys.load, "busy_ms") or 0) < 5000
     farm.claim(lease)
     assert farm.client.hget(farm.keys.load, "busy_since") is None
+
+
+def test_a_burst_on_a_farm_with_room_is_not_judged_by_an_old_rate(farm: Farm) -> None:
+    """Where the last claim left nothing waiting there is room, however slow the farm was before."""
+    busy(farm, seconds=100, ends=10)
+    farm.client.hdel(farm.keys.load, "busy_since")
+    for index in range(20):
+        farm.put(f"a{index}", max_queue_wait_ms=1000)
+
+
+def test_only_the_last_ends_count(farm: Farm) -> None:
+    """A rate of long ago is forgotten after some ends, fast or slow."""
+    busy(farm, seconds=1000, ends=16)
+    lease = farm.lead()
+    for index in range(101):
+        farm.put(f"a{index}")
+    for index in range(100):
+        farm.claim(lease, requests_=1)
+        farm.emit(lease, Emission(f"a{index}", 1, [last(1)], "finished"))
+    farm.client.hset(farm.keys.load, "busy_since", 1)
+    farm.claim(lease, requests_=0)
+    assert 15 < float(farm.client.hget(farm.keys.load, "busy_ends") or 0) <= 16
+    assert float(farm.client.hget(farm.keys.load, "busy_ms") or 0) < 40_000
 
 
 def test_a_claim_makes_room(farm: Farm) -> None:
