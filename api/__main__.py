@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
 @click.option("--max-queued", default=4096, show_default=True, type=click.IntRange(1), help="Requests; beyond it 429.")
 @click.option(
     "--max-queue-wait",
-    default=5.0,
+    default=3.0,
     show_default=True,
     type=click.FloatRange(0),
     help="Seconds that a request may expect to wait; beyond it 429. 0: however long.",

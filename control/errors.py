@@ -90,8 +90,10 @@ class QueueFull(FurrowError):
 
     def __init__(self, model: str, queued: int, retry_after: float, bound: str = "requests") -> None:
         why = "the wait would be too long" if bound == "wait" else f"it holds as many {bound} as it may"
+        remedy = ", or send it with priority low, which waits as long as it takes" if bound == "wait" else ""
         super().__init__(
-            f"The queue of model '{model}' is full: {why} ({queued} requests waiting). Retry in {retry_after:.0f} s."
+            f"The queue of model '{model}' is full: {why} ({queued} requests waiting). "
+            f"Retry in {retry_after:.0f} s{remedy}."
         )
         self.model, self.queued, self.retry_after, self.bound = model, queued, retry_after, bound
 

@@ -18,6 +18,7 @@ from ops.bench.ask import Answer, ask, now_ms
 from ops.bench.client import Base
 from ops.bench.farm import private_farm, say
 from ops.bench.figures import Figure, conclude
+from ops.bench.load import NOBODY_REFUSED
 from ops.bench.machine import describe
 from ops.bench.prompts import prompt
 from ops.bench.stamps import StampCollector
@@ -76,7 +77,7 @@ def fairness(seconds: float, settle: float, kv_tokens: int, backlog: int) -> Non
     click.echo(describe())
     spec = ModelSpec(name=MODEL, source=model_source("demo"), devices=["cpu"], kv_tokens=kv_tokens)
     # The backlog is the point here, so nobody is refused for it.
-    with private_farm(spec, (1,), "--max-queue-wait", "0") as (url, redis_url, _):
+    with private_farm(spec, (1,), *NOBODY_REFUSED) as (url, redis_url, _):
         load = asyncio.run(drive(Base.of(url), redis_url, seconds, settle, backlog))
     failed = [answer.error for answer in load.answers if answer.error is not None]
     figures = [Figure("requests that failed", len(failed), 0)]
