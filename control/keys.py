@@ -25,6 +25,7 @@ COMMAND_LENGTH = 1_024
 """Entries kept in a command or reply stream."""
 BELL_LENGTH = 128
 POISONS_LENGTH = 64
+EPOCHS_LENGTH = 64
 DEAD_LENGTH = 1_000
 SUSPECTS_MS = 86_400_000
 """Life of what a leader wrote down about a crash; as long as a request may live, and removed long before."""
@@ -158,6 +159,10 @@ class ReplicaKeys:
     @property
     def poisons(self) -> str:  # stream, capped: the history of poison; also wakes blocked leaders and ranks
         return f"{self.base}poisons"
+
+    @property
+    def epochs(self) -> str:  # stream, capped: leader -> operator; when each epoch was led, gathered, joined, loaded
+        return f"{self.base}epochs"
 
     @property
     def suspects(self) -> str:  # string, JSON docket: leader after a crash -> the next leader; until all got on

@@ -47,8 +47,8 @@ def hang(streams: int, times: int, calm: float, burners: int) -> None:
             for rank, name in ((0, "leader"), (1, "rank 1")):
                 struck = strike(farm, streams, rank, signal.SIGSTOP)
                 strikes.append(struck)
-                say(f"{name} stopped: found after {struck.poison_s:.2f} s, next token after {struck.gap_s:.2f} s")
-    found, gap = summarise([s.poison_s for s in strikes]), summarise([s.gap_s for s in strikes])
+                say(f"{name} stopped: found after {struck.found_s:.2f} s, next token after {struck.gap_s:.2f} s")
+    found, gap = summarise([s.found_s for s in strikes]), summarise([s.gap_s for s in strikes])
     click.echo(
         f"found: p50 {found.p50:.2f} s, p99 {found.p99:.2f} s; next token: p50 {gap.p50:.2f} s, worst {gap.max:.2f} s"
     )

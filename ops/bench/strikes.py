@@ -7,8 +7,10 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tokenizers import Tokenizer
 
@@ -19,18 +21,20 @@ from control.connection import connect, read, run
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.requests import Enqueue, enqueue, read_log
 from ops.bench.farm import private_farm
+from ops.bench.phases import Phases, observe, poisoned_at
 
 MODEL = "demo"
+LENGTH = 160
+"""Tokens of a request, unless said otherwise."""
 PROMPT = "<|im_start|>user\nCount from 1 to 100.<|im_end|>\n<|im_start|>assistant\n"
 STRIKE_AT = 40
 """Tokens in the first request's log when the fault strikes."""
-LENGTH = 160
 LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A farm of the demonstration model (two CPU ranks, float64), and what it says to PROMPT when undisturbed."""
+    """A farm of one model on two CPU ranks, and what it says to PROMPT when undisturbed."""
 
     client: SyncRedis
     prompt: list[int]
@@ -39,63 +43,68 @@ class Scene:
 
 @dataclass(frozen=True)
 class Strike:
-    """One signal under load: seconds until the epoch was poisoned (the fault was found), until the next epoch began (a
-    process was there and took the lock) and until the first request's log grew again (the group formed, loaded,
-    prefilled); how many of the streams ended as undisturbed."""
+    """One signal under load: seconds until the first request's log grew again, and where they went; how many of the
+    streams ended as undisturbed."""
 
-    poison_s: float
-    epoch_s: float
     gap_s: float
+    phases: Phases
     same: int
     streams: int
 
+    @property
+    def found_s(self) -> float:
+        """Seconds until the epoch was poisoned."""
+        return self.phases.detect / 1000
+
 
 @contextmanager
-def scene() -> Iterator[Scene]:
-    """Raises ModelUnavailable where the farm can't be started."""
-    spec = ModelSpec(name=MODEL, source=model_source("demo"), tp=2, devices=["cpu", "cpu"], dtype="float64")
-    with private_farm(spec, (1,)) as (_, redis_url, _):
-        client = connect(redis_url)
-        prompt = Tokenizer.from_file(f"{spec.source}/tokenizer.json").encode(PROMPT).ids
-        [expected] = finished(client, [submit(client, prompt)])
+def scene(shape: str | None = None, length: int = LENGTH) -> Iterator[Scene]:
+    """The demonstration model in float64, or a random one of that shape in float32; requests of `length` tokens.
+
+    Raises ModelUnavailable where the farm can't be started.
+    """
+    with ExitStack() as stack:
+        source, dtype = model_source("demo"), "float64"
+        if shape is not None:
+            from ops.bench.random_model import build  # needs torch, which the demonstration model does not
+
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
+            source, dtype = str(build(shape, folder, "float32")), "float32"
+        spec = ModelSpec(name=MODEL, source=source, tp=2, devices=["cpu", "cpu"], dtype=dtype)
+        _, redis_url, _ = stack.enter_context(private_farm(spec, (1,)))
+        client = stack.enter_context(connect(redis_url))
+        prompt = Tokenizer.from_file(f"{source}/tokenizer.json").encode(PROMPT).ids
+        [expected] = finished(client, [submit(client, prompt, length)])
         yield Scene(client, prompt, expected)
-        client.close()
 
 
 def strike(scene: Scene, streams: int, rank: int, how: signal.Signals) -> Strike:
     """Start `streams` requests and send `how` to the rank's process in the midst of them."""
     client = scene.client
     epoch = wait_until_whole(client)
-    rids = [submit(client, scene.prompt) for _ in range(streams)]
+    rids = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams)]
     wait_for_length(client, rids[0], STRIKE_AT)
     beat = health.heartbeats(client, MODEL, "r0", 2)[rank]
     if beat is None:
         raise SystemExit(f"rank {rank} was not there to be struck")
-    struck_at, length, poison_s = time.monotonic(), log_length(client, rids[0]), 0.0
+    length = log_length(client, rids[0])
+    struck_at, struck_ms = time.monotonic(), int(time.time() * 1000)
     os.kill(beat.pid, how)
     # A few tokens may still be on their way: the gap ends with a token of the next epoch.
     while health.read_epoch(client, MODEL, "r0") == epoch:
         length = log_length(client, rids[0])
-        if not poison_s and is_poisoned(client, epoch):
-            poison_s = time.monotonic() - struck_at
         pause(struck_at)
-    epoch_s = time.monotonic() - struck_at
-    if not is_poisoned(client, epoch):
+    if not poisoned_at(client, MODEL, "r0", epoch):
         raise SystemExit(f"epoch {epoch} ended without poison: the strike was not what ended it")
     wait_for_length(client, rids[0], length + 1, struck_at)
-    gap_s = time.monotonic() - struck_at
+    gap_s, token_ms = time.monotonic() - struck_at, int(time.time() * 1000)
     same = sum(answer == scene.expected for answer in finished(client, rids))
-    return Strike(poison_s or epoch_s, epoch_s, gap_s, same, streams)
+    return Strike(gap_s, observe(client, MODEL, "r0", epoch, struck_ms, token_ms), same, streams)
 
 
-def is_poisoned(client: SyncRedis, epoch: int) -> bool:
-    """Whether the history has that epoch."""
-    return any(poison.epoch == epoch for poison in run(client, health.poison_history(MODEL, "r0")))
-
-
-def submit(client: SyncRedis, prompt: list[int]) -> str:
-    """Enqueue one greedy request of LENGTH tokens."""
-    sampling = Sampling(max_tokens=LENGTH, temperature=0.0)
+def submit(client: SyncRedis, prompt: list[int], length: int = LENGTH) -> str:
+    """Enqueue one greedy request of at most `length` tokens."""
+    sampling = Sampling(max_tokens=length, temperature=0.0)
     params = GenerationRequest(prompt=prompt, sampling=sampling)
     return run(client, enqueue(Enqueue(rid=uuid.uuid4().hex, model=MODEL, params=params, tenant="bench"))).rid
 

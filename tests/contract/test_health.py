@@ -62,6 +62,15 @@ def test_the_first_poison_counts(farm: Farm) -> None:
     assert farm.client.xlen(lease.keys.poisons) == 1
 
 
+def test_how_an_epoch_came_to_be_is_remembered(farm: Farm) -> None:
+    """Newest first, each once, however often its leader wrote it down."""
+    first, second = (health.Formation(epoch, epoch + 1, epoch + 2, epoch + 30, epoch + 400) for epoch in (1000, 2000))
+    for formation in (first, second, second):
+        farm.run(health.note_formation(MODEL, "r0", formation))
+    assert farm.run(health.formations(MODEL, "r0")) == [second, first]
+    assert farm.run(health.formations(MODEL, "r1")) == []
+
+
 def test_an_epoch_that_is_over_can_not_be_poisoned(farm: Farm) -> None:
     """A late accusation does not hit the next epoch."""
     old = farm.lead()
