@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,8 +39,12 @@ class Target:
     `redis_url` is what the farm's processes are told; `client` goes straight to the server.
     """
 
-    def __init__(self, spec: ModelSpec, server: ServerProcess, redis_url: str, supervisor: Supervisor) -> None:
+    def __init__(
+        self, spec: ModelSpec, server: ServerProcess, redis_url: str, supervisor: Supervisor, log: Path
+    ) -> None:
         self.spec, self.server, self.redis_url = spec, server, redis_url
+        self.log = log
+        """What the farm's processes write."""
         self.client: SyncRedis = server.client
         self._supervisor = supervisor
         self._agent = Part("agent", "worker", ["agent"])
@@ -152,24 +156,22 @@ class Target:
 
     def send(self, pid: int, number: signal.Signals) -> None:
         """As `kill` does; a process that has just ended by itself is no error here: its proof will be missing."""
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 @contextmanager
-def private_target(spec: ModelSpec, folder: Path, say: Callable[[str], None]) -> Iterator[Target]:
-    """A running target whose data and log lie in `folder`; all of it is stopped at the end."""
+def private_target(spec: ModelSpec, folder: Path, log_file: Path) -> Iterator[Target]:
+    """A running target whose data lie in `folder`; all of it is stopped at the end."""
     with ExitStack() as stack:
-        log = stack.enter_context((folder / "log").open("ab"))
+        log = stack.enter_context(log_file.open("ab"))
         server = ServerProcess(folder / "data")
         stack.callback(server.stop)
         server.start()
         level = os.environ.get("FURROW_LOG_LEVEL") or "info"
         environment = {"FURROW_REDIS_URL": server.url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
-        supervisor = Supervisor(environment, say, log)
+        supervisor = Supervisor(environment, lambda line: None, log)
         stack.callback(supervisor.stop)
-        target = Target(spec, server, server.url, supervisor)
+        target = Target(spec, server, server.url, supervisor, log_file)
         target.start()
         yield target
