@@ -1,4 +1,4 @@
-"""Always N streams under way: clients that resume, in one thread of their own, each started again as its stream ends."""
+"""Always N streams under way: clients that resume, in a thread of their own, each begun again as its stream ends."""
 
 from __future__ import annotations
 

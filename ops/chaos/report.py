@@ -17,8 +17,9 @@ WIDTHS = (20, 8, 8, 9, 9, 9, 8, 8, 8)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind. `streams` counts each stream once for each strike that it was under way at; `resumed` counts
-    connections made again while the fault lasted; gaps are the longest pause of each of those streams around the strike, in seconds."""
+    """One kind. `streams` counts each stream once for each strike that it was under way at, `resumed` the connections
+    made again while a fault lasted; gaps, in seconds, are the longest pause of each of those streams around a strike.
+    """
 
     kind: str
     strikes: int

@@ -66,7 +66,7 @@ class Target:
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
-    def until(self, condition: Callable[[], T], what: str, seconds: float = EFFECT_WITHIN_S) -> T:
+    def until(self, condition: Callable[[], T], what: str, seconds: float = EFFECT_WITHIN_S, tick: float = TICK_S) -> T:
         """The first true value of `condition`; whatever part died meanwhile is started again, as under `furrow serve`.
 
         A server that can't be reached counts as not yet. Raises ChaosError naming `what`.
@@ -81,7 +81,7 @@ class Target:
                 pass
             if time.monotonic() > deadline:
                 raise ChaosError(f"not within {seconds:.0f} s: {what}")
-            time.sleep(TICK_S)
+            time.sleep(tick)
 
     def rest(self, seconds: float) -> None:
         """Let the farm run on for a while."""

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import random
 import signal
+from contextlib import suppress
 
+import psutil
+
+from control.connection import run
+from control.messages import GenerationRequest, Sampling
+from control.requests import Enqueue, enqueue
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.target import Target
 
-STOPPED_FOUND_WITHIN_S = 30.0
+LONG_PROMPT = 1500
+"""Tokens."""
 
 
 def replaced(target: Target, rank: int, pid: int, epoch: int, within_s: float = 60.0) -> str:
@@ -55,6 +62,34 @@ def kill_api(target: Target, random: random.Random) -> str:
     return f"api {index + 1} pid {pid} -> {now}"
 
 
+def long_request(model: str, random: random.Random) -> Enqueue:
+    """A prompt whose prefill and whose place in the cache need more memory than decoding has left over."""
+    prompt = [random.randrange(10, 100) for _ in range(LONG_PROMPT)]
+    params = GenerationRequest(prompt=prompt, sampling=Sampling(max_tokens=1))
+    return Enqueue(rid=f"{random.getrandbits(128):032x}", model=model, params=params, tenant="chaos")
+
+
+def starve(target: Target, random: random.Random) -> str:
+    """Let a rank have no more memory than it has, and ask for more with a long prompt, until an allocation fails."""
+    rank = random.randrange(target.spec.tp)
+    pid, epoch = target.rank_pid(rank), target.epoch()
+    process = psutil.Process(pid)
+    before = process.rlimit(psutil.RLIMIT_AS)
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms // 2, before[1]))
+    try:
+        run(target.client, enqueue(long_request(target.spec.name, random)))
+        poison = target.until(
+            lambda: next((one for one in target.poisons() if one.epoch >= epoch), None),
+            f"rank {rank} runs out of memory",
+        )
+    except ChaosError as error:
+        raise NoEffect(f"rank {rank} (pid {pid}) went on with the memory that it had: {error}") from error
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.rlimit(psutil.RLIMIT_AS, before)
+    return f"rank {rank} (pid {pid}): {poison.kind}: {poison.message[:80]}"
+
+
 FAULTS: dict[str, Fault] = {
     "rank-kill": strike_rank(1, signal.SIGKILL),
     "leader-kill": strike_rank(0, signal.SIGKILL),
@@ -62,4 +97,5 @@ FAULTS: dict[str, Fault] = {
     "leader-stop": strike_rank(0, signal.SIGSTOP),
     "agent-kill": kill_agent,
     "api-kill": kill_api,
+    "out-of-memory": starve,
 }
