@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from contextlib import suppress
 
 import psutil
@@ -17,6 +18,8 @@ from ops.chaos.target import Target
 
 LONG_PROMPT = 1500
 """Tokens."""
+BETWEEN_S = 0.15
+"""The time between two epochs is a part of this where a standby is ready."""
 
 
 def replaced(target: Target, rank: int, pid: int, epoch: int, within_s: float = 60.0) -> str:
@@ -45,6 +48,20 @@ def strike_rank(rank: int, number: signal.Signals) -> Fault:
             raise
 
     return strike
+
+
+def stop_in_recovery(target: Target, random: random.Random) -> str:
+    """Kill one rank, and stop another while the group is between two epochs or on its way into the next."""
+    killed, stopped = random.sample(range(target.spec.tp), 2) if target.spec.tp > 1 else (0, 0)
+    gone, pid, epoch = target.rank_pid(killed), target.rank_pid(stopped), target.epoch()
+    target.send(gone, signal.SIGKILL)
+    time.sleep(random.uniform(0, BETWEEN_S))
+    target.send(pid, signal.SIGSTOP)
+    try:
+        return f"rank {stopped} stopped after rank {killed} was killed: {replaced(target, stopped, pid, epoch)}"
+    except NoEffect:
+        target.send(pid, signal.SIGCONT)
+        raise
 
 
 def kill_agent(target: Target, random: random.Random) -> str:
@@ -99,6 +116,7 @@ FAULTS: dict[str, Fault] = {
     "leader-kill": strike_rank(0, signal.SIGKILL),
     "rank-stop": strike_rank(1, signal.SIGSTOP),
     "leader-stop": strike_rank(0, signal.SIGSTOP),
+    "stop-in-recovery": stop_in_recovery,
     "agent-kill": kill_agent,
     "api-kill": kill_api,
     "out-of-memory": starve,
