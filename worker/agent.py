@@ -230,5 +230,5 @@ class Agent:
 def check(assignment: Assignment) -> Path:
     """Resolve the model's files and hold the gates, before any process is spawned. Returns the folder."""
     folder = source.resolve(assignment.spec.source)
-    gates.check(gates.inspect(folder).config, assignment.spec.tp)
+    gates.check(gates.inspect(folder).config, assignment.spec.tp, assignment.spec.max_context)
     return folder
