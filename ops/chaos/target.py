@@ -21,6 +21,7 @@ from control.errors import RedisUnavailable
 from control.health import Beat, Overview, Poison
 from control.messages import ModelSpec
 from ops.chaos.errors import ChaosError
+from ops.chaos.replicated import Replicated, replicated
 from ops.chaos.server import ServerProcess
 
 HOST = "127.0.0.1"
@@ -40,7 +41,12 @@ class Target:
     """
 
     def __init__(
-        self, spec: ModelSpec, server: ServerProcess, redis_url: str, supervisor: Supervisor, log: Path
+        self,
+        spec: ModelSpec,
+        server: ServerProcess | Replicated,
+        redis_url: str,
+        supervisor: Supervisor,
+        log: Path,
     ) -> None:
         self.spec, self.server, self.redis_url = spec, server, redis_url
         self.log = log
@@ -161,13 +167,13 @@ class Target:
 
 
 @contextmanager
-def private_target(spec: ModelSpec, folder: Path, log_file: Path) -> Iterator[Target]:
-    """A running target whose data lie in `folder`; all of it is stopped at the end."""
+def private_target(spec: ModelSpec, folder: Path, log_file: Path, topology: str = "server") -> Iterator[Target]:
+    """A running target whose data lie in `folder`; all of it is stopped at the end. `topology`: one of TOPOLOGIES."""
     with ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab"))
-        server = ServerProcess(folder / "data")
-        stack.callback(server.stop)
-        server.start()
+        server = stack.enter_context(
+            private_server(folder) if topology == "server" else replicated(topology, keys.ModelKeys(spec.name).bell)
+        )
         level = os.environ.get("FURROW_LOG_LEVEL") or "info"
         environment = {"FURROW_REDIS_URL": server.url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
         supervisor = Supervisor(environment, lambda line: None, log)
@@ -175,3 +181,14 @@ def private_target(spec: ModelSpec, folder: Path, log_file: Path) -> Iterator[Ta
         target = Target(spec, server, server.url, supervisor, log_file)
         target.start()
         yield target
+
+
+@contextmanager
+def private_server(folder: Path) -> Iterator[ServerProcess]:
+    """One server, its data in `folder`."""
+    server = ServerProcess(folder / "data")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
