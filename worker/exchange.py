@@ -43,6 +43,7 @@ class Exchange:
         self._thread = ThreadPoolExecutor(1, "exchange")
         self._under_way: Future[tuple[EmitResult, Claims]] | None = None
         self._leaving = threading.Event()
+        self._was_away = False
 
     def __enter__(self) -> Exchange:
         return self
@@ -73,11 +74,19 @@ class Exchange:
         emitted, claims = self.hold(lambda: run_every(self._client, calls))
         return emitted, claims
 
+    def was_away(self) -> bool:
+        """Whether Redis has been away since this was asked last. What comes back may be an older state: a failover can
+        take back a request's end, which this leader has forgotten, or a claim's answer was lost for good. So the next
+        claim adopts."""
+        away, self._was_away = self._was_away, False
+        return away
+
     def wait_for_work(self, bell: str, block_ms: int) -> None:
         """Return once the bell rang after `bell`, for a request, a cancel or poison, or after `block_ms`."""
         try:
             wait_for_work(self._blocking, self._lease, bell, block_ms)
         except RedisUnavailable:
+            self._was_away = True
             time.sleep(AWAY_S)
 
     def try_once(self, call: Call[T]) -> T:
@@ -94,6 +103,7 @@ class Exchange:
             try:
                 return attempt()
             except RedisUnavailable as error:
+                self._was_away = True
                 log.warning("holding the finished step until Redis is back", error=str(error))
                 self._check()
                 if self._leaving.wait(AWAY_S):

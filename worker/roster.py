@@ -42,13 +42,15 @@ class Roster:
     # --- coming in --------------------------------------------------------------------------------------------------
 
     def claim(self) -> Call[Claims]:
-        """Ask for what there is room for and prefill will soon come to."""
+        """Ask for what there is room for and prefill will soon come to; after an absence of Redis for all that is this
+        replica's, too: what runs already is passed over."""
         scheduler = self._scheduler
         ahead = AHEAD_STEPS * scheduler.token_budget - scheduler.backlog
         room, tokens = scheduler.room() if not self.isolation.active else (0, 0)
         if not scheduler.has_work:
             tokens = requests.ANY_TOKENS  # a head that can never fit is then refused instead of blocking its queue
-        return requests.claim(self._lease, room, tokens, adopt=False, ahead_tokens=max(0, ahead))
+        adopt = self._exchange.was_away()
+        return requests.claim(self._lease, room, tokens, adopt, ahead_tokens=max(0, ahead))
 
     def take(self, claims: Claims) -> None:
         """Let in what a claim brought."""
