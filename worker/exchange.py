@@ -74,20 +74,17 @@ class Exchange:
         emitted, claims = self.hold(lambda: run_every(self._client, calls))
         return emitted, claims
 
-    def was_away(self) -> bool:
-        """Whether Redis has been away since this was asked last. What comes back may be an older state: a failover can
-        take back a request's end, which this leader has forgotten, or a claim's answer was lost for good. So the next
-        claim adopts."""
-        away, self._was_away = self._was_away, False
-        return away
-
     def wait_for_work(self, bell: str, block_ms: int) -> None:
         """Return once the bell rang after `bell`, for a request, a cancel or poison, or after `block_ms`."""
         try:
             wait_for_work(self._blocking, self._lease, bell, block_ms)
         except RedisUnavailable:
-            self._was_away = True
             time.sleep(AWAY_S)
+
+    def was_away(self) -> bool:
+        """Whether Redis was away since the last time that this was asked: what it has now may be older than before."""
+        was_away, self._was_away = self._was_away, False
+        return was_away
 
     def try_once(self, call: Call[T]) -> T:
         """Run one call. Raises RedisUnavailable."""
@@ -103,8 +100,8 @@ class Exchange:
             try:
                 return attempt()
             except RedisUnavailable as error:
-                self._was_away = True
                 log.warning("holding the finished step until Redis is back", error=str(error))
+                self._was_away = True
                 self._check()
                 if self._leaving.wait(AWAY_S):
                     raise Lost("the epoch was left while Redis was away") from error
