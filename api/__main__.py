@@ -44,7 +44,7 @@ from control.settings import Settings
 @click.option("--max-queued", default=4096, show_default=True, type=click.IntRange(1), help="Requests; beyond it 429.")
 @click.option(
     "--max-queue-wait",
-    default=3.0,
+    default=60.0,
     show_default=True,
     type=click.FloatRange(0),
     help="Seconds that a request may expect to wait; beyond it 429. 0: however long.",
