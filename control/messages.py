@@ -250,8 +250,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int | None = None
     spread: bool = False
     """The ranks of a replica go to as many hosts as live, not to one."""
+    drain_s: int = 300
+    """How long a replica that is to go may finish what it runs; then the rest is given back to the queue."""
+    surge: bool = True
+    """Whether one more replica than wanted may run while others are replaced, where there are devices for it."""
     revision: int = 1
-    """Grows with each change; a replica of an older revision is replaced."""
+    """Grows with each change that a running replica can't follow; a replica of an older revision is replaced."""
     unload: bool = False
     """The tombstone: only this means unload, never the absence of a spec."""
 
@@ -266,6 +270,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """One per entry of `ranks`."""
     withdrawn: bool = False
     """The tombstone: its host drains and stops the ranks. A missing assignment changes nothing."""
+    at_once: bool = False
+    """With the tombstone: another host has these ranks, so they end without finishing anything."""
 
 
 class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,8 @@ class Serving:
         self._isolation = Isolation(lease, self._held)
         self._sampler = StepSampler()
         self._bell = "0"
+        self.draining = False
+        """Whether nothing new is claimed, nor taken over, because the replica is to go."""
         self.steps = 0
         """Steps completed: acknowledged by every rank and emitted."""
 
@@ -97,7 +99,7 @@ class Serving:
             self._check()
             if self._isolation.due(self._running):
                 self._convene()
-            if not self._isolation.active:
+            if not (self._isolation.active or self.draining):
                 self._take_over()
             if self._scheduler.has_work:
                 self._step()
@@ -146,7 +148,7 @@ class Serving:
         """Ask for what there is room for and prefill will soon come to."""
         scheduler = self._scheduler
         ahead = AHEAD_STEPS * scheduler.token_budget - scheduler.backlog
-        room, tokens = scheduler.room() if not self._isolation.active else (0, 0)
+        room, tokens = scheduler.room() if not (self._isolation.active or self.draining) else (0, 0)
         if not scheduler.has_work:
             tokens = requests.ANY_TOKENS  # a head that can never fit is then refused instead of blocking its queue
         return requests.claim(self._lease, room, tokens, adopt=False, ahead_tokens=max(0, ahead))

@@ -3,6 +3,7 @@
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id (the consumer)  4 id of this call, any text
 --      5 room for requests (int)  6 room for prompt tokens (int)  7 adopt 0|1
 --      8 prompt tokens after which no further request is taken (int)
+--      9 fingerprint of the leader's weights, or '': what began with others is not taken
 -- Returns {'OK', last id of the bell, {{rid, params, tenant, class, attempts, deadline, {log entries}}, …}},
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
 --@include clock
@@ -10,10 +11,15 @@
 --@include poisoned
 --@include turns
 --@include queue
+--@include bell
 --@include ending
+--@include requeue
+--@include weights
+--@include delivered
 --@include claimed
 local token, base, replica = ARGV[1], ARGV[2], ARGV[3]
 local room, room_tokens, ahead = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
+local weights = ARGV[9]
 local refused = fence(token) or poisoned(token)
 if refused then
   return refused
@@ -24,14 +30,26 @@ if again then
 end
 
 local now, claimed = server_ms(), {}
+local passed, looks = {}, 0 -- requests passed on, queues where all that waits was; how far to look for a tenant
 
--- Take the head of a tenant's queue. Returns false when it does not fit: then nothing behind it goes first.
+-- Take the head of a tenant's queue. Returns false when it does not fit: then nothing behind it goes first. A head that
+-- began with other weights goes to the end of its queue, once.
 local function take_head(class, tenant, entry)
   local queue, id, rid = base .. 'queue:' .. class .. ':' .. tenant, entry[1], entry[2][2]
   local tokens, req = tonumber(entry[2][4]), base .. 'req:' .. rid
   local f = redis.call('HMGET', req, 'state', 'deadline')
   if f[1] == 'queued' and now < tonumber(f[2]) and tokens > room_tokens then
     return false
+  end
+  local others = f[1] == 'queued' and now < tonumber(f[2]) and other_weights(base, rid, weights)
+  if others then
+    if passed[rid] then
+      passed[queue], looks = true, -1
+    else
+      passed[rid] = true
+      pass_on(base, rid, others, now)
+    end
+    return true
   end
   take(queue, replica)
   if f[1] ~= 'queued' then
@@ -41,6 +59,7 @@ local function take_head(class, tenant, entry)
     end_request(base, rid, 'expired', 'expired', 'deadline passed', now)
   else
     redis.call('HSET', req, 'state', 'running', 'owner', token, 'replica', replica, 't_claimed', whole(now))
+    note_weights(base, rid, weights)
     redis.call('HINCRBY', req, 'attempts', 1)
     count_out(base, tokens)
     charge(base, class, tenant, tokens)
@@ -51,14 +70,23 @@ local function take_head(class, tenant, entry)
 end
 
 if ARGV[7] == '1' then
-  adopt_all(base, replica, replica, token, now, claimed)
+  adopt_all(base, replica, replica, token, weights, now, claimed)
   room = room - #claimed
+end
+
+-- The tenant whose turn it is, or nil.
+local function next_tenant(class)
+  for _, tenant in ipairs(redis.call('ZRANGE', base .. 'turns:' .. class, 0, looks)) do
+    if not passed[base .. 'queue:' .. class .. ':' .. tenant] then
+      return tenant
+    end
+  end
 end
 
 local function claim_waiting()
   for _, class in ipairs(CLASSES) do
     while room > 0 and ahead > 0 do
-      local tenant = redis.call('ZRANGE', base .. 'turns:' .. class, 0, 0)[1]
+      local tenant = next_tenant(class)
       if not tenant then
         break
       end
