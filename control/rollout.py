@@ -196,10 +196,13 @@ class Rollout:
         actions: list[Action] = []
         for _, name in zip(range(most), names, strict=False):
             actions += place(spec, name, {}, self._room)
+        leaving = bool(self._by_life["leaving"])  # what it holds will be free
+        if leaving:
+            actions = [action for action in actions if isinstance(action, Assign)]
         placed = any(isinstance(action, Assign) for action in actions)
         if missing <= 0 or placed or not old:
             return actions
-        waits = bool(self._by_life["leaving"]) or any(one.name not in self._serving for one in current)
+        waits = leaving or any(one.name not in self._serving for one in current)
         return [] if waits else self._make_room(next(iter(free_names([one.name for one in self._replicas]))))
 
     def _make_room(self, name: str) -> list[Action]:

@@ -50,6 +50,11 @@ class Overview:
     rolled_out: int
     replicas: list[ReplicaOverview]
 
+    @property
+    def is_rolled_out(self) -> bool:
+        """Whether as many serve as are wanted, of the newest revision, and nothing else is left."""
+        return self.rolled_out == self.wanted == len(self.replicas)
+
 
 def overviews(client: SyncRedis) -> list[Overview]:
     """Every model that the farm knows, in order of name. Raises RedisUnavailable."""

@@ -26,6 +26,7 @@ class Answer:
     """First text at the client; streams only."""
     end_ms: float = 0.0
     tokens: int = 0
+    text: str = ""
     error: str | None = None
 
 
@@ -72,6 +73,7 @@ async def _read_whole(response: Response, answer: Answer) -> None:
         answer.error = f"{response.status} {kind_of(body)}"
     else:
         answer.tokens = body["usage"]["completion_tokens"]
+        answer.text = body["choices"][0]["message"]["content"]
 
 
 async def _read_stream(response: Response, answer: Answer) -> None:
@@ -85,6 +87,7 @@ async def _read_stream(response: Response, answer: Answer) -> None:
             answer.error = f"in the stream: {kind_of(chunk)}"
         if answer.first_ms is None and any(choice["delta"].get("content") for choice in chunk.get("choices", [])):
             answer.first_ms = now_ms()
+        answer.text += "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", []))
         if chunk.get("usage"):
             answer.tokens = chunk["usage"]["completion_tokens"]
     if not done and answer.error is None:
