@@ -188,10 +188,15 @@ class Rollout:
         return _withdraw(replica)
 
     def _add(self) -> list[Action]:
-        """As many as are missing; beside old replicas at most one more than is wanted, and only if that is allowed."""
+        """As many as are missing; in all at most one more than is wanted, and that only if it is allowed.
+
+        Those that are leaving count, because they still have their memory; but where nothing else is left, one comes.
+        """
         spec, current, old = self._spec, self._by_life["current"], self._by_life["old"]
         missing = spec.replicas - len(current)
-        most = missing if not old else min(missing, spec.replicas + spec.surge - len(current) - len(old))
+        most = min(missing, spec.replicas + spec.surge - sum(map(len, self._by_life.values())))
+        if not current and not old and spec.surge:
+            most = max(most, 1)
         names = free_names([replica.name for replica in self._replicas])
         actions: list[Action] = []
         for _, name in zip(range(most), names, strict=False):

@@ -145,15 +145,15 @@ def list_models(redis_url: str | None) -> None:
     """
     client = connect_to_farm(redis_url)
     overviews = health.overviews(client)
-    rows = [("MODEL", "REPLICA", "REVISION", "STATE", "HOST", "DEVICES", "EPOCH", "STEP", "QUEUED", "DETAIL")]
+    rows = [("MODEL", "REPLICA", "STATE", "REVISION", "HOST", "DEVICES", "EPOCH", "STEP", "QUEUED", "DETAIL")]
     for overview in overviews:
         for replica in overview.replicas:
             rows.append(
                 (
                     overview.model,
                     replica.replica,
-                    str(replica.revision),
                     replica.state,
+                    str(replica.revision),
                     replica.host or "-",
                     ",".join(replica.devices) or "-",
                     str(replica.epoch or "-"),

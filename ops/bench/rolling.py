@@ -88,7 +88,7 @@ def rolling(times: int, clients: int, replicas: int) -> None:
     click.echo(describe())
     with private_farm(msgspec.structs.replace(spec, kv_tokens=KV_TOKENS[0]), (replicas,)) as (url, redis_url, _):
         client = connect(redis_url)
-        changes = asyncio.run(measure(client, Base.parse(url), times, clients))
+        changes = asyncio.run(measure(client, Base.of(url), times, clients))
         client.close()
     report(changes)
     if any(change.failed or change.changed or not change.answers or not change.replaced for change in changes):

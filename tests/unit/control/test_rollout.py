@@ -118,7 +118,21 @@ def test_a_model_may_forbid_the_extra_replica() -> None:
     play = settled(spec(), ONE)
     play.desired = spec(revision=2, surge=False)
     play.turn()
-    assert [one.withdrawn for one in play.all()] == [True]
+    play.turn()
+    assert [one.withdrawn for one in play.all()] == [True], "what leaves still has its memory"
+    play.settle()
+    assert play.revisions() == [2]
+
+
+def test_never_more_than_one_extra_even_while_old_ones_take_long_to_go() -> None:
+    """Three replicas with long streams: the fourth waits for the first to be gone."""
+    play = settled(spec(replicas=3), ONE)
+    play.desired = spec(replicas=3, revision=2)
+    for _ in range(5):
+        play.turn()
+        play.come_up()
+    assert sorted(play.revisions()) == [1, 1, 1, 2] and sum(one.withdrawn for one in play.all()) == 1
+    assert play.settle() == 3 and play.revisions() == [2, 2, 2]
 
 
 def test_a_revision_that_does_not_come_up_leaves_the_old_ones_serving() -> None:
