@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from control import catalog, health
 from control.clients import SyncRedis
-from control.connection import run
+from control.connection import run, run_every
 from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable
 from control.lease import Lease, acquire, release
 from control.messages import Assignment, LoadDenseShard, ModelAssets
@@ -148,8 +148,8 @@ class Leader:
         with pulse:
             group = Group(self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address)
             try:
-                kv_tokens = group.form(self._load_command)
-                self._publish(kv_tokens)
+                kv_tokens, formation = group.form(self._load_command)
+                self._publish(kv_tokens, formation)
                 self._work(lease, group, kv_tokens, progress, pulse)
             except GroupError as error:
                 self._poison(lease, "load_failed", str(error))
@@ -202,16 +202,20 @@ class Leader:
             kv_tokens=self._spec.kv_tokens,
         )
 
-    def _publish(self, kv_tokens: int) -> None:
+    def _publish(self, kv_tokens: int, formation: health.Formation) -> None:
         """Put what the API needs into the catalog; a model counts as served only once this is there.
 
         And what this replica is, before it claims anything: its siblings and the claims of others go by that.
         """
-        assigned = catalog.Assigned(revision=self._spec.revision, tp=self._spec.tp)
+        name, assigned = self._spec.name, catalog.Assigned(revision=self._spec.revision, tp=self._spec.tp)
         assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
-        run(self._client, catalog.put_replica(self._spec.name, self._replica, assigned))
-        run(self._client, catalog.put_weights(self._spec.name, self._replica, self._weights))
-        run(self._client, catalog.put_assets(self._spec.name, assets))
+        words = [
+            catalog.put_replica(name, self._replica, assigned),
+            catalog.put_weights(name, self._replica, self._weights),
+            catalog.put_assets(name, assets),
+            health.note_formation(name, self._replica, formation),
+        ]
+        run_every(self._client, words)
 
     def _poison(self, lease: Lease, kind: str, message: str) -> None:
         try:

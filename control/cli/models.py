@@ -16,6 +16,7 @@ from control.messages import ModelSpec
 
 TICK_S = 0.1
 _DRAIN = "Seconds for which a replica that is to go may finish what it runs."
+wait_option = click.option("--wait", is_flag=True, help="Return only when as many serve as are wanted, and no others.")
 
 
 @click.group()
@@ -31,8 +32,9 @@ def models() -> None:
 @click.option("--drain-s", type=click.IntRange(0), default=300, show_default=True, help=_DRAIN)
 @click.option("--surge/--in-place", default=True, help="Whether one more replica may run while others are replaced.")
 @click.option("--if-needed", is_flag=True, help="Succeed where MODEL is loaded already with these settings.")
+@wait_option
 @redis_option
-def load(model: str, redis_url: str | None, if_needed: bool, replicas: int | None, **options: Any) -> None:
+def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replicas: int | None, **options: Any) -> None:
     """Make MODEL (`demo`, a folder or a Hugging Face repository) part of the farm's desired state.
 
     Where it is loaded with other settings or from another source its replicas are replaced one by one, without failing
@@ -58,11 +60,13 @@ def load(model: str, redis_url: str | None, if_needed: bool, replicas: int | Non
         click.echo(f"{spec.name}: revision {revision} is desired. `furrow models list` shows how far it is rolled out.")
     else:
         click.echo(f"{spec.name}: desired. `furrow models list` shows when it is loaded.")
+    if wait:
+        wait_until_rolled_out(client, spec.name)
 
 
 @models.command()
 @click.argument("name")
-@click.option("--wait", is_flag=True, help="Return only when it is rolled out.")
+@wait_option
 @redis_option
 def reload(name: str, wait: bool, redis_url: str | None) -> None:
     """Start the replicas of the model NAME anew, one by one: its files have changed, say. No request fails."""
@@ -77,7 +81,7 @@ def reload(name: str, wait: bool, redis_url: str | None) -> None:
 @models.command()
 @click.argument("name")
 @click.option("--replicas", type=click.IntRange(1), required=True, help="Copies that share the queue.")
-@click.option("--wait", is_flag=True, help="Return only when as many serve, and no more.")
+@wait_option
 @redis_option
 def scale(name: str, replicas: int, wait: bool, redis_url: str | None) -> None:
     """Run more or fewer replicas of the model NAME: those that go finish what they run."""

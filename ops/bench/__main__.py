@@ -16,6 +16,10 @@ VERBS = {
     "decode": "The engine alone, beside transformers' generate.",
     "rolling": "Models reloaded under load: nothing failed, truncated or changed.",
     "recovery": "Ranks killed under load: the time to the next token.",
+    "hang": "Ranks stopped under load: the time until it is noticed.",
+    "fairness": "One heavy user beside nine light ones: what each is served.",
+    "cancel": "Requests cancelled under load: the time until the slot is free.",
+    "overload": "Ten times the load that the farm can carry: memory, waiting, refusals.",
 }
 
 
