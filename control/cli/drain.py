@@ -81,5 +81,5 @@ def drain_replica(client: SyncRedis, model: str, replica: str, no_wait: bool) ->
 def _describe(client: SyncRedis, model: str, replica: str, withdrawn: bool) -> str:
     if not withdrawn:
         return f"{model}:{replica} waits for its successor"
-    [overview] = [one for one in health.overview(client, model).replicas if one.replica == replica] or [None]
-    return f"{model}:{replica} {overview.state if overview else 'gone'}"
+    state = next((one.state for one in health.overview(client, model).replicas if one.replica == replica), "gone")
+    return f"{model}:{replica} {state}"

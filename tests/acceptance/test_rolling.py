@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.acceptance.streams import Received, open_stream, receive
-from tests.farm import Farm, clean_environment, serving_farm, until
+from tests.farm import Farm, clean_environment, furrow, serving_farm, until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 BODY: dict[str, Any] = {
     "model": "demo",
@@ -105,7 +105,7 @@ def leader(farm: Farm) -> int:
 
 
 def succeeds(farm: Farm, *arguments: str) -> str:
-    ended = farm.furrow(*arguments)
+    ended = furrow(*arguments, timeout=180.0, REDIS_URL=farm.redis_url)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
