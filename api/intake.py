@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from api.admission import admit
@@ -41,6 +42,8 @@ class Caller:
     client_request_id: str | None = None
     rid: str = ""
     """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
+    stalled: Callable[[], bool]
+    """Whether the connection was cut because the client read nothing."""
 
     def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
         """Once it is known who asks, and for what."""

@@ -38,3 +38,5 @@ class ApiSettings:
     """Without news of a request for so long, its log is read."""
     grace: float = 30.0
     """How long open streams may go on after SIGTERM."""
+    reader_timeout: float = 60.0
+    """How long a client may take nothing while data waits for it."""

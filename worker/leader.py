@@ -18,12 +18,14 @@ from control.lease import Lease, acquire, release
 from control.messages import Assignment, LoadDenseShard, ModelAssets
 from control.text import Decode
 from worker.backoff import Backoff
+from worker.exchange import Exchange
 from worker.executor import Executor
 from worker.group import Group
 from worker.models.fingerprint import fingerprint
 from worker.models.gates import ModelFiles
 from worker.progress import Progress
 from worker.pulse import Pulse
+from worker.roster import Roster
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
 from worker.serving import PEER_FAILED, STEP_FAILED, Serving
@@ -161,17 +163,17 @@ class Leader:
             token_budget=self._limits.token_budget,
             max_sequences=self._limits.max_sequences,
         )
-        finisher = Finisher(self._decode)
+        exchange = Exchange(self._client, self._blocking, lease, pulse.check)
+        roster = Roster(lease, exchange, scheduler, Finisher(self._decode))
         siblings = Siblings(self._client, lease)
-        serving = Serving(
-            self._client, self._blocking, lease, group, scheduler, finisher, progress, pulse.check, siblings
-        )
+        serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
         try:
-            serving.adopt()
-            serving.run(lambda: self._is_over(serving))
-            serving.give_back()  # to the queue, where the next epoch or another replica finds it
-            group.shutdown()
-            self.stopping = True
+            with exchange:  # and before the poison, which Redis would refuse the last tokens for
+                serving.adopt()
+                serving.run(lambda: self._is_over(roster))
+                serving.give_back()  # to the queue, where the next epoch or another replica finds it
+                group.shutdown()
+                self.stopping = True
         except EpochOver as over:
             if not isinstance(over, Fenced | Lost):
                 self._poison(lease, getattr(over, "kind", "epoch_over"), str(over))
@@ -179,10 +181,10 @@ class Leader:
         finally:
             self._steps, self._trying = serving.steps, serving.trying
 
-    def _is_over(self, serving: Serving) -> bool:
+    def _is_over(self, roster: Roster) -> bool:
         """At once when told to stop; when draining, once what runs is finished."""
-        serving.draining = self.draining
-        return self.stopping or (self.draining and not serving.busy)
+        roster.draining = self.draining
+        return self.stopping or (self.draining and not roster.busy)
 
     def _leave(self, lease: Lease) -> None:
         self._executor.leave()

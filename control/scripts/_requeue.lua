@@ -1,7 +1,7 @@
 -- Putting a request that was delivered, or sits undelivered at a queue's head, back at the end of its queue; needs bell,
 -- turns and queue. Its log stays, so whoever claims it goes on where it was.
 
-local function requeue(base, rid)
+local function put_back(base, rid)
   local req, load = base .. 'req:' .. rid, base .. 'load'
   local f = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens')
   local class, tenant, tokens = f[2], f[3], f[5]
@@ -14,8 +14,6 @@ local function requeue(base, rid)
     local position = redis.call('HINCRBY', load, 'queued', 1)
     local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
     redis.call('HSET', req, 'ticket', whole(claimed + position))
-  end
-  if f[1] == 'running' then
     ring(base, 'requeue', rid)
   end
   redis.call('HDEL', req, 'suspect') -- suspicion belongs to the replica whose group it was in

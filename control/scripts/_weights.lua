@@ -24,7 +24,7 @@ end
 -- A request that began with other weights waits for a replica that has them; where none is known any more it ends.
 local function pass_on(base, rid, weights, now)
   if has_weights(base, weights) then
-    requeue(base, rid)
+    put_back(base, rid)
   else
     end_request(base, rid, 'finished', 'error', WEIGHTS_GONE, now)
   end

@@ -20,5 +20,5 @@ end
 if f[1] ~= token or f[2] ~= 'running' then
   return {'OK', 0}
 end
-requeue(base, rid)
+put_back(base, rid)
 return {'OK', 1}

@@ -18,7 +18,7 @@ for _, left in ipairs(delivered_to(base, replica)) do
   local class, tenant, id, rid = unpack(left)
   local f = redis.call('HMGET', base .. 'req:' .. rid, 'state', 'entry')
   if f[1] == 'running' and f[2] == id then
-    requeue(base, rid)
+    put_back(base, rid)
     returned = returned + 1
   else
     remove(base, class, tenant, id)

@@ -13,12 +13,13 @@ from pathlib import Path
 import msgspec
 
 from control import catalog, health
-from control.cli.serve import free_port, is_ready
+from control.cli.serve import is_ready
 from control.cli.supervisor import Part, Supervisor
 from control.clients import SyncRedis
 from control.connection import connect
 from control.embedded import EmbeddedServer
 from control.errors import ModelUnavailable
+from control.listening import free_port
 from control.messages import ModelSpec
 
 TICK_S = 0.2
