@@ -66,11 +66,6 @@ class Serving:
         """Steps completed: acknowledged by every rank and emitted."""
 
     @property
-    def busy(self) -> bool:
-        """Whether any request is in this leader's hands."""
-        return self._roster.busy
-
-    @property
     def trying(self) -> bool:
         """Whether the last step was a trial of requests that may have crashed the group."""
         return self._roster.isolation.trying

@@ -73,7 +73,7 @@ async def _read_whole(response: Response, answer: Answer) -> None:
         answer.error = f"{response.status} {kind_of(body)}"
     else:
         answer.tokens = body["usage"]["completion_tokens"]
-        answer.text = body["choices"][0]["message"]["content"]
+        answer.text = "".join(choice["message"]["content"] or "" for choice in body.get("choices", []))
 
 
 async def _read_stream(response: Response, answer: Answer) -> None:
