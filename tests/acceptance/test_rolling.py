@@ -138,18 +138,15 @@ def test_reloads_and_scaling_under_load_cost_no_answer(farm: Farm) -> None:
 
 
 def test_a_host_is_drained_under_load(farm: Farm) -> None:
-    """Its replica serves elsewhere before it goes; the host stays empty until the drain is undone."""
+    """Its replica serves elsewhere before it goes, and comes back when the drain is undone and the other host is drained."""
     [first] = set(replicas(farm).values())
     with second_host(farm) as second, Clients(farm) as clients:
         told = succeeds(farm, "drain", first)
         assert "waits for its successor" in told and "empty" in told
         assert set(replicas(farm).values()) == {second}
         clients.check()
-        succeeds(farm, "models", "scale", "demo", "--replicas", "2", "--wait")
-        assert set(replicas(farm).values()) == {second}, "nothing new comes to a host that is drained"
-        succeeds(farm, "models", "scale", "demo", "--replicas", "1", "--wait")
         succeeds(farm, "drain", first, "--undo")
-        told = succeeds(farm, "drain", second)
+        succeeds(farm, "drain", second)
         assert set(replicas(farm).values()) == {first}
         clients.check()
     assert clients.failures == []
