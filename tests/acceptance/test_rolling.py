@@ -138,7 +138,7 @@ def test_reloads_and_scaling_under_load_cost_no_answer(farm: Farm) -> None:
 
 
 def test_a_host_is_drained_under_load(farm: Farm) -> None:
-    """Its replica serves elsewhere before it goes, and comes back when the drain is undone and the other host is drained."""
+    """Its replica serves elsewhere before it goes, and comes back once the drain is undone and the other is drained."""
     [first] = set(replicas(farm).values())
     with second_host(farm) as second, Clients(farm) as clients:
         told = succeeds(farm, "drain", first)
