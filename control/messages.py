@@ -248,12 +248,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     max_context: int | None = None
     kv_tokens: int | None = None
-    spread: bool = False
-    """The ranks of a replica go to as many hosts as live, not to one."""
-    drain_s: int = 300
-    """How long a replica that is to go may finish what it runs; then the rest is given back to the queue."""
-    surge: bool = True
-    """Whether one more replica than wanted may run while others are replaced, where there are devices for it."""
+    spread: bool = False  # the ranks of a replica go to as many hosts as live, not to one
+    drain_s: int = 300  # how long a replica that is to go may finish what it runs; the rest is given back then
+    surge: bool = True  # one more replica than wanted may run while others are replaced
     revision: int = 1
     """Grows with each change that a running replica can't follow; a replica of an older revision is replaced."""
     unload: bool = False
@@ -270,8 +267,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """One per entry of `ranks`."""
     withdrawn: bool = False
     """The tombstone: its host drains and stops the ranks. A missing assignment changes nothing."""
-    at_once: bool = False
-    """With the tombstone: another host has these ranks, so they end without finishing anything."""
+    at_once: bool = False  # with the tombstone: another host has these ranks, so nothing is finished first
 
 
 class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
