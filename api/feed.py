@@ -6,8 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from api.token_log import TokenLog
 from control.messages import LogEntry
 from control.requests import Enqueue
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Enqueue).decode
 
 BUFFER_ENTRIES = 256
 """Entries kept for a reader that is slower than the model; whatever comes after is read from the log later."""
@@ -33,9 +39,8 @@ class Feed:
         """Place in the model's queue, from 1; None when it is not known."""
         self.error: Exception | None = None
         """Why no more entries will come, where the log has no end of its own."""
-        self.origin: Enqueue | None = None
-        """What was enqueued, if it was by this process: enough to bring the request back after a loss of data."""
-        self.delivered: list[LogEntry] = []
+        self._origin: bytes | None = None
+        self.delivered = TokenLog()
         """What the reader took, kept only where the origin is known."""
         self.missing_since: float | None = None
         """Loop time at which Redis first did not know the request."""
@@ -47,6 +52,18 @@ class Feed:
     def on_hungry(self, call: Callable[[Feed], None]) -> None:
         """Have `call` fetch from the log when the buffer is empty and entries are known to be missing."""
         self._on_hungry = call
+
+    @property
+    def origin(self) -> Enqueue | None:
+        """What was enqueued, if it was by this process: enough to bring the request back after a loss of data.
+
+        Kept packed, a few bytes for each token of the prompt: it is needed rarely, and every open stream has one.
+        """
+        return None if self._origin is None else _unpack(self._origin)
+
+    @origin.setter
+    def origin(self, origin: Enqueue) -> None:
+        self._origin = _pack(origin)
 
     @property
     def have(self) -> int:
@@ -89,8 +106,8 @@ class Feed:
         taken = list(self._buffer)
         self._buffer.clear()
         if taken:
-            if self.origin is not None:
-                self.delivered += taken
+            if self._origin is not None:
+                self.delivered.extend(taken)
             self._ask()
         return taken
 

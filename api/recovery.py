@@ -14,9 +14,10 @@ def bring_back(feed: Feed, now_ms: int) -> Call[Enqueued] | None:
 
     The seed is part of the parameters, so what comes after the prefix is what would have come.
     """
-    if feed.origin is None:
+    origin = feed.origin
+    if origin is None:
         return None
-    origin, deadline_ms = feed.origin, feed.origin.deadline_ms
+    deadline_ms = origin.deadline_ms
     if deadline_ms:
         # At least a millisecond: a request whose time has passed ends as expired, by the same rules as any other.
         deadline_ms = max(1, deadline_ms - (now_ms - origin.received_ms))
