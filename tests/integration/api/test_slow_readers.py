@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,15 @@ def test_a_client_that_reads_nothing_is_cut_and_can_resume(
     strict: ApiProcess, leader: ScriptedLeader, redis_client: Any
 ) -> None:
     """It holds a bounded buffer for a bounded time, others go on, and its request waits for it as for a cut one."""
-    leader.reply = lambda prompt: LONG if "x" in prompt else "short"
+    leader.reply = lambda prompt: LONG if "x" in prompt else LONG[:300]
     leader.pause()
     stalled = StalledClient(strict)
     until(lambda: leader.claimed)
-    leader.step(HALF)
-    assert httpx.post(f"{strict.url}{CHAT}", json=chat("y"), timeout=15).status_code == 200
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(httpx.post, f"{strict.url}{CHAT}", json=chat("y"), timeout=15)
+        until(lambda: len(leader.claimed) == 2)
+        leader.step(HALF)
+        assert other.result().json()["choices"][0]["message"]["content"] == LONG[:300]
     (cut,) = until(lambda: [line for line in strict.lines if line.get("action") == "cut_reader"], 15)
     assert 0 <= cut["waiting_bytes"] < 512 * 1024
     rid = leader.claimed[0].rid
