@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import structlog
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from control import keys
 from control.clients import AsyncRedis
@@ -30,6 +31,7 @@ class EventChannel:
         self, client: AsyncRedis, api_id: str, on_row: Callable[[str, EventRow], None], on_break: Callable[[], None]
     ) -> None:
         """`on_row(model, row)` for each row of an event, `on_break()` whenever events may have been missed."""
+        self._client = client
         self._pubsub = client.pubsub()
         self._api_id = api_id
         self._on_row, self._on_break = on_row, on_break
@@ -55,11 +57,18 @@ class EventChannel:
     async def listen(self) -> None:
         """Hear until cancelled."""
         await self._wanted.wait()
+        asked = False
         while True:
             try:
                 message: dict[str, Any] | None = await self._pubsub.get_message(timeout=_PATIENCE_S)  # type: ignore[assignment]
+                if message is None and asked:
+                    raise RedisTimeout(f"no answer within {_PATIENCE_S:g} s")
+                if asked := message is None:
+                    # A server that hangs, or was cut off by a network, says nothing: ask whether it is there.
+                    await self._pubsub.ping()
             except (RedisError, OSError) as error:
                 log.warning("the event channel broke", action="resubscribe", error=str(error))
+                asked = False
                 await self._resubscribe()
                 continue
             if message is not None:
@@ -90,6 +99,7 @@ class EventChannel:
         while True:
             try:
                 await self._pubsub.aclose()
+                self._pubsub = self._client.pubsub()  # of a Cluster: another node's
                 await self._pubsub.subscribe(*self._confirmed)
                 break
             except (RedisError, OSError):

@@ -47,6 +47,8 @@ class TokenLog(Sequence[LogEntry]):
         return self._between(places.start, places.stop)[:: places.step]
 
     def _between(self, start: int, stop: int) -> list[LogEntry]:
+        if start >= stop:
+            return []
         first = min(start // _BLOCK, len(self._blocks))
         behind = -(-stop // _BLOCK)
         found = [entry for block in self._blocks[first:behind] for entry in _decode(block)]

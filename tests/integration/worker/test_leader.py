@@ -90,19 +90,45 @@ redis.call('HSET', KEYS[2], 'seq', kept)
 """
 
 
+RUN_AHEAD = """
+local seq = tonumber(redis.call('HGET', KEYS[2], 'seq'))
+for i = seq + 1, seq + 10 do redis.call('XADD', KEYS[1], i .. '-0', 'e', '[' .. i .. ',0,' .. ARGV[i] .. ']') end
+redis.call('HSET', KEYS[2], 'seq', seq + 10)
+"""
+
+
+def run_ahead(scene: LeaderScene, rid: str, tokens: list[int | None]) -> None:
+    """Ten more tokens of the answer are in the log than the leader knows of."""
+    scene.redis.client.eval(RUN_AHEAD, 2, scene.keys.log(rid), scene.keys.request(rid), *map(str, tokens))
+
+
 def roll_back(scene: LeaderScene, rid: str, entries: int) -> None:
     """What a failover does that had not replicated the last entries."""
     scene.redis.client.eval(ROLL_BACK, 2, scene.keys.log(rid), scene.keys.request(rid), entries)
 
 
-def test_a_log_that_is_elsewhere_is_believed(scene: LeaderScene) -> None:
-    """A leader whose memory and whose log disagree starts over from the log; the answer is whole all the same."""
+def test_a_log_that_lost_its_end_gets_it_from_memory(scene: LeaderScene) -> None:
+    """After a failover to a server that lagged: the leader sends again what is missing, and computes nothing anew."""
     scene.ask("whole")
     expected = scene.answer("whole")
     before = scene.epoch()
     scene.ask("struck")
     scene.under_way("struck")
     roll_back(scene, "struck", entries=5)
+    assert scene.answer("struck") == expected
+    assert [entry.seq for entry in scene.log("struck")] == list(range(1, len(expected) + 1))
+    assert scene.epoch() == before
+    assert scene.redis.client.hget(scene.keys.request("struck"), "attempts") == "1"
+
+
+def test_a_log_that_is_ahead_is_believed(scene: LeaderScene) -> None:
+    """What this leader never produced was continued elsewhere: it starts over from the log."""
+    scene.ask("whole")
+    expected = scene.answer("whole")
+    before = scene.epoch()
+    scene.ask("struck")
+    scene.under_way("struck")
+    run_ahead(scene, "struck", expected)
     assert scene.answer("struck") == expected
     assert scene.epoch() > before, "the fault had no effect"
 
