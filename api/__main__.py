@@ -43,6 +43,13 @@ from control.settings import Settings
 )
 @click.option("--keep-alive", default=10.0, show_default=True, help="Seconds of silence after which a comment is sent.")
 @click.option("--max-queued", default=4096, show_default=True, type=click.IntRange(1), help="Requests; beyond it 429.")
+@click.option(
+    "--max-queue-wait",
+    default=3.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds that a request may expect to wait; beyond it 429. 0: however long.",
+)
 def main(
     redis_url: str | None,
     host: str,
@@ -53,6 +60,7 @@ def main(
     reader_timeout: float,
     keep_alive: float,
     max_queued: int,
+    max_queue_wait: float,
 ) -> None:
     """Run one HTTP API process."""
     if redis_url:
@@ -80,6 +88,7 @@ def main(
             reader_timeout=reader_timeout,
             keep_alive=keep_alive,
             max_queued_requests=max_queued,
+            max_queue_wait=max_queue_wait,
         )
     )
 

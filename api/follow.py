@@ -137,7 +137,9 @@ class Follower:
         """Read the logs of all feeds that know of a gap or have heard nothing for a while."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._nudge.wait(), _TICK_S)
+                # Not wait_for: in Python 3.11 it loses a cancel that comes with the nudge, and `stop` would never end.
+                async with asyncio.timeout(_TICK_S):
+                    await self._nudge.wait()
             self._nudge.clear()
             due = self._due(asyncio.get_running_loop().time())
             if not due:

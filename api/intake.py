@@ -83,6 +83,8 @@ class Intake:
             received_ms=self.caller.journal.received_ms,
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
+            # What is low may wait as long as it takes: it is the class for work that nobody looks at.
+            max_queue_wait_ms=0 if self.body.priority == "low" else round(1000 * settings.max_queue_wait),
         )
 
     def view(self, member: int = 0) -> View:

@@ -32,6 +32,8 @@ class ApiSettings:
     """Bodies that are read, checked and tokenised at one time; beyond it 429."""
     max_queued_requests: int = 4096
     max_queued_tokens: int = 16 * 1024 * 1024
+    max_queue_wait: float = 3.0
+    """Beyond an expected wait of so long a request is refused, unless its priority is low; 0: never."""
     keep_alive: float = 10.0
     early_refusal: float = 2.0
     """How long the headers of a stream wait for the claim."""

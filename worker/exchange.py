@@ -43,6 +43,7 @@ class Exchange:
         self._thread = ThreadPoolExecutor(1, "exchange")
         self._under_way: Future[tuple[EmitResult, Claims]] | None = None
         self._leaving = threading.Event()
+        self._was_away = False
 
     def __enter__(self) -> Exchange:
         return self
@@ -80,6 +81,11 @@ class Exchange:
         except RedisUnavailable:
             time.sleep(AWAY_S)
 
+    def was_away(self) -> bool:
+        """Whether Redis was away since the last time that this was asked: what it has now may be older than before."""
+        was_away, self._was_away = self._was_away, False
+        return was_away
+
     def try_once(self, call: Call[T]) -> T:
         """Run one call. Raises RedisUnavailable."""
         return run(self._client, call)
@@ -95,6 +101,7 @@ class Exchange:
                 return attempt()
             except RedisUnavailable as error:
                 log.warning("holding the finished step until Redis is back", error=str(error))
+                self._was_away = True
                 self._check()
                 if self._leaving.wait(AWAY_S):
                     raise Lost("the epoch was left while Redis was away") from error

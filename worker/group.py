@@ -76,6 +76,11 @@ class Group:
         """How long the last command took, from when it was sent to its last reply."""
 
     @property
+    def seq(self) -> int:
+        """Of the last command."""
+        return self._seq
+
+    @property
     def stale_replies(self) -> int:
         """Replies of another epoch or seq that were dropped."""
         return self._replies.stale

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import structlog
 
 from control import requests
@@ -31,6 +33,8 @@ class Roster:
         self._scheduler, self._finisher = scheduler, finisher
         self._running: dict[str, RunningRequest] = {}
         self._offered: dict[str, Emission] = {}
+        self._recounting = False
+        """Whether the claim that was asked for last brings all that is this replica's, and not just what is new."""
         self.isolation = Isolation(lease, exchange.held)
         self.bell = "0"
         """The id of the last ring of the bell that a claim has answered."""
@@ -42,17 +46,26 @@ class Roster:
     # --- coming in --------------------------------------------------------------------------------------------------
 
     def claim(self) -> Call[Claims]:
-        """Ask for what there is room for and prefill will soon come to."""
+        """Ask for what there is room for and prefill will soon come to.
+
+        After an outage also for everything that Redis holds to be this replica's. A server that took over and lagged
+        may not know of a request's end, and this process has forgotten the request: nobody else would go on with it.
+        """
+        self._recounting |= self._exchange.was_away()
         scheduler = self._scheduler
         ahead = AHEAD_STEPS * scheduler.token_budget - scheduler.backlog
         room, tokens = scheduler.room() if not self.isolation.active else (0, 0)
         if not scheduler.has_work:
             tokens = requests.ANY_TOKENS  # a head that can never fit is then refused instead of blocking its queue
-        return requests.claim(self._lease, room, tokens, adopt=False, ahead_tokens=max(0, ahead))
+        return requests.claim(self._lease, room, tokens, adopt=self._recounting, ahead_tokens=max(0, ahead))
 
     def take(self, claims: Claims) -> None:
-        """Let in what a claim brought."""
+        """Let in what a claim brought; after a recount let go of what Redis has ended meanwhile."""
         self.bell = claims.bell
+        if self._recounting:
+            self._recounting = False
+            for rid in self._running.keys() - {claimed.rid for claimed in claims.requests}:
+                self._forget(rid)
         for claimed in claims.requests:
             if claimed.rid in self._running:  # claimed by the first copy of a call whose answer was lost
                 continue
@@ -88,6 +101,10 @@ class Roster:
         for rid in trial or list(self._running):
             if self._running[rid].held:
                 self._seat(self._running[rid])
+
+    def rids(self, sids: Iterable[int]) -> dict[int, str]:
+        """The request of each of these sequences, "" for the group's proof of itself."""
+        return {sid: self._scheduler.sequence(sid).rid for sid in sids}
 
     def prefilling(self, sids: list[int]) -> None:
         """Tokens of these sequences are about to be fed."""
@@ -130,6 +147,8 @@ class Roster:
                     del self._running[rid]
         for rid in self.isolation.emitted(self._running):
             self._unseat(self._running[rid])
+        if self._recounting:  # the claim that came with this has ended them in Redis, and `take` lets them go
+            return
         for rid in result.cancelled:
             self._end(rid, "cancelled", "cancelled by the client")
         for rid in result.expired:
@@ -168,7 +187,7 @@ class Roster:
             self._send_again(request, emission, expected)
 
     def _forget(self, rid: str) -> None:
-        """Another replica has taken the request."""
+        """The request is not this replica's any more."""
         request = self._running.pop(rid, None)
         for sequence in request.live if request else []:
             self._scheduler.drop(sequence.sid)

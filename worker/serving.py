@@ -133,7 +133,7 @@ class Serving:
         self._roster.prefilling(plan.sequences)
         isolation = self._roster.isolation
         if isolation.watching:
-            isolation.before({self._scheduler.sequence(sid).rid for sid in plan.fed})
+            isolation.before(set(self._roster.rids(plan.fed).values()))
         rows = [self._scheduler.sequence(sid) for sid in plan.sampled]
         tokens = self._run_plan(plan, rows)
         self._scheduler.applied(plan, {sid: token for sid, token in tokens.items() if token >= 0})
@@ -179,6 +179,8 @@ class Serving:
                 lambda **at: plan.command(self._lease.model, **at), self._sampler.bind(rows), self._offer
             )
         except GroupError as error:
+            # Ranks know sequences and log the command's seq: this line says whose they were.
+            log.error("the step failed", seq=self._group.seq, requests=self._roster.rids(plan.fed))
             raise Poisoned(PEER_FAILED if met_in_collective(error) else STEP_FAILED, str(error), 0) from error
         return dict(zip(result.sids, result.tokens, strict=True))
 

@@ -12,6 +12,7 @@
 --@include poisoned
 --@include turns
 --@include queue
+--@include drain
 --@include ending
 local token, base = ARGV[1], ARGV[2]
 local refused = fence(token) or poisoned(token)
@@ -82,10 +83,7 @@ end
 
 for share, tokens in pairs(charges) do
   local class, tenant = string.match(share, '^(%S+) (.*)$')
-  -- A tenant whose last request ended in this very call has no count left to charge.
-  if redis.call('ZSCORE', base .. 'served:' .. class, tenant) then
-    charge(base, class, tenant, tokens)
-  end
+  charge(base, class, tenant, tokens)
 end
 for api, rows in pairs(events) do
   redis.call('PUBLISH', base .. 'events:' .. api, '[' .. table.concat(rows, ',') .. ']')

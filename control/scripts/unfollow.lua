@@ -7,6 +7,7 @@
 --@include bell
 --@include followers
 --@include queue
+--@include drain
 --@include ending
 --@include orphans
 local was = redis.call('HMGET', KEYS[1], 'state', 'followers')

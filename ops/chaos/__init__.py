@@ -1,1 +1,1 @@
-"""Faults on purpose, on a farm that serves."""
+"""`furrow chaos`: faults under streaming load, and a checker that compares every stream with the undisturbed one."""

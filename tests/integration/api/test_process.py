@@ -83,6 +83,29 @@ def test_a_full_queue(impatient: ApiProcess, leader: ScriptedLeader, redis_clien
         thread.join()
 
 
+def test_too_long_a_wait_is_refused_unless_it_does_not_matter(
+    api: ApiProcess, leader: ScriptedLeader, redis_client: Any
+) -> None:
+    """Where the queue drains too slowly for the default limit a request gets 429; one of low priority waits."""
+    leader.claiming = False
+    slow = {"busy_ms": 100_000, "busy_ends": 9, "busy_since": 1}
+    redis_client.hset(ModelKeys("tiny").load, mapping=slow)
+
+    def ask(**fields: Any) -> httpx.Response:
+        return httpx.post(f"{api.url}{CHAT}", json=chat("x", **fields), timeout=15)
+
+    threads = [threading.Thread(target=ask), threading.Thread(target=ask, kwargs={"priority": "low"})]
+    for index, thread in enumerate(threads):
+        thread.start()
+        until(lambda index=index: redis_client.hget(ModelKeys("tiny").load, "queued") == str(index + 1))
+    refused = ask()
+    assert refused.status_code == 429 and refused.headers["retry-after"] == "10"
+    assert "priority low" in refused.json()["error"]["message"]
+    leader.claiming = True
+    for thread in threads:
+        thread.join()
+
+
 def test_lost_events_are_read_from_the_log(api: ApiProcess, leader: ScriptedLeader, redis_client: Any) -> None:
     """With the live channel cut at every step, the stream still is whole."""
     leader.pause()

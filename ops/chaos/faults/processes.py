@@ -1,0 +1,131 @@
+"""Processes that are killed or stopped: ranks, the leader, the agent, an API."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import psutil
+
+from control.connection import run
+from control.messages import GenerationRequest, Sampling
+from control.requests import Enqueue, enqueue
+from ops.chaos.errors import ChaosError, NoEffect
+from ops.chaos.faults.fault import Fault
+from ops.chaos.target import Target
+
+EFFECT_WITHIN_S = 60.0
+"""A rank that must start anew imports for seconds, more on a busy machine."""
+LONG_PROMPT = 1500
+"""Tokens."""
+BETWEEN_S = 0.15
+"""The time between two epochs is a part of this where a standby is ready."""
+
+T = TypeVar("T")
+
+
+def proved(target: Target, condition: Callable[[], T], what: str) -> T:
+    """As `Target.until`, but raises NoEffect: what is waited for is the proof."""
+    try:
+        return target.until(condition, what, EFFECT_WITHIN_S)
+    except ChaosError as error:
+        raise NoEffect(str(error)) from error
+
+
+def replaced(target: Target, rank: int, pid: int, epoch: int) -> str:
+    """The proof that a rank process has gone: another one is the rank, in a later epoch."""
+
+    def newcomer() -> int | None:
+        now = target.rank_pids().get(rank)
+        return now if now not in (None, pid) and target.epoch() > epoch else None
+
+    return f"pid {pid} -> {proved(target, newcomer, f'rank {rank} is not pid {pid}, in a later epoch than {epoch}')}"
+
+
+def strike_rank(rank: int, number: signal.Signals) -> Fault:
+    """Send a signal to one rank of the group."""
+
+    def strike(target: Target, random: random.Random) -> str:
+        pid, epoch = target.rank_pid(rank), target.epoch()
+        target.send(pid, number)
+        try:
+            return replaced(target, rank, pid, epoch)
+        except NoEffect:
+            target.send(pid, signal.SIGCONT)  # nobody noticed that it hangs: the other strikes can go on all the same
+            raise
+
+    return strike
+
+
+def stop_in_recovery(target: Target, random: random.Random) -> str:
+    """Kill one rank, and stop another while the group is between two epochs or on its way into the next."""
+    killed, stopped = random.sample(range(target.spec.tp), 2) if target.spec.tp > 1 else (0, 0)
+    gone, pid, epoch = target.rank_pid(killed), target.rank_pid(stopped), target.epoch()
+    target.send(gone, signal.SIGKILL)
+    time.sleep(random.uniform(0, BETWEEN_S))
+    target.send(pid, signal.SIGSTOP)
+    try:
+        return f"rank {stopped} stopped after rank {killed} was killed: {replaced(target, stopped, pid, epoch)}"
+    except NoEffect:
+        target.send(pid, signal.SIGCONT)
+        raise
+
+
+def kill_agent(target: Target, random: random.Random) -> str:
+    """SIGKILL to the agent; every rank of the host goes with it."""
+    pid, ranks = proved(target, lambda: target.agent_pid, "the agent runs"), target.rank_pids()
+    target.send(pid, signal.SIGKILL)
+    now = proved(target, lambda: (found := target.agent_pid) != pid and found, "another agent runs")
+    proved(target, lambda: set(target.rank_pids()) >= set(ranks), "the new agent has started the ranks")
+    if left := set(ranks.values()) & set(target.rank_pids().values()):
+        raise NoEffect(f"ranks {left} outlived their agent")
+    return f"agent pid {pid} -> {now}, and {len(ranks)} ranks with it"
+
+
+def kill_api(target: Target, random: random.Random) -> str:
+    """SIGKILL to one of the API processes; its clients' sockets are cut."""
+    index = random.randrange(len(target.ports))
+    pid = proved(target, lambda: target.api_pid(index), "the API runs")
+    target.send(pid, signal.SIGKILL)
+    now = proved(target, lambda: (found := target.api_pid(index)) != pid and found, "another API process runs")
+    return f"api {index + 1} pid {pid} -> {now}"
+
+
+def long_request(model: str, random: random.Random) -> Enqueue:
+    """A prompt whose prefill and whose place in the cache need more memory than decoding has left over."""
+    prompt = [random.randrange(10, 100) for _ in range(LONG_PROMPT)]
+    params = GenerationRequest(prompt=prompt, sampling=Sampling(max_tokens=1))
+    return Enqueue(rid=f"{random.getrandbits(128):032x}", model=model, params=params, tenant="chaos")
+
+
+def starve(target: Target, random: random.Random) -> str:
+    """Let a rank have no more memory than it has, and ask for more with a long prompt, until an allocation fails."""
+    rank = random.randrange(target.spec.tp)
+    pid, epoch = target.rank_pid(rank), target.epoch()
+    process = psutil.Process(pid)
+    before = process.rlimit(psutil.RLIMIT_AS)
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms // 2, before[1]))
+    try:
+        run(target.client, enqueue(long_request(target.spec.name, random)))
+        what = f"rank {rank} (pid {pid}) needs more memory than it has"
+        poison = proved(target, lambda: next((one for one in target.poisons() if one.epoch >= epoch), None), what)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.rlimit(psutil.RLIMIT_AS, before)
+    return f"rank {rank} (pid {pid}): {poison.kind}: {poison.message[:80]}"
+
+
+FAULTS: dict[str, Fault] = {
+    "rank-kill": strike_rank(1, signal.SIGKILL),
+    "leader-kill": strike_rank(0, signal.SIGKILL),
+    "rank-stop": strike_rank(1, signal.SIGSTOP),
+    "leader-stop": strike_rank(0, signal.SIGSTOP),
+    "stop-in-recovery": stop_in_recovery,
+    "agent-kill": kill_agent,
+    "api-kill": kill_api,
+    "out-of-memory": starve,
+}
