@@ -63,8 +63,8 @@ class Feed:
         return None if self._origin is None else _unpack(self._origin)
 
     @origin.setter
-    def origin(self, origin: Enqueue) -> None:
-        self._origin = _pack(origin)
+    def origin(self, origin: Enqueue | None) -> None:
+        self._origin = None if origin is None else _pack(origin)
 
     @property
     def have(self) -> int:
