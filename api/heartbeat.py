@@ -7,14 +7,12 @@ import contextlib
 import time
 from typing import Any
 
-import structlog
 from redis.exceptions import RedisError
 
 from api.settings import ApiSettings
 from control import keys
 from control.clients import AsyncRedis
-
-log = structlog.stdlib.get_logger(__name__)
+from control.outage import outage
 
 
 class Heartbeat:
@@ -38,15 +36,12 @@ class Heartbeat:
             await self._client.delete(self._key)
 
     async def _run(self) -> None:
-        away = False
         while True:
             try:
                 await self._beat()
-                away = False
+                outage.goes_on("heartbeat")
             except (RedisError, OSError) as error:
-                if not away:
-                    log.warning("no heartbeat: Redis is away", action="heartbeat", error=str(error))
-                away = True
+                outage.waits("heartbeat", error)
             await asyncio.sleep(keys.HEARTBEAT_MS / 4000)
 
     async def _beat(self) -> None:

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 else:
     SyncRedis, AsyncRedis = redis.Redis, redis.asyncio.Redis
 
-COMMAND_TIMEOUT_S = 5.0
-CONNECT_TIMEOUT_S = 3.0
-LONGEST_BLOCK_MS = 10_000
-"""A blocking read asks for at most this; the blocking client's time-out is longer and means a hung server."""
+COMMAND_TIMEOUT_S = 1.0
+"""Half the life of a lock and of a heartbeat, so that a connection that leads nowhere is left before either lapses."""
+CONNECT_TIMEOUT_S = 1.0
+LONGEST_BLOCK_MS = 500
+"""A blocking read asks for at most this: silence for longer is then a connection that leads nowhere."""
+BLOCKING_TIMEOUT_S = LONGEST_BLOCK_MS / 1000 + 0.7
+"""Found before the shortest deadline of a step has passed."""
 
 _SCHEMES = ("redis", "rediss", "unix")
 
@@ -39,7 +42,7 @@ def connect(url: str) -> SyncRedis:
 
 def connect_blocking(url: str) -> SyncRedis:
     """A client for blocking reads of up to LONGEST_BLOCK_MS; keep it for these alone."""
-    return redis.Redis.from_url(_checked(url), **_options(Retry(NoBackoff(), 0), LONGEST_BLOCK_MS / 1000 + 5))
+    return redis.Redis.from_url(_checked(url), **_options(Retry(NoBackoff(), 0), BLOCKING_TIMEOUT_S))
 
 
 def connect_async(url: str) -> AsyncRedis:

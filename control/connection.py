@@ -20,6 +20,7 @@ from control.clients import AsyncRedis, SyncRedis, connect, connect_async, conne
 from control.errors import FurrowError, RedisUnavailable
 from control.readiness import wait_until_ready
 from control.scripts import SCRIPTS
+from control.transient import transient
 
 __all__ = [
     "Call",
@@ -39,12 +40,8 @@ T = TypeVar("T")
 
 RETRY_AFTER_S = (0.02, 0.1, 0.4)
 """Waits before the second, third and fourth sending. Longer outages are the caller's to sit out."""
-_TRANSIENT = ("LOADING", "OOM", "MISCONF", "READONLY", "BUSY ", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
-_TRANSIENT_TYPES = (
-    redis_errors.BusyLoadingError,
-    redis_errors.OutOfMemoryError,
-    redis_errors.ReadOnlyError,
-)
+GIVE_UP_S = 1.5
+"""No further sending after so long: where each ends with a time-out, two are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +110,7 @@ async def arun_all(client: AsyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
 
 
 def _retried(client: SyncRedis, calls: Sequence[Call[Any]], *, by_sha: bool) -> list[Any]:
+    began = time.monotonic()
     for wait in (*RETRY_AFTER_S, None):
         try:
             pipeline = client.pipeline(transaction=False)
@@ -120,13 +118,14 @@ def _retried(client: SyncRedis, calls: Sequence[Call[Any]], *, by_sha: bool) -> 
                 pipeline.execute_command(*call.words(by_sha=by_sha))
             return pipeline.execute(raise_on_error=False)
         except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
-            if wait is None or not _worth_retrying(error):
+            if wait is None or time.monotonic() - began > GIVE_UP_S or not _worth_retrying(error):
                 raise unavailable(client, error) from error
             time.sleep(wait)
     raise AssertionError("unreachable")
 
 
 async def _aretried(client: AsyncRedis, calls: Sequence[Call[Any]], *, by_sha: bool) -> list[Any]:
+    began = time.monotonic()
     for wait in (*RETRY_AFTER_S, None):
         try:
             pipeline = client.pipeline(transaction=False)
@@ -134,7 +133,7 @@ async def _aretried(client: AsyncRedis, calls: Sequence[Call[Any]], *, by_sha: b
                 pipeline.execute_command(*call.words(by_sha=by_sha))
             return await pipeline.execute(raise_on_error=False)
         except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
-            if wait is None or not _worth_retrying(error):
+            if wait is None or time.monotonic() - began > GIVE_UP_S or not _worth_retrying(error):
                 raise unavailable(client, error) from error
             await asyncio.sleep(wait)
     raise AssertionError("unreachable")
@@ -151,9 +150,8 @@ def _unknown(replies: list[Any]) -> list[int]:
 def _outcome(call: Call[Any], reply: Any) -> Any:
     """The parsed answer, or the exception that stands for it."""
     if isinstance(reply, Exception):
-        text = str(reply)
-        if isinstance(reply, _TRANSIENT_TYPES) or text.startswith(_TRANSIENT):
-            return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {text}")
+        if transient(reply):
+            return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {reply}")
         return reply
     try:
         return call.parse(reply)

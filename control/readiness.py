@@ -11,6 +11,7 @@ from redis import exceptions as redis_errors
 from control.address import address
 from control.clients import SyncRedis, unavailable
 from control.errors import RedisUnavailable, SettingsError
+from control.transient import transient
 
 OLDEST_VERSION = (6, 2)
 _SAY_EVERY_S = 2.0
@@ -32,6 +33,8 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
         except redis_errors.AuthenticationError as error:
             raise unavailable(client, error) from error
         except redis_errors.ResponseError as error:
+            if transient(error):  # it answers, and will serve
+                break
             raise SettingsError(
                 f"Redis at {address(client)} answers, but not as its URL asks ({error}). "
                 "Check the number of the database after the last slash, and what its user may do."

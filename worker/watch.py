@@ -8,6 +8,7 @@ import structlog
 
 from control import health
 from control.clients import SyncRedis
+from worker.contact import Contact
 from worker.replica import ReplicaProcesses
 
 log = structlog.get_logger()
@@ -19,8 +20,9 @@ STUCK_S = 6.0
 class Watch:
     """One replica's heartbeats and poison, looked at in every tick."""
 
-    def __init__(self, client: SyncRedis, replica: ReplicaProcesses) -> None:
-        self._client, self._replica = client, replica
+    def __init__(self, client: SyncRedis, replica: ReplicaProcesses, contact: Contact | None = None) -> None:
+        """`contact` is the agent's with Redis: while it is not steady nobody's silence means anything."""
+        self._client, self._replica, self._contact = client, replica, contact or Contact()
         self._seen: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None
         self.whole = False
@@ -51,7 +53,7 @@ class Watch:
             beat = beats[rank]
             if beat is not None and beat.pid == pid:
                 self._seen[pid] = beat.epoch
-            elif beat is None and self._seen.get(pid) == epoch:
+            elif beat is None and self._seen.get(pid) == epoch and self._contact.steady:
                 self._silent(rank, pid, epoch)
 
     def _silent(self, rank: int, pid: int, epoch: int) -> None:
