@@ -17,6 +17,7 @@ VERBS = {
     "models": ("control.cli.models", "Load, unload and list the models of the farm."),
     "dead": ("control.cli.dead", "List, show, retry and drop requests that crashed their group."),
     "bench": ("control.cli.parts", "Run the load scenarios and the offline benchmark."),
+    "chaos": ("control.cli.parts", "Strike a farm with faults under load and check every stream."),
     "demo": ("control.cli.parts", "Serve the demonstration model with two ranks and ask it two questions."),
 }
 """Verb → module that holds it as an attribute, and the line that --help shows without importing it."""

@@ -48,3 +48,10 @@ def bench(arguments: tuple[str, ...]) -> None:
 def demo(arguments: tuple[str, ...]) -> None:
     """Serve the demonstration model with two ranks and ask it two questions."""
     become("ops.demo.show", *arguments)
+
+
+@click.command(context_settings=PASS_ON, short_help="Strike a farm and check every stream.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def chaos(arguments: tuple[str, ...]) -> None:
+    """Strike a private farm with faults under streaming load; `furrow chaos --help` lists them."""
+    become("ops.chaos", *arguments)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import IO
 
 from control.process import child_environment
 
@@ -34,6 +35,8 @@ class Supervisor:
 
     environment: dict[str, str]
     say: Callable[[str], None]
+    log: IO[bytes] | None = None
+    """Where the parts' own output goes; None leaves it with this process's."""
     parts: list[Part] = field(default_factory=list)
 
     def start(self, part: Part) -> None:
@@ -43,7 +46,10 @@ class Supervisor:
 
     def _spawn(self, part: Part) -> None:
         command = [sys.executable, "-m", part.module, *part.arguments]
-        part.process = subprocess.Popen(command, env=child_environment(**self.environment), start_new_session=True)
+        environment = child_environment(**self.environment)
+        part.process = subprocess.Popen(
+            command, env=environment, start_new_session=True, stdout=self.log, stderr=self.log
+        )
 
     def tend(self) -> None:
         """Restart what died, after a short pause."""

@@ -76,8 +76,8 @@ async def _read_whole(response: Response, answer: Answer) -> None:
 
 async def _read_stream(response: Response, answer: Answer) -> None:
     done = False
-    async for data in response.events():
-        if data == "[DONE]":
+    async for _, data in response.events():
+        if data == b"[DONE]":
             done = True
             continue
         chunk = json.loads(data)

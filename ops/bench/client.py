@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 
@@ -23,6 +24,13 @@ class Base:
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(f"{url!r} is not http://HOST:PORT")
         return cls(parts.hostname, parts.port or 80)
+
+
+class Event(NamedTuple):
+    """One server-sent event; `id` is empty where it has none."""
+
+    id: str
+    data: bytes
 
 
 @dataclass(slots=True)
@@ -45,15 +53,17 @@ class Response:
     async def read(self) -> bytes:
         return b"".join([chunk async for chunk in self.chunks()])
 
-    async def events(self) -> AsyncIterator[str]:
-        """The data of each server-sent event; comments and ids are skipped. Ends where the body ends."""
+    async def events(self) -> AsyncIterator[Event]:
+        """Each server-sent event; comments are skipped. Ends where the body ends."""
         rest = b""
         async for chunk in self.chunks():
             *blocks, rest = (rest + chunk).split(b"\n\n")
             for block in blocks:
-                lines = [line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:")]
-                if lines:
-                    yield b"\n".join(lines).decode()
+                lines = block.split(b"\n")
+                data = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+                if data:
+                    named = next((line[3:].strip() for line in lines if line.startswith(b"id:")), b"")
+                    yield Event(named.decode(), b"\n".join(data))
 
 
 @asynccontextmanager

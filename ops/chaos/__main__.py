@@ -1,0 +1,126 @@
+"""`python -m ops.chaos`: the same as `furrow chaos`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from control import logs
+from control.cli.options import DTYPES, build_spec
+from control.errors import FurrowError
+from control.messages import ModelSpec
+from ops.bench.machine import describe
+from ops.chaos import report
+from ops.chaos.errors import ChaosError
+from ops.chaos.faults import FAULTS
+from ops.chaos.load import Load
+from ops.chaos.prompts import questions
+from ops.chaos.run import Struck, strike_all
+from ops.chaos.schedule import schedule
+from ops.chaos.target import private_target
+
+QUESTIONS = 16
+
+
+@click.command(epilog=f"Kinds: {', '.join(FAULTS)}.")
+@click.option("--kinds", default="all", show_default=True, help="Faults, comma between, or all.")
+@click.option("--times", type=click.IntRange(1), default=3, show_default=True, help="Strikes of each kind.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the schedule and of what is asked.")
+@click.option("--streams", type=click.IntRange(1), default=64, show_default=True, help="Always under way.")
+@click.option("--length", type=click.IntRange(8), default=160, show_default=True, help="Tokens of a stream, at most.")
+@click.option("--source", default="demo", show_default=True, help="The model that is served.")
+@click.option("--tp", type=click.IntRange(1), default=2, show_default=True, help="Ranks.")
+@click.option("--devices", default="cpu", show_default=True, help="One per rank.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float64", show_default=True)
+@click.option(
+    "--report", "report_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here."
+)
+@click.option("--log", "log_file", type=click.Path(dir_okay=False, path_type=Path), help="Keep the farm's log here.")
+def chaos(
+    kinds: str,
+    times: int,
+    seed: int,
+    streams: int,
+    length: int,
+    source: str,
+    tp: int,
+    devices: str,
+    dtype: str,
+    report_file: Path | None,
+    log_file: Path | None,
+) -> None:
+    """Strike a private farm again and again under streaming load; every stream must be that of an undisturbed run.
+
+    Exit status 1 if a stream is not exact, if a strike can't be shown to have taken effect, or if the farm does not
+    come back.
+    """
+    spec = build_spec(
+        source, name=None, tp=tp, devices=devices, dtype=dtype, max_context=None, kv_tokens=None, quant=None
+    )
+    machine = describe()
+    click.echo(machine)
+    struck, load, failure = run(spec, chosen(kinds), times, seed, streams, length, log_file)
+    for line in report.table(report.rows(struck, load.checked)):
+        click.echo(line)
+    exact = sum(not checked.findings for checked in load.checked)
+    click.echo(f"seed {seed}: {exact} of {len(load.checked)} streams exact, {len(struck)} strikes")
+    for stream in report.broken(load.checked, struck):
+        click.echo(f"BROKEN {stream}")
+    if report_file is not None:
+        report_file.write_text(json.dumps(report.document(machine, seed, struck, load.checked), indent=1))
+    if failure is not None:
+        raise failure
+    if not report.passed(struck, load.checked):
+        sys.exit(1)
+
+
+def run(
+    spec: ModelSpec, kinds: list[str], times: int, seed: int, streams: int, length: int, log_file: Path | None
+) -> tuple[list[Struck], Load, ChaosError | None]:
+    """What was struck, the load with every checked stream, and what ended the run before its time."""
+    struck: list[Struck] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-chaos-")))
+        target = stack.enter_context(private_target(spec, folder, log_file or folder / "log"))
+        load = Load(target.urls, questions(spec.name, seed, length, QUESTIONS), streams, seed)
+        load.record()
+        say(f"{len(load.expected)} undisturbed streams recorded")
+        load.start()
+        failure: ChaosError | None = None
+        try:
+            strike_all(target, load, schedule(kinds, times, seed), streams, struck, say)
+            load.stop(target.until)
+        except ChaosError as error:
+            failure = error
+    return struck, load, failure
+
+
+def chosen(kinds: str) -> list[str]:
+    """Raises click.BadParameter naming a kind that does not exist."""
+    names = list(FAULTS) if kinds == "all" else [name.strip() for name in kinds.split(",")]
+    if unknown := [name for name in names if name not in FAULTS]:
+        raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(FAULTS)}", param_hint="--kinds")
+    return names
+
+
+def say(line: str) -> None:
+    click.echo(f"chaos: {line}", err=True)
+
+
+def main() -> None:
+    """A FurrowError becomes one clear line and exit status 1."""
+    logs.configure("auto", "warning")
+    try:
+        chaos.main(prog_name="furrow chaos")
+    except FurrowError as error:
+        click.echo(f"furrow chaos: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Whether a client's stream is exactly the undisturbed one. Pure: it compares what two clients received.
+
+Positions are compared, not only texts: every event id names a place in the token log, and the text up to an id must be
+the text that the undisturbed client had at the same id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SHOWN = 40
+"""Characters of a text that a finding quotes."""
+
+
+class Place(NamedTuple):
+    """An event id without its request: the seq in the token log, and the part of that entry."""
+
+    seq: int
+    part: int
+
+    @classmethod
+    def of(cls, event_id: str) -> Place:
+        """Raises ValueError for anything but `rid:seq.part`."""
+        seq, part = event_id.rpartition(":")[2].split(".")
+        return cls(int(seq), int(part))
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What one client has of a stream, over all its connections."""
+
+    rid: str = ""
+    text: str = ""
+    finish: str | None = None
+    done: bool = False
+    usage: int | None = None
+    """Tokens of the answer, as the last event says."""
+    tokens: list[str] = field(default_factory=list)
+    """One text for each token, where log probabilities were asked for."""
+    places: list[Place] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    """Characters of the text after the event at the same index of `places`."""
+    rids: set[str] = field(default_factory=set)
+    """The requests that its event ids name."""
+    errors: list[str] = field(default_factory=list)
+    last_id: str = ""
+
+    def take(self, event_id: str, text: str = "", tokens: list[str] | None = None, finish: str | None = None) -> None:
+        """Add one event."""
+        self.text += text
+        self.tokens += tokens or []
+        self.finish = finish or self.finish
+        self.places.append(Place.of(event_id))
+        self.lengths.append(len(self.text))
+        self.rids.add(event_id.rpartition(":")[0])
+        self.last_id = event_id
+
+
+def findings(got: Transcript, expected: Transcript) -> list[str]:
+    """What is wrong with `got`, in words; nothing where it is exact. `expected` is the undisturbed stream."""
+    found = list(got.errors)
+    if not got.done:
+        found.append(f"it did not end; its last event is {got.last_id or 'none'}")
+    if len(got.rids) > 1:
+        found.append(f"its events belong to {len(got.rids)} requests")
+    for before, after in zip(got.places, got.places[1:], strict=False):
+        if after <= before:
+            found.append(f"event {after.seq}.{after.part} came after {before.seq}.{before.part}")
+            break
+    found += _text(got, expected)
+    if got.tokens != expected.tokens:
+        found.append(f"{len(got.tokens)} tokens with log probabilities differ from {len(expected.tokens)}")
+    if got.places[-1:] != expected.places[-1:]:
+        found.append(f"its last place is {got.places[-1:]}, not {expected.places[-1:]}")
+    if (got.finish, got.usage) != (expected.finish, expected.usage):
+        found.append(f"finish {got.finish!r} after {got.usage} tokens, not {expected.finish!r} after {expected.usage}")
+    return found
+
+
+def _text(got: Transcript, expected: Transcript) -> list[str]:
+    found: list[str] = []
+    if got.text != expected.text:
+        at = next((i for i, (a, b) in enumerate(zip(got.text, expected.text, strict=False)) if a != b), None)
+        at = min(len(got.text), len(expected.text)) if at is None else at
+        had, wanted = got.text[at : at + SHOWN], expected.text[at : at + SHOWN]
+        found.append(f"from character {at} of {len(expected.text)} on it says {had!r}, not {wanted!r}")
+    lengths = dict(zip(expected.places, expected.lengths, strict=True))
+    for place, length in zip(got.places, got.lengths, strict=True):
+        # Events are joined differently in every run; places that both have must agree.
+        if lengths.get(place, length) != length:
+            found.append(f"at event {place.seq}.{place.part} it has {length} characters, not {lengths[place]}")
+            break
+    return found

@@ -1,0 +1,161 @@
+"""One client that never gives up: a stream that is cut is resumed where it ended, on either API process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ops.bench.client import Base, Response, request
+from ops.chaos.checker import Transcript
+from ops.chaos.prompts import Question
+
+PATH = "/v1/chat/completions"
+SILENCE_LIMIT_S = 30.0
+"""Without a byte, not even a keep-alive, the connection counts as broken."""
+LIMIT_S = 240.0
+"""For a whole stream."""
+PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+class Scored(msgspec.Struct):
+    token: str
+
+
+class Logprobs(msgspec.Struct):
+    content: list[Scored] = []
+
+
+class Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    delta: Delta
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+
+
+class Usage(msgspec.Struct):
+    completion_tokens: int
+
+
+class Problem(msgspec.Struct):
+    message: str = ""
+    code: str | None = None
+
+
+class Chunk(msgspec.Struct):
+    """What of a chunk the checker needs; decoding only that keeps 64 clients cheap."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: Problem | None = None
+
+
+_decode = msgspec.json.Decoder(Chunk).decode
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One stream from its first request to its end. Times are of the monotonic clock."""
+
+    question: Question
+    transcript: Transcript
+    began: float
+    ended: float = 0.0
+    heard: list[float] = field(default_factory=list)
+    """When each event came."""
+    connected: list[float] = field(default_factory=list)
+    """When each connection was tried."""
+    refusals: dict[str, int] = field(default_factory=dict)
+    """Why connections failed, broke, or were refused: each reason with its count."""
+
+
+class Refused(Exception):
+    """An answer that is not a stream; `final` where another try can't help."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"{status} {body.decode(errors='replace')[:300]}")
+        self.status, self.final = status, status not in (429, 500, 502, 503)
+
+
+async def stream(
+    bases: list[Base], question: Question, draw: random.Random, begun: Callable[[Attempt], object] = id
+) -> Attempt:
+    """Ask until the whole answer is there. Never raises for what the farm did: the transcript has it.
+
+    `begun` is called with the attempt before anything is sent, for whoever wants to watch it.
+    """
+    attempt = Attempt(question, Transcript(), time.monotonic())
+    begun(attempt)
+    key = f"{draw.getrandbits(128):032x}"
+    index, failures = draw.randrange(len(bases)), 0
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not attempt.transcript.done and not attempt.transcript.errors:
+                had = len(attempt.heard)
+                await _connection(bases[index], attempt, key)
+                failures = failures + 1 if len(attempt.heard) == had else 0
+                index = (index + 1) % len(bases)
+                if failures:
+                    await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S)) - 1])
+    except TimeoutError:
+        attempt.transcript.errors.append(f"no end within {LIMIT_S:.0f} s: {attempt.refusals}")
+    attempt.ended = time.monotonic()
+    return attempt
+
+
+async def _connection(base: Base, attempt: Attempt, key: str) -> None:
+    """One connection, to its end or break."""
+    transcript = attempt.transcript
+    headers = {"content-type": "application/json", "authorization": "Bearer chaos", "idempotency-key": key}
+    if transcript.last_id:
+        headers["last-event-id"] = transcript.last_id
+    attempt.connected.append(time.monotonic())
+    broken = "cut"
+    try:
+        async with (
+            asyncio.timeout(SILENCE_LIMIT_S) as silence,
+            request(base, "POST", PATH, body=attempt.question.body, headers=headers) as response,
+        ):
+            if response.status != 200:
+                raise Refused(response.status, await response.read())
+            await _read(response, attempt, silence)
+    except Refused as refused:
+        broken = f"refused: {refused}"
+        if refused.final:
+            transcript.errors.append(broken)
+    except TimeoutError:
+        broken = "silent"
+    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+        broken = type(error).__name__
+    if not transcript.done:
+        attempt.refusals[broken] = attempt.refusals.get(broken, 0) + 1
+
+
+async def _read(response: Response, attempt: Attempt, silence: asyncio.Timeout) -> None:
+    transcript, loop = attempt.transcript, asyncio.get_running_loop()
+    async for event_id, data in response.events():
+        attempt.heard.append(time.monotonic())
+        silence.reschedule(loop.time() + SILENCE_LIMIT_S)
+        if data == b"[DONE]":
+            transcript.done = True
+            transcript.take(event_id)
+            return
+        chunk = _decode(data)
+        if chunk.error is not None:
+            transcript.errors.append(f"an error event: {chunk.error.code}: {chunk.error.message}")
+            return
+        if chunk.usage is not None:
+            transcript.usage = chunk.usage.completion_tokens
+        choice = chunk.choices[0] if chunk.choices else None
+        if choice is None:
+            transcript.take(event_id)
+        else:
+            scored = [one.token for one in choice.logprobs.content] if choice.logprobs is not None else []
+            transcript.take(event_id, choice.delta.content or "", scored, choice.finish_reason)

@@ -1,0 +1,137 @@
+"""Ranks killed at a moment that must be caught: while the model loads, and inside a collective.
+
+The victim is stopped first, so that it can be looked at; where it has got past the moment it goes on, and the next
+chance is waited for.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from control.connection import read, run_every
+from control.errors import CollectiveFailed
+from control.keys import ReplicaKeys
+from ops.chaos.errors import ChaosError, NoEffect
+from ops.chaos.faults.fault import Fault
+from ops.chaos.faults.processes import replaced
+from ops.chaos.target import REPLICA, Target
+
+TRIES = 5
+LOAD_WITHIN_S = 120.0
+"""For a killed rank to come to its load: it may have to start and import first."""
+TICK_S = 0.002
+MET_WITHIN_S = 5.0
+
+
+class Word(msgspec.Struct):
+    """What of a command or a reply is looked at."""
+
+    op: str
+    seq: int
+    rank: int = 0
+
+
+_decode = msgspec.json.Decoder(Word).decode
+
+
+def newest(target: Target, epoch: int) -> tuple[Word | None, Word | None]:
+    """The newest command to rank 1 in `epoch`, and the newest reply."""
+    keys = ReplicaKeys(target.spec.name, REPLICA)
+
+    def parse(reply: list[tuple[str, dict[str, str]]]) -> Word | None:
+        return _decode(reply[0][1]["m"]) if reply else None
+
+    streams = keys.commands(epoch, 1), keys.replies(epoch)
+    command, reply = run_every(
+        target.client, [read("XREVRANGE", stream, "+", "-", "COUNT", 1, parse=parse) for stream in streams]
+    )
+    return command, reply
+
+
+def unanswered(target: Target, op: str, after: int = 0) -> tuple[int, int] | None:
+    """Epoch and seq of a command `op` that rank 1 has not answered yet, in an epoch later than `after`."""
+    epoch = target.epoch()
+    if epoch <= after:
+        return None
+    command, reply = newest(target, epoch)
+    if command is None or command.op != op or (reply is not None and reply.seq >= command.seq):
+        return None
+    return epoch, command.seq
+
+
+def catch(target: Target, rank: int, op: str, after: int = 0) -> tuple[int, int, int]:
+    """Stop the rank while `op` is unanswered; its pid, the epoch and the seq. Raises NoEffect."""
+    for _ in range(TRIES):
+        try:
+            target.until(lambda: unanswered(target, op, after), f"rank {rank} executes {op}", LOAD_WITHIN_S, TICK_S)
+        except ChaosError as error:
+            raise NoEffect(str(error)) from error
+        pid = target.rank_pids().get(rank)
+        if pid is None:
+            continue
+        target.send(pid, signal.SIGSTOP)
+        if (moment := unanswered(target, op, after)) is not None:
+            return pid, *moment
+        target.send(pid, signal.SIGCONT)
+    raise NoEffect(f"rank {rank} was never caught while it executes {op}, in {TRIES} tries")
+
+
+def exit_in_load(target: Target, random: random.Random) -> str:
+    """Kill a rank, and kill its successor while that loads its shard."""
+    rank = random.randrange(target.spec.tp)
+    pid, epoch = target.rank_pid(rank), target.epoch()
+    target.send(pid, signal.SIGKILL)
+    replaced(target, rank, pid, epoch)
+    pid, epoch, seq = catch(target, rank, "load_dense_shard", epoch)
+    target.send(pid, signal.SIGKILL)
+    return f"{replaced(target, rank, pid, epoch)}, killed in command {seq} of epoch {epoch}, load_dense_shard"
+
+
+def exit_in_collective(target: Target, random: random.Random) -> str:
+    """Kill a rank in a step, so that its peer is left alone in a collective; the peer's own word is the proof."""
+    rank = random.randrange(target.spec.tp)
+    for _ in range(TRIES):
+        pid, epoch, seq = catch(target, rank, "generate_step")
+        written = target.log.stat().st_size
+        time.sleep(random.uniform(0.01, 0.05))  # the peer comes to the point at which it needs the one that is stopped
+        target.send(pid, signal.SIGKILL)
+        gone = replaced(target, rank, pid, epoch)
+        if said(target, written, CollectiveFailed.__name__):
+            return f"{gone}, killed in command {seq} of epoch {epoch}: the peer's collective failed"
+    raise NoEffect(f"rank {rank} was killed in {TRIES} steps, and no peer said that a collective failed")
+
+
+def said(target: Target, offset: int, word: str) -> bool:
+    """Whether the farm's log has `word` beyond `offset`, soon."""
+
+    def there() -> bool:
+        with target.log.open("rb") as log:
+            log.seek(offset)
+            return word.encode() in log.read()
+
+    try:
+        return target.until(there, f"the log says {word}", MET_WITHIN_S)
+    except ChaosError:
+        return False
+
+
+def needs_peers(fault: Callable[[Target, random.Random], str]) -> Fault:
+    """A fault between two ranks. Raises NoEffect where there is one."""
+
+    def strike(target: Target, random: random.Random) -> str:
+        if target.spec.tp == 1:
+            raise NoEffect("one rank alone has no commands and no collectives; use --tp 2")
+        return fault(target, random)
+
+    return strike
+
+
+FAULTS: dict[str, Fault] = {
+    "exit-in-load": needs_peers(exit_in_load),
+    "exit-in-collective": needs_peers(exit_in_collective),
+}

@@ -1,0 +1,73 @@
+"""A run: strike after strike under load, each with its proof, until the schedule is through."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ops.chaos.errors import NoEffect
+from ops.chaos.faults import FAULTS
+from ops.chaos.load import Load
+from ops.chaos.schedule import Strike
+from ops.chaos.target import Target
+
+UNDER_WAY = 0.75
+"""Share of the streams that must have had an event since the farm was whole before a calm strike."""
+UNDER_WAY_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A strike that was made, from its signal to its proof, by the monotonic clock."""
+
+    strike: Strike
+    began: float
+    ended: float
+    streams: int
+    """Under way when it struck."""
+    proof: str | None
+    """None where nothing shows that it took effect; `detail` says what was looked for."""
+    detail: str = ""
+
+
+def strike_all(
+    target: Target,
+    load: Load,
+    strikes: Sequence[Strike],
+    streams: int,
+    done: list[Struck],
+    say: Callable[[str], None],
+) -> None:
+    """Make all strikes, each put into `done`. Raises ChaosError where the farm does not come back from one."""
+    since = time.monotonic()
+    for number, strike in enumerate(strikes, 1):
+        if not strike.early:
+            target.wait_until_whole()
+            whole_at = time.monotonic()
+            target.until(
+                lambda whole_at=whole_at: load.running(whole_at) >= UNDER_WAY * streams,
+                f"{UNDER_WAY:.0%} of the streams go on after strike {number - 1}",
+                UNDER_WAY_WITHIN_S,
+            )
+            since = whole_at
+        target.rest(strike.delay_s)
+        struck = _strike(target, load, strike, since)
+        done.append(struck)
+        wrong = sum(bool(checked.findings) for checked in list(load.checked))
+        say(
+            f"{number}/{len(strikes)} {strike.kind}{' (early)' if strike.early else ''}: {struck.proof or 'NO EFFECT'} "
+            f"{struck.detail}after {struck.ended - struck.began:.2f} s; {struck.streams} streams under way, "
+            f"{len(load.checked)} ended, {wrong} wrong"
+        )
+    target.wait_until_whole()
+
+
+def _strike(target: Target, load: Load, strike: Strike, since: float) -> Struck:
+    streams, began = load.running(since), time.monotonic()
+    try:
+        proof = FAULTS[strike.kind](target, random.Random(strike.seed))
+    except NoEffect as error:
+        return Struck(strike, began, time.monotonic(), streams, None, f"{error} ")
+    return Struck(strike, began, time.monotonic(), streams, proof)

@@ -1,0 +1,103 @@
+"""The struck farm's own Redis-compatible server: started, stopped, killed and started again at will."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from redis import exceptions as redis_errors
+
+import control.server_child
+from control.cli.serve import free_port
+from control.clients import SyncRedis
+from control.connection import connect
+from control.server_binary import find_server
+from ops.chaos.errors import ChaosError
+
+HOST = "127.0.0.1"
+READY_WITHIN_S = 30.0
+
+
+class ServerProcess:
+    """One server on `folder`, always on the same port. Use from one thread that lives as long as the server."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._binary = find_server()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port(HOST, 0)
+        self.url = f"redis://{HOST}:{self.port}/0"
+        self.client: SyncRedis = connect(self.url)
+        """Straight to the server, for the one who strikes and looks; the farm may be led through a proxy."""
+
+    @property
+    def pid(self) -> int:
+        """Raises ChaosError while it does not run."""
+        if self._process is None:
+            raise ChaosError("the server does not run")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start, or start again on what the folder holds, and wait until it answers."""
+        self.launch()
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not self.answers():
+            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+                raise ChaosError(f"the server on {self._folder} did not come up: {self._last_words()}")
+            time.sleep(0.01)
+
+    def launch(self) -> None:
+        """Start without waiting: it may be loading its data for a while."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        config = self._folder / "server.conf"
+        lines = [f"bind {HOST}", f"port {self.port}", f"dir {self._folder}", "logfile server.log", 'save ""']
+        lines += ["appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"]
+        if int(self._binary.version.split(".")[0].removeprefix("v=")) >= 7:  # before, DEBUG was always allowed
+            lines.append("enable-debug-command local")
+        config.write_text("\n".join(lines) + "\n")
+        # It can't outlive this process, however that ends.
+        command = [sys.executable, "-I", "-S", control.server_child.__file__, str(os.getpid())]
+        self._process = subprocess.Popen([*command, self._binary.path, config], start_new_session=True)
+
+    def answers(self) -> bool:
+        """Whether it serves commands now."""
+        try:
+            return bool(self.client.ping())
+        except (redis_errors.RedisError, OSError):
+            return False
+
+    def run_id(self) -> str:
+        """Another one after every start."""
+        return str(self.client.info("server")["run_id"])
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """As a power cut would: SIGKILL, no goodbye."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+        self.client.close()
+
+    def lose_everything(self) -> None:
+        """Take away what a killed server would find at its next start."""
+        if self._process is not None:
+            raise ChaosError("the server runs: kill it first")
+        shutil.rmtree(self._folder)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(READY_WITHIN_S)
+            self._process = None
+
+    def _last_words(self) -> str:
+        log = self._folder / "server.log"
+        return " / ".join(log.read_text(errors="replace").splitlines()[-3:]) if log.exists() else "it said nothing"
