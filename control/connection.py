@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from redis import exceptions as redis_errors
 
 from control.clients import AsyncRedis, SyncRedis, connect, connect_async, connect_blocking, unavailable
+from control.dead_connections import adrop_idle, drop_idle
 from control.errors import FurrowError, RedisUnavailable
 from control.readiness import wait_until_ready
 from control.scripts import SCRIPTS
@@ -120,6 +121,7 @@ def _retried(client: SyncRedis, calls: Sequence[Call[Any]], *, by_sha: bool) -> 
         except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
             if wait is None or time.monotonic() - began > GIVE_UP_S or not _worth_retrying(error):
                 raise unavailable(client, error) from error
+            drop_idle(client, error)
             time.sleep(wait)
     raise AssertionError("unreachable")
 
@@ -135,6 +137,7 @@ async def _aretried(client: AsyncRedis, calls: Sequence[Call[Any]], *, by_sha: b
         except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
             if wait is None or time.monotonic() - began > GIVE_UP_S or not _worth_retrying(error):
                 raise unavailable(client, error) from error
+            await adrop_idle(client, error)
             await asyncio.sleep(wait)
     raise AssertionError("unreachable")
 

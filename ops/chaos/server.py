@@ -52,7 +52,7 @@ class ServerProcess:
             time.sleep(0.01)
 
     def launch(self, *options: str) -> None:
-        """Start without waiting, as it may take a while to load its data; `options` are more lines of its configuration."""
+        """Start without waiting: loading its data may take a while. `options` are more lines of its configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "server.conf"
         lines = [f"bind {HOST}", f"port {self.port}", f"dir {self.folder}", "logfile server.log", 'save ""']
