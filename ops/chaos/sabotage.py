@@ -47,7 +47,7 @@ sys.meta_path.insert(0, Saboteur())
 
 @dataclass(frozen=True)
 class Sabotage:
-    """`module` is changed by `code`, the body of a function of `module`; `kinds` are the faults that then must do harm."""
+    """`module` is changed by `code`, the body of a function of it; `kinds` are the faults that then must do harm."""
 
     what: str
     module: str

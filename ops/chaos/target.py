@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -170,8 +170,13 @@ class Target:
 
 
 @contextmanager
-def private_target(spec: ModelSpec, folder: Path, log_file: Path) -> Iterator[Target]:
-    """A running target whose data lie in `folder`; all of it is stopped at the end."""
+def private_target(
+    spec: ModelSpec, folder: Path, log_file: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Target]:
+    """A running target whose data lie in `folder`; all of it is stopped at the end.
+
+    `environment` is its processes' own.
+    """
     with ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab"))
         server = ServerProcess(folder / "data")
@@ -181,8 +186,8 @@ def private_target(spec: ModelSpec, folder: Path, log_file: Path) -> Iterator[Ta
         proxy.start()
         stack.callback(proxy.stop)
         level = os.environ.get("FURROW_LOG_LEVEL") or "info"
-        environment = {"FURROW_REDIS_URL": proxy.url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
-        supervisor = Supervisor(environment, lambda line: None, log)
+        parts = {"FURROW_REDIS_URL": proxy.url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
+        supervisor = Supervisor({**parts, **(environment or {})}, lambda line: None, log)
         stack.callback(supervisor.stop)
         target = Target(spec, server, proxy.url, supervisor, log_file, proxy)
         target.start()
