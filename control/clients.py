@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 else:
     SyncRedis, AsyncRedis = redis.Redis, redis.asyncio.Redis
 
-COMMAND_TIMEOUT_S = 1.0
-"""Half the life of a lock and of a heartbeat, so that a connection that leads nowhere is left before either lapses."""
+COMMAND_TIMEOUT_S = 0.8
+"""Half the life of a rank's heartbeat, so that a connection that leads nowhere is left before either lapses."""
 CONNECT_TIMEOUT_S = 1.0
 LONGEST_BLOCK_MS = 500
 """A blocking read asks for at most this: silence for longer is then a connection that leads nowhere."""

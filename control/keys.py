@@ -16,13 +16,16 @@ PREFIX = "furrow:"
 LOCK_MS = 2_000
 """Life of a replica's lock; renewed every quarter of it."""
 HEARTBEAT_MS = 2_000
-"""Life of a heartbeat; beaten every quarter of it."""
+"""Life of a host's and an API's heartbeat; beaten every quarter of it."""
+RANK_BEAT_MS = 1_500
+"""Life of a rank's heartbeat: with what its agent takes to look, a rank that hangs is found within 2 s."""
 COMMAND_MS = 60_000
 """Life of an epoch's command and reply streams, refreshed by each renewal of the lock."""
 COMMAND_LENGTH = 1_024
 """Entries kept in a command or reply stream."""
 BELL_LENGTH = 128
 POISONS_LENGTH = 64
+EPOCHS_LENGTH = 64
 DEAD_LENGTH = 1_000
 SUSPECTS_MS = 86_400_000
 """Life of what a leader wrote down about a crash; as long as a request may live, and removed long before."""
@@ -135,7 +138,7 @@ class ReplicaKeys:
     def replies(self, epoch: int) -> str:  # stream, capped: rank -> leader; 60 s
         return f"{self.base}reply:{epoch}"
 
-    def heartbeat(self, rank: int) -> str:  # hash: rank -> agents, api, operator; 2 s
+    def heartbeat(self, rank: int) -> str:  # hash: rank -> agents, api, operator; 1.5 s
         return f"{self.base}hb:{rank}"
 
     @property
@@ -149,6 +152,10 @@ class ReplicaKeys:
     @property
     def poisons(self) -> str:  # stream, capped: the history of poison; also wakes blocked leaders and ranks
         return f"{self.base}poisons"
+
+    @property
+    def epochs(self) -> str:  # stream, capped: leader -> operator; when each epoch was led, gathered, joined, loaded
+        return f"{self.base}epochs"
 
     @property
     def suspects(self) -> str:  # string, JSON docket: leader after a crash -> the next leader; until all got on

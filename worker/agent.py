@@ -153,7 +153,7 @@ class Agent:
         self._replicas[place] = ReplicaProcesses(
             assignment, str(folder), self._host.id, self._redis_url, self._exits, self._standby
         )
-        self._watches[place] = Watch(self._client, self._replicas[place], self._contact)
+        self._watches[place] = Watch(self._client, self._replicas[place])
         self._report(*place, "running", "", assignment)
 
     def _tend(self, replica: ReplicaProcesses) -> None:
@@ -238,5 +238,5 @@ class Agent:
 def check(assignment: Assignment) -> Path:
     """Resolve the model's files and hold the gates, before any process is spawned. Returns the folder."""
     folder = source.resolve(assignment.spec.source)
-    gates.check(gates.inspect(folder).config, assignment.spec.tp)
+    gates.check(gates.inspect(folder).config, assignment.spec.tp, assignment.spec.max_context)
     return folder

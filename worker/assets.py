@@ -12,16 +12,15 @@ from worker.models.gates import ModelFiles, context_length, eos_ids
 
 
 def read_assets(files: ModelFiles, max_context: int | None) -> ModelAssets:
-    """Tokenizer, chat template and generation defaults; `max_context` may only lower the context length."""
+    """Tokenizer, chat template and generation defaults; `max_context` lowers the context length."""
     if files.folder is None or files.tokenizer is None:
         raise ModelFilesError(f"{files.where} has no tokenizer: an API could not serve the model")
-    context = context_length(files.config)
     return ModelAssets(
         tokenizer_json=files.tokenizer.read_text(encoding="utf-8"),
         tokenizer_config=files.tokenizer_config,
         chat_template=chat_template(files.folder, files.tokenizer_config),
         generation_config=files.generation_config,
-        context_length=min(context, max_context or context),
+        context_length=max_context or context_length(files.config),
         vocab_size=int(files.config["vocab_size"]),
         eos_ids=eos_ids(files.config, files.generation_config),
         kv_tokens=0,

@@ -7,6 +7,7 @@ Exactly one reply per rank is accounted for, whatever the leader's own outcome.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from control import commands
 from control.clients import SyncRedis
 from control.errors import GroupError, Poisoned, RankError
+from control.health import Formation
 from control.lease import Lease
 from control.messages import (
     AnyReply,
@@ -48,6 +50,10 @@ DRAIN_S = 1.0
 T = TypeVar("T", bound=Reply)
 
 
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
 class Group:
     """The ranks of one epoch. Every method raises EpochOver when the epoch ends while it waits."""
 
@@ -74,21 +80,26 @@ class Group:
 
     # --- forming ----------------------------------------------------------------------------------------------------
 
-    def form(self, load: Callable[..., LoadDenseShard]) -> int:
-        """Bring every rank to life in this epoch; returns the tokens of KV memory on the tightest rank.
+    def form(self, load: Callable[..., LoadDenseShard]) -> tuple[int, Formation]:
+        """Bring every rank to life in this epoch; returns the tokens of KV memory on the tightest rank, and when each
+        stage was reached.
 
         `load` builds the load command from keyword arguments epoch and seq. Raises GroupError naming every side that
         failed.
         """
+        led = gathered = joined = now_ms()
         self._progress.phase = "forming"
         if self._executor.world_size > 1:
             self.ping(FORM_DEADLINE_S)
+            gathered = now_ms()
             self._rendezvous()
             self._prove()
+            joined = now_ms()
         self._progress.phase = "loading"
         loaded = self._together("load", load(epoch=self._lease.epoch, seq=self._next()), LOAD_DEADLINE_S)
         self._progress.phase = "ready"
-        return min(reply.kv_tokens for reply in self._all(LoadDenseShardOk, loaded))
+        kv_tokens = min(reply.kv_tokens for reply in self._all(LoadDenseShardOk, loaded))
+        return kv_tokens, Formation(self._lease.epoch, led, gathered, joined, loaded=now_ms())
 
     def ping(self, deadline_s: float = PING_DEADLINE_S) -> None:
         """One pong per rank, in rank order; a pong from a rank that is not the expected one names both."""

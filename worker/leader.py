@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from control import catalog, health
 from control.clients import SyncRedis
-from control.connection import run
+from control.connection import run, run_every
 from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable
 from control.lease import Lease, acquire, release
 from control.messages import Assignment, LoadDenseShard, ModelAssets
@@ -139,8 +139,8 @@ class Leader:
         with pulse:
             group = Group(self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address)
             try:
-                kv_tokens = group.form(self._load_command)
-                self._publish(kv_tokens)
+                kv_tokens, formation = group.form(self._load_command)
+                self._publish(kv_tokens, formation)
                 self._work(lease, group, kv_tokens, progress, pulse)
             except GroupError as error:
                 self._poison(lease, "load_failed", str(error))
@@ -195,10 +195,11 @@ class Leader:
             kv_tokens=self._spec.kv_tokens,
         )
 
-    def _publish(self, kv_tokens: int) -> None:
+    def _publish(self, kv_tokens: int, formation: health.Formation) -> None:
         """Put what the API needs into the catalog; a model counts as served only once this is there."""
         assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
-        run(self._client, catalog.put_assets(self._spec.name, assets))
+        put = catalog.put_assets(self._spec.name, assets)
+        run_every(self._client, [put, health.note_formation(self._spec.name, self._replica, formation)])
 
     def _poison(self, lease: Lease, kind: str, message: str) -> None:
         try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import structlog
 
 from control import health
 from control.clients import SyncRedis
-from worker.contact import Contact
 from worker.replica import ReplicaProcesses
 
 log = structlog.get_logger()
@@ -17,14 +17,34 @@ STUCK_S = 6.0
 """A rank that still beats in an epoch poisoned this long ago is killed: its own deadman has failed."""
 
 
+GAP_S = 1.0
+"""Between two looks: after a longer one Redis was away or slow, or this agent, and nobody's silence counts yet."""
+STARVED_S = 6.0
+"""How long a silent rank is spared whose threads wait for a processor. A step that spins has its own deadline."""
+
+
+def wants_to_run(pid: int) -> bool:
+    """Whether a thread of the process runs, waits for a processor, or for a page: then its pulse may only be starved.
+
+    All threads of a stopped process are stopped, those of one that waits for ever sleep.
+    """
+    try:
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:  # it ended meanwhile
+        return False
+    return any(stat.rpartition(")")[2].split()[0] in ("R", "D") for stat in stats)
+
+
 class Watch:
     """One replica's heartbeats and poison, looked at in every tick."""
 
-    def __init__(self, client: SyncRedis, replica: ReplicaProcesses, contact: Contact | None = None) -> None:
-        """`contact` is the agent's with Redis: while it is not steady nobody's silence means anything."""
-        self._client, self._replica, self._contact = client, replica, contact or Contact()
+    def __init__(self, client: SyncRedis, replica: ReplicaProcesses) -> None:
+        self._client, self._replica = client, replica
         self._seen: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None
+        self._looked = time.monotonic()
+        self._patient_until = 0.0
+        self._silent_since: dict[int, float] = {}
         self.whole = False
         """Whether the group was ready in its epoch, with all its ranks here, when last looked at."""
 
@@ -45,6 +65,7 @@ class Watch:
         leads = beats[0] is not None and beats[0].phase == "ready" and beats[0].epoch == epoch
         missing = len(self._replica.assignment.ranks) - len(self._replica.processes)
         self.whole = leads and not missing and (poison is None or poison.epoch != epoch)
+        self._notice_gap()
         if poison is not None and poison.epoch == epoch:
             self._judge(poison, beats)
             return
@@ -53,16 +74,28 @@ class Watch:
             beat = beats[rank]
             if beat is not None and beat.pid == pid:
                 self._seen[pid] = beat.epoch
-            elif beat is None and self._seen.get(pid) == epoch and self._contact.steady:
+                self._silent_since.pop(pid, None)
+            elif beat is None and self._seen.get(pid) == epoch:
                 self._silent(rank, pid, epoch)
 
+    def _notice_gap(self) -> None:
+        """After a pause of Redis or of this process every rank gets the life of a heartbeat to be heard again."""
+        before, self._looked = self._looked, time.monotonic()
+        if self._looked - before > GAP_S:
+            self._patient_until = self._looked + health.BEAT_LIFE_S
+
     def _silent(self, rank: int, pid: int, epoch: int) -> None:
-        """It beat in this epoch, the epoch still stands (so Redis lost nothing), and now it does not: it hangs."""
+        """It beat in this epoch, the epoch still stands (so Redis lost nothing), and now it does not: it hangs, unless
+        it only waits for a processor."""
+        now = time.monotonic()
+        since = self._silent_since.setdefault(pid, now)
+        if now < self._patient_until or (now - since < STARVED_S and wants_to_run(pid)):
+            return
         model, name = self._replica.place
-        message = f"rank {rank} (pid {pid}) lives but has not beaten for {health.HEARTBEAT_S:g} s"
+        message = f"rank {rank} (pid {pid}) lives but has not beaten for {health.BEAT_LIFE_S:g} s"
         log.error("a rank hangs", model=model, replica=name, rank=rank, pid=pid)
         health.write_poison(self._client, model, name, epoch, rank, "silent", message)
-        del self._seen[pid]
+        del self._seen[pid], self._silent_since[pid]
         self._replica.kill(rank)
 
     def _judge(self, poison: health.Poison, beats: list[health.Beat | None]) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from control.health.beats import HEARTBEAT_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
+from control.health.beats import BEAT_LIFE_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
+from control.health.epochs import Formation, formations, note_formation
 from control.health.overview import Overview, ReplicaOverview, overview, overviews
 from control.health.poisoning import Poison, last_poison, poison, poison_history, read_poison, write_poison
 from control.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
 from control.health.status import AgentState, Status, clear_status, write_status
 
 __all__ = [
-    "HEARTBEAT_S",
+    "BEAT_LIFE_S",
     "STUCK_MS",
     "AgentState",
     "Beat",
+    "Formation",
     "Overview",
     "Poison",
     "ReplicaOverview",
@@ -21,9 +23,11 @@ __all__ = [
     "Status",
     "beat",
     "clear_status",
+    "formations",
     "heartbeats",
     "last_poison",
     "model_state",
+    "note_formation",
     "overview",
     "overviews",
     "poison",

@@ -8,10 +8,10 @@ import msgspec
 
 from control.clients import SyncRedis
 from control.connection import Call, read, run, run_every
-from control.keys import HEARTBEAT_MS, ReplicaKeys
+from control.keys import RANK_BEAT_MS, ReplicaKeys
 from control.lease import granted
 
-HEARTBEAT_S = HEARTBEAT_MS / 1000
+BEAT_LIFE_S = RANK_BEAT_MS / 1000
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def beat(model: str, replica: str, rank: int, word: Beat) -> Call[None]:
-    """Say it; heard for HEARTBEAT_S. Raises Fenced when the epoch has moved on."""
+    """Say it; heard for BEAT_LIFE_S. Raises Fenced when the epoch has moved on."""
     keys = ReplicaKeys(model, replica)
     fields: dict[str, Any] = msgspec.to_builtins(word)
 

@@ -22,7 +22,7 @@ _FOLDER = Path(__file__).parent
 _INCLUDE = re.compile(r"^--@include (\w+)\n", re.MULTILINE)
 _CONSTANTS = (
     "LOCK_MS",
-    "HEARTBEAT_MS",
+    "RANK_BEAT_MS",
     "COMMAND_MS",
     "COMMAND_LENGTH",
     "BELL_LENGTH",

@@ -12,5 +12,5 @@ for i = 2, #ARGV do
   fields[i + 3] = ARGV[i]
 end
 redis.call(unpack(fields))
-redis.call('PEXPIRE', KEYS[1], HEARTBEAT_MS)
+redis.call('PEXPIRE', KEYS[1], RANK_BEAT_MS)
 return {'OK'}

@@ -15,6 +15,10 @@ VERBS = {
     "load": "Load scenarios through the HTTP API.",
     "decode": "The engine alone, beside transformers' generate.",
     "recovery": "Ranks killed under load: the time to the next token.",
+    "hang": "Ranks stopped under load: the time until it is noticed.",
+    "fairness": "One heavy user beside nine light ones: what each is served.",
+    "cancel": "Requests cancelled under load: the time until the slot is free.",
+    "overload": "Ten times the load that the farm can carry: memory, waiting, refusals.",
 }
 
 

@@ -13,7 +13,8 @@ from transformers.utils import logging
 
 from ops.bench.engines import Decoded, Furrow, Transformers
 from ops.bench.machine import describe
-from ops.bench.shapes import SHAPES, build
+from ops.bench.random_model import build
+from ops.bench.shapes import SHAPES
 from ops.bench.summary import median
 
 
@@ -67,7 +68,7 @@ def decode(
     machine = f"{describe()}; {torch.get_num_threads()} threads, {dtype}, {device}"
     click.echo(f"{machine}\n{model or shape}: {length} prompt tokens, {tokens} generated, {rounds} rounds")
     with tempfile.TemporaryDirectory(prefix="furrow-bench-") as scratch:
-        folder = model or build(shape, Path(scratch), getattr(torch, dtype))
+        folder = model or build(shape, Path(scratch), dtype)
         vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
         furrow = Furrow(folder, dtype, device, kv_tokens=max(batches) * (length + tokens))
         reference = Transformers(folder, dtype, device)

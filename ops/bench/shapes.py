@@ -1,12 +1,8 @@
-"""Random models of a named shape: decode speed depends on the shape, not on what the weights say."""
+"""Shapes of models for measuring, by name."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
 
 SHAPES: dict[str, dict[str, Any]] = {
     # Small enough that the engine's own overhead is what shows.
@@ -33,12 +29,3 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
     },
 }
-
-
-def build(shape: str, folder: Path, dtype: torch.dtype) -> Path:
-    """Save a random model of the shape in `folder`, the same one each time. Returns `folder`."""
-    config = Qwen3Config(tie_word_embeddings=True, initializer_range=0.05, **SHAPES[shape])
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.save_pretrained(folder)
-    return folder

@@ -66,7 +66,8 @@ class Sabotage:
 
 CONTROLS = {
     "no-seq-check": Sabotage(
-        "emit appends whatever it is given, so a repeat after a lost answer appends twice",
+        # A reader drops what it has seen; the next epoch, which takes the log for what was produced, goes on from it.
+        "emit appends whatever it is given, so that a repeat after a lost answer is in the log twice",
         "control.scripts",
         """
 rewrite_scripts(
@@ -75,7 +76,7 @@ rewrite_scripts(
     ("local last = seq - 1\\n", "local last = tonumber(f[3])\\n"),
 )
 """,
-        ("drop-replies",),
+        ("drop-replies", "leader-kill"),
     ),
     "no-replay": Sabotage(
         "a new epoch continues each request from its prompt alone, as if nothing had been produced",

@@ -1,22 +1,32 @@
-"""`furrow demo`: the main job, seen: serve the demonstration model with two ranks, stream two answers, stop."""
+"""`furrow demo`: the main job, seen: serve the demonstration model with two ranks, stream answers, kill a rank in the
+middle of one, and stop."""
 
 from __future__ import annotations
 
 import argparse
 import http.client
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
 
+from control import health
+from control.connection import connect
 from control.process import child_environment
 
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
-LONGEST = 200
+STRUCK = "Count from 1 to 60."
+STRIKE_AFTER = 80
+"""Chunks of its answer after which a rank is killed."""
+LONGEST = 400
 """Tokens of an answer; each ends by itself long before."""
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 120.0
@@ -42,7 +52,8 @@ def main() -> int:
         try:
             address = wait_for_address(server)
             print(f"  ready at http://{address}/v1\n", flush=True)
-            finished = [show(address, question) for question in QUESTIONS]
+            finished = [show(address, question) is not None for question in QUESTIONS]
+            finished.append(survive(address, Path(data), rank=options.tp - 1))
         except (RuntimeError, OSError) as error:
             print(f"\nfurrow demo: {error}", file=sys.stderr)
         finally:
@@ -70,20 +81,45 @@ def wait_for_address(server: subprocess.Popen[str]) -> str:
     raise RuntimeError(f"the server ended or was not ready within {START_LIMIT_S:.0f} s")
 
 
-def show(address: str, question: str) -> bool:
-    """Ask and print the answer as it comes; True if the model ended it by itself."""
+def show(address: str, question: str, strike: Callable[[], str] | None = None) -> str | None:
+    """Ask and print the answer as it comes; the answer, or None where the model did not end it by itself.
+
+    `strike` is called in the middle of it and says what it did.
+    """
     print(f"user:  {question}\nmodel: ", end="", flush=True)
-    started, first, count, reason = time.monotonic(), 0.0, 0, None
+    started, times, answer, reason = time.monotonic(), list[float](), "", None
     for piece, finish in stream(address, question):
-        if piece and not first:
-            first = time.monotonic()
-        count += bool(piece)
-        reason = finish or reason
+        if piece:
+            times.append(time.monotonic())
+        answer, reason = answer + piece, finish or reason
         print(piece, end="", flush=True)
-    now = time.monotonic()
-    speed = (count - 1) / (now - first) if count > 1 else 0.0
-    print(f"\n       [first token {1000 * (first - started):.0f} ms, {speed:.0f} chunks/s, finish_reason {reason}]\n")
-    return reason == "stop"
+        if strike is not None and len(times) == STRIKE_AFTER:
+            print(f"\n       >>> {strike()} <<<\n       ", end="", flush=True)
+    first, last = (times[0], times[-1]) if times else (started, started)
+    speed = f"{(len(times) - 1) / (last - first):.0f} chunks/s" if len(times) > 1 else "no chunks"
+    told = [f"first token {1000 * (first - started):.0f} ms", speed, f"finish_reason {reason}"]
+    if strike is not None and len(times) > 1:
+        told.insert(1, f"longest pause {max(after - before for before, after in pairwise(times)):.2f} s")
+    print(f"\n       [{', '.join(told)}]\n")
+    return answer if reason == "stop" else None
+
+
+def survive(address: str, data: Path, rank: int) -> bool:
+    """The same question twice, and a rank is killed in the middle of the second answer; True if the answers are one."""
+    undisturbed = show(address, STRUCK)
+    with connect((data / "url").read_text().strip()) as client:
+
+        def strike() -> str:
+            beat = health.heartbeats(client, "demo", "r0", rank + 1)[rank]
+            if beat is None:
+                raise RuntimeError(f"rank {rank} has no heartbeat")
+            os.kill(beat.pid, signal.SIGKILL)
+            return f"kill -9 {beat.pid} (rank {rank})"
+
+        struck = show(address, STRUCK, strike)
+    same = struck is not None and struck == undisturbed
+    print("The answer went on where it was, and is the same." if same else "The two answers differ.", end="\n\n")
+    return same
 
 
 def stream(address: str, question: str) -> Iterator[tuple[str, str | None]]:

@@ -6,7 +6,7 @@ import pytest
 
 from control import catalog, health
 from control.errors import Fenced
-from control.keys import HEARTBEAT_MS
+from control.keys import RANK_BEAT_MS
 from control.lease import Lease
 from control.messages import ModelAssets, ModelSpec
 from tests.contract.conftest import MODEL, Farm
@@ -34,7 +34,7 @@ def test_a_beat_is_heard_for_a_while(farm: Farm) -> None:
     lease = farm.lead()
     beat(farm, lease, 1, word(lease, seq=7))
     assert health.heartbeats(farm.client, MODEL, "r0", 2) == [None, word(lease, seq=7)]
-    assert 0 < farm.client.pttl(lease.keys.heartbeat(1)) <= HEARTBEAT_MS
+    assert 0 < farm.client.pttl(lease.keys.heartbeat(1)) <= RANK_BEAT_MS
 
 
 def test_an_older_epoch_is_not_heard(farm: Farm) -> None:
@@ -60,6 +60,15 @@ def test_the_first_poison_counts(farm: Farm) -> None:
     assert poison == health.Poison(lease.epoch, 1, "desync", "checksums differ")
     assert health.last_poison(farm.client, MODEL, "r0") == "rank 1: desync: checksums differ"
     assert farm.client.xlen(lease.keys.poisons) == 1
+
+
+def test_how_an_epoch_came_to_be_is_remembered(farm: Farm) -> None:
+    """Newest first, each once, however often its leader wrote it down."""
+    first, second = (health.Formation(epoch, epoch + 1, epoch + 2, epoch + 30, epoch + 400) for epoch in (1000, 2000))
+    for formation in (first, second, second):
+        farm.run(health.note_formation(MODEL, "r0", formation))
+    assert farm.run(health.formations(MODEL, "r0")) == [second, first]
+    assert farm.run(health.formations(MODEL, "r1")) == []
 
 
 def test_an_epoch_that_is_over_can_not_be_poisoned(farm: Farm) -> None:

@@ -11,8 +11,10 @@ from worker.models.files import ModelFiles, inspect
 __all__ = ["ModelFiles", "check", "context_length", "eos_ids", "family_of", "inspect", "kv_heads"]
 
 
-def check(config: dict[str, Any], tp: int) -> None:
-    """Raises UnsupportedArchitecture naming the type, or the number that `tp` ranks can't divide."""
+def check(config: dict[str, Any], tp: int, max_context: int | None = None) -> None:
+    """Raises UnsupportedArchitecture naming the type, or the number that `tp` ranks can't divide; ModelFilesError for a
+    `max_context` beyond the model's own.
+    """
     family = family_of(config)
     if tp < 1:
         raise UnsupportedArchitecture(f"Tensor parallelism must be at least 1, not {tp}.")
@@ -29,6 +31,11 @@ def check(config: dict[str, Any], tp: int) -> None:
             f"{shared} key-value heads can be neither divided among {tp} ranks nor repeated on them. {_remedy(shared)}"
         )
     _check_widths(config, family, tp)
+    if max_context is not None and max_context > context_length(config):
+        raise ModelFilesError(
+            f"--max-context {max_context} is more than the model's {context_length(config)} positions. "
+            "Leave it away, or give a smaller one."
+        )
 
 
 def family_of(config: dict[str, Any]) -> Family:

@@ -18,6 +18,7 @@ from control.requests import Emission, Enqueue
 from worker.suspects import Docket
 
 MODEL, HOST, OWNER = "demo", "alpha", "alpha/4711"
+FORMATION = health.Formation(epoch=41, led=42, gathered=43, joined=44, loaded=45)
 
 
 @dataclass
@@ -45,6 +46,7 @@ def populate(client: SyncRedis, url: str) -> Populated:
     for rank, seq, pending in ((0, 41, 1900), (1, 40, 1800)):
         run(client, health.beat(MODEL, "r0", rank, _beat(lease, seq, pending, 4711 + rank)))
     assert health.write_poison(client, MODEL, "r1", poisoned.epoch, 1, "exited", "rank 1 (pid 12) was killed")
+    run(client, health.note_formation(MODEL, "r0", FORMATION))
     send(client, lease, Ping(epoch=lease.epoch, seq=1), 2)
     reply(client, MODEL, "r0", Pong(epoch=lease.epoch, seq=1, rank=1, world_size=2, cuda_device="cpu"))
     found = Populated(client, lease, poisoned)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ops.bench import shapes
+from ops.bench import random_model, shapes
 from ops.bench.decode import compare, decode
 from ops.bench.engines import Furrow, Transformers
 
@@ -19,7 +19,7 @@ TINY = {**shapes.SHAPES["tiny"], "vocab_size": 128, "hidden_size": 32, "intermed
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(shapes.SHAPES, "tiny", TINY)
-    return shapes.build("tiny", tmp_path, torch.float64)
+    return random_model.build("tiny", tmp_path, "float64")
 
 
 def test_both_engines_decode_the_same_tokens(folder: Path) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from control import keys
 from control.connection import connect
 from tests.integration.ops.cheat_sheet import SHEET, ask, pairs, questions, shell_blocks
-from tests.integration.ops.populated import HOST, MODEL, OWNER, Populated, populate
+from tests.integration.ops.populated import FORMATION, HOST, MODEL, OWNER, Populated, populate
 from tests.servers import NEW, OLD, Server, serving
 
 CHECKS: dict[str, Callable[[list[str], Populated], None]] = {}
@@ -141,6 +142,12 @@ def _(lines: list[str], found: Populated) -> None:
     for told in (poison, history):
         assert (told["epoch"], told["rank"], told["kind"]) == (str(found.poisoned.epoch), "1", "exited")
         assert told["message"] == "rank 1 (pid 12) was killed"
+
+
+@check("How did the latest epochs come to be?")
+def _(lines: list[str], _found: Populated) -> None:
+    written = pairs(lines[1:])
+    assert {name: int(value) for name, value in written.items()} == asdict(FORMATION)
 
 
 @check("What are the ranks told?")

@@ -105,7 +105,10 @@ def play(redis: ReplicaRedis) -> Iterator[Play]:
 def test_a_group_forms_in_order_and_is_as_roomy_as_its_tightest_rank(play: Play) -> None:
     """Ping, rendezvous, sum, load: each goes to every rank first; the leader joins once all were told where."""
     scene = play(well)
-    assert scene.group.form(scene.load) == 1000 - (WORLD - 1)
+    kv_tokens, formation = scene.group.form(scene.load)
+    assert kv_tokens == 1000 - (WORLD - 1)
+    times = [formation.led, formation.gathered, formation.joined, formation.loaded]
+    assert times == sorted(times) and formation.epoch == scene.lease.epoch
     assert scene.own.joined_after == [WORLD - 1]
     for rank in scene.ranks:
         assert [type(command) for command in rank.heard] == [Ping, Init, NcclSanityCheck, LoadDenseShard]

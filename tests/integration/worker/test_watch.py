@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import queue
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from control.health import Beat, beat, overview, read_poison, write_poison, write_status
 from control.lease import Lease
 from control.messages import Assignment, ModelSpec
+from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from worker import watch as watch_module
 from worker.replica import ReplicaProcesses
@@ -90,6 +93,65 @@ def test_a_rank_that_falls_silent_is_poison_and_killed(watched: Watched) -> None
     watched.watch.look()
     poison = read_poison(watched.redis.client, MODEL, REPLICA)
     assert poison is not None and (poison.kind, poison.rank) == ("silent", 1)
+    assert watched.killed() == [1]
+
+
+@pytest.fixture
+def busy(watched: Watched) -> subprocess.Popen[bytes]:
+    """Rank 1's process, which now always wants a processor."""
+    watched.replica.processes[1].kill()
+    watched.replica.processes[1].wait()
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    with process.stdout as out:
+        out.readline()
+    watched.replica.processes[1] = process
+    return process
+
+
+def test_a_rank_that_waits_for_a_processor_is_spared(
+    watched: Watched, busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that is too busy a pulse can be late; only one that stays silent is ended in the end."""
+    watched.beats(0, 1)
+    watched.watch.look()
+    watched.hush(1)
+    watched.watch.look()
+    assert watched.killed() == [] and read_poison(watched.redis.client, MODEL, REPLICA) is None
+    monkeypatch.setattr(watch_module, "STARVED_S", -1.0)
+    watched.watch.look()
+    assert watched.killed() == [1]
+
+
+def test_a_busy_rank_that_is_stopped_is_found(watched: Watched, busy: subprocess.Popen[bytes]) -> None:
+    """None of its threads wants to run any more."""
+    watched.beats(0, 1)
+    watched.watch.look()
+    busy.send_signal(signal.SIGSTOP)
+    until(lambda: not watch_module.wants_to_run(busy.pid), 5.0)
+    watched.hush(1)
+    watched.watch.look()
+    assert watched.killed() == [1]
+
+
+def test_after_a_pause_of_redis_nobody_is_accused_at_once(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the agent could not look, the ranks may not have been able to beat: they get the life of a heartbeat."""
+    watched.beats(0, 1)
+    watched.watch.look()
+    watched.hush(1)
+    monkeypatch.setattr(watch_module, "GAP_S", -1.0)
+    watched.watch.look()
+    assert watched.killed() == []
+    monkeypatch.undo()
+
+    def poisoned() -> bool:
+        watched.beats(0)
+        watched.watch.look()
+        return read_poison(watched.redis.client, MODEL, REPLICA) is not None
+
+    until(poisoned, 10.0)
     assert watched.killed() == [1]
 
 

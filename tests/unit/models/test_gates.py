@@ -63,6 +63,14 @@ def test_a_number_that_is_none(value: object) -> None:
         gates.check(LLAMA | {"num_attention_heads": value}, 1)
 
 
+def test_a_context_beyond_the_models_own() -> None:
+    """It is refused with both numbers, and never silently cut; what the model can do passes."""
+    own = gates.context_length(LLAMA)
+    gates.check(LLAMA, 1, max_context=own)
+    with pytest.raises(ModelFilesError, match=f"--max-context {own + 1} is more than the model's {own}"):
+        gates.check(LLAMA, 1, max_context=own + 1)
+
+
 def test_silent_configurations_use_the_familys_default() -> None:
     """Without num_key_value_heads llama has as many as query heads, mistral transformers' own eight."""
     silent = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}

@@ -1,0 +1,33 @@
+"""Where the time of a recovery went."""
+
+from __future__ import annotations
+
+import pytest
+
+from control.health import Formation
+from ops.bench.phases import TARGETS_MS, Phases, split, table
+
+FORMED = Formation(epoch=7, led=1050, gathered=1060, joined=1100, loaded=1130)
+
+
+def test_each_phase_has_its_part() -> None:
+    """The parts follow each other without a gap, so that their sum is the whole time."""
+    phases = split(1000, 1030, FORMED, 1200)
+    assert phases == Phases(detect=30, fence=20, respawn=10, rendezvous=40, load=30, prefill=70)
+
+
+@pytest.mark.parametrize(("poisoned", "detect", "fence"), [(0, 0, 50), (990, 0, 50), (1080, 50, 0)])
+def test_a_poison_that_is_missing_or_elsewhere(poisoned: int, detect: int, fence: int) -> None:
+    """An epoch that ended without one, or before it was written, still has phases that add up and are not negative."""
+    phases = split(1000, poisoned, FORMED, 1200)
+    assert (phases.detect, phases.fence) == (detect, fence)
+
+
+def test_the_table_shows_medians_and_targets() -> None:
+    """A line per fault, in the order of the phases, with the sum at its end."""
+    found = [split(1000, 1000 + detect, FORMED, 1200) for detect in (10, 30, 50)]
+    lines = table({"rank killed": found}, TARGETS_MS).splitlines()
+    assert lines[0].split() == ["phase,", "median", "ms", *TARGETS_MS, "in", "all"]
+    assert lines[1].split() == ["rank", "killed", "30", "20", "10", "40", "30", "70", "200"]
+    assert lines[2].split()[-1] == "1500"
+    assert len(table({"rank killed": found}, None).splitlines()) == 2
