@@ -9,6 +9,7 @@ import structlog
 
 from control import health
 from control.clients import SyncRedis
+from worker.absence import Absence
 from worker.replica import ReplicaProcesses
 
 log = structlog.get_logger()
@@ -45,6 +46,7 @@ class Watch:
         self._looked = time.monotonic()
         self._patient_until = 0.0
         self._silent_since: dict[int, float] = {}
+        self._absence = Absence()
         self.whole = False
         """Whether the group was ready in its epoch, with all its ranks here, when last looked at."""
 
@@ -66,6 +68,7 @@ class Watch:
         missing = len(self._replica.assignment.ranks) - len(self._replica.processes)
         self.whole = leads and not missing and (poison is None or poison.epoch != epoch)
         self._notice_gap()
+        self._end_absent(epoch, beats)
         if poison is not None and poison.epoch == epoch:
             self._judge(poison, beats)
             return
@@ -83,6 +86,13 @@ class Watch:
         before, self._looked = self._looked, time.monotonic()
         if self._looked - before > GAP_S:
             self._patient_until = self._looked + health.BEAT_LIFE_S
+            self._absence.forget()
+
+    def _end_absent(self, epoch: int, beats: list[health.Beat | None]) -> None:
+        """Kill who hangs where it has no heartbeat in this epoch that could be missed."""
+        pids = self._replica.pids()
+        for rank, how in self._absence.judge(pids, self._seen, epoch, beats):
+            self._end(rank, pids[rank], epoch, f"rank {rank} (pid {pids[rank]}) lives but {how}")
 
     def _silent(self, rank: int, pid: int, epoch: int) -> None:
         """It beat in this epoch, the epoch still stands (so Redis lost nothing), and now it does not: it hangs, unless
@@ -91,11 +101,16 @@ class Watch:
         since = self._silent_since.setdefault(pid, now)
         if now < self._patient_until or (now - since < STARVED_S and wants_to_run(pid)):
             return
+        del self._silent_since[pid]
+        how = f"has not beaten for {health.BEAT_LIFE_S:g} s"
+        self._end(rank, pid, epoch, f"rank {rank} (pid {pid}) lives but {how}")
+
+    def _end(self, rank: int, pid: int, epoch: int, message: str) -> None:
+        """The epoch, if it still stands, is over, and so is the process."""
         model, name = self._replica.place
-        message = f"rank {rank} (pid {pid}) lives but has not beaten for {health.BEAT_LIFE_S:g} s"
-        log.error("a rank hangs", model=model, replica=name, rank=rank, pid=pid)
+        log.error("a rank hangs", model=model, replica=name, rank=rank, pid=pid, message=message)
         health.write_poison(self._client, model, name, epoch, rank, "silent", message)
-        del self._seen[pid], self._silent_since[pid]
+        self._seen.pop(pid, None)
         self._replica.kill(rank)
 
     def _judge(self, poison: health.Poison, beats: list[health.Beat | None]) -> None:

@@ -22,7 +22,8 @@ from ops.chaos.faults.processes import replaced
 from ops.chaos.target import REPLICA, Target
 
 TRIES = 5
-LOAD_WITHIN_S = 120.0
+LOAD, STEP = "load_dense_shard", "generate_step"
+MOMENT_WITHIN_S = 120.0
 """For a killed rank to come to its load: it may have to start and import first."""
 TICK_S = 0.002
 MET_WITHIN_S = 5.0
@@ -64,11 +65,11 @@ def unanswered(target: Target, op: str, after: int = 0) -> tuple[int, int] | Non
     return epoch, command.seq
 
 
-def catch(target: Target, rank: int, op: str, after: int = 0) -> tuple[int, int, int]:
-    """Stop the rank while `op` is unanswered; its pid, the epoch and the seq. Raises NoEffect."""
-    for _ in range(TRIES):
+def catch(target: Target, rank: int, op: str, after: int, past: Callable[[], bool]) -> tuple[int, int, int] | None:
+    """Stop the rank while `op` is unanswered; its pid, the epoch and the seq, None once `past` it. Raises NoEffect."""
+    while not past():
         try:
-            target.until(lambda: unanswered(target, op, after), f"rank {rank} executes {op}", LOAD_WITHIN_S, TICK_S)
+            target.until(lambda: unanswered(target, op, after) or past(), f"{op} is executed", MOMENT_WITHIN_S, TICK_S)
         except ChaosError as error:
             raise NoEffect(str(error)) from error
         pid = target.rank_pids().get(rank)
@@ -78,25 +79,37 @@ def catch(target: Target, rank: int, op: str, after: int = 0) -> tuple[int, int,
         if (moment := unanswered(target, op, after)) is not None:
             return pid, *moment
         target.send(pid, signal.SIGCONT)
-    raise NoEffect(f"rank {rank} was never caught while it executes {op}, in {TRIES} tries")
+    return None
 
 
 def exit_in_load(target: Target, random: random.Random) -> str:
     """Kill a rank, and kill its successor while that loads its shard."""
     rank = random.randrange(target.spec.tp)
-    pid, epoch = target.rank_pid(rank), target.epoch()
-    target.send(pid, signal.SIGKILL)
-    replaced(target, rank, pid, epoch)
-    pid, epoch, seq = catch(target, rank, "load_dense_shard", epoch)
-    target.send(pid, signal.SIGKILL)
-    return f"{replaced(target, rank, pid, epoch)}, killed in command {seq} of epoch {epoch}, load_dense_shard"
+    for _ in range(TRIES):
+        pid, first = target.rank_pid(rank), target.epoch()
+        target.send(pid, signal.SIGKILL)
+        caught = catch(target, rank, LOAD, first, lambda first=first: serves(target, first))
+        if caught is not None:
+            pid, epoch, seq = caught
+            target.send(pid, signal.SIGKILL)
+            return f"{replaced(target, rank, pid, epoch)}, killed in command {seq} of epoch {epoch}, {LOAD}"
+    raise NoEffect(f"rank {rank} was killed {TRIES} times, and its successor never caught while it loads")
+
+
+def serves(target: Target, after: int) -> bool:
+    """Whether an epoch later than `after` has got to its steps."""
+    epoch = target.epoch()
+    command = newest(target, epoch)[0] if epoch > after else None
+    return command is not None and command.op == STEP
 
 
 def exit_in_collective(target: Target, random: random.Random) -> str:
     """Kill a rank in a step, so that its peer is left alone in a collective; the peer's own word is the proof."""
     rank = random.randrange(target.spec.tp)
     for _ in range(TRIES):
-        pid, epoch, seq = catch(target, rank, "generate_step")
+        caught = catch(target, rank, STEP, 0, lambda: False)
+        assert caught is not None
+        pid, epoch, seq = caught
         written = target.log.stat().st_size
         time.sleep(random.uniform(0.01, 0.05))  # the peer comes to the point at which it needs the one that is stopped
         target.send(pid, signal.SIGKILL)

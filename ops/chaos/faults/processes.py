@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 import signal
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import psutil
 
@@ -15,21 +18,32 @@ from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.target import Target
 
+EFFECT_WITHIN_S = 60.0
+"""A rank that must start anew imports for seconds, more on a busy machine."""
 LONG_PROMPT = 1500
 """Tokens."""
+BETWEEN_S = 0.15
+"""The time between two epochs is a part of this where a standby is ready."""
+
+T = TypeVar("T")
 
 
-def replaced(target: Target, rank: int, pid: int, epoch: int, within_s: float = 60.0) -> str:
+def proved(target: Target, condition: Callable[[], T], what: str) -> T:
+    """As `Target.until`, but raises NoEffect: what is waited for is the proof."""
+    try:
+        return target.until(condition, what, EFFECT_WITHIN_S)
+    except ChaosError as error:
+        raise NoEffect(str(error)) from error
+
+
+def replaced(target: Target, rank: int, pid: int, epoch: int) -> str:
     """The proof that a rank process has gone: another one is the rank, in a later epoch."""
 
     def newcomer() -> int | None:
         now = target.rank_pids().get(rank)
         return now if now not in (None, pid) and target.epoch() > epoch else None
 
-    try:
-        return f"pid {pid} -> {target.until(newcomer, f'rank {rank} is another process', within_s)}"
-    except ChaosError as error:
-        raise NoEffect(f"rank {rank} (pid {pid}, epoch {epoch}): {error}") from error
+    return f"pid {pid} -> {proved(target, newcomer, f'rank {rank} is not pid {pid}, in a later epoch than {epoch}')}"
 
 
 def strike_rank(rank: int, number: signal.Signals) -> Fault:
@@ -47,22 +61,37 @@ def strike_rank(rank: int, number: signal.Signals) -> Fault:
     return strike
 
 
+def stop_in_recovery(target: Target, random: random.Random) -> str:
+    """Kill one rank, and stop another while the group is between two epochs or on its way into the next."""
+    killed, stopped = random.sample(range(target.spec.tp), 2) if target.spec.tp > 1 else (0, 0)
+    gone, pid, epoch = target.rank_pid(killed), target.rank_pid(stopped), target.epoch()
+    target.send(gone, signal.SIGKILL)
+    time.sleep(random.uniform(0, BETWEEN_S))
+    target.send(pid, signal.SIGSTOP)
+    try:
+        return f"rank {stopped} stopped after rank {killed} was killed: {replaced(target, stopped, pid, epoch)}"
+    except NoEffect:
+        target.send(pid, signal.SIGCONT)
+        raise
+
+
 def kill_agent(target: Target, random: random.Random) -> str:
     """SIGKILL to the agent; every rank of the host goes with it."""
-    pid, ranks = target.until(lambda: target.agent_pid, "the agent runs"), target.rank_pids()
+    pid, ranks = proved(target, lambda: target.agent_pid, "the agent runs"), target.rank_pids()
     target.send(pid, signal.SIGKILL)
-    now = target.until(lambda: target.agent_pid if target.agent_pid != pid else None, "another agent runs")
-    for rank, rank_pid in ranks.items():
-        target.until(lambda rank=rank, old=rank_pid: target.rank_pids().get(rank) not in (None, old), "other ranks")
+    now = proved(target, lambda: (found := target.agent_pid) != pid and found, "another agent runs")
+    proved(target, lambda: set(target.rank_pids()) >= set(ranks), "the new agent has started the ranks")
+    if left := set(ranks.values()) & set(target.rank_pids().values()):
+        raise NoEffect(f"ranks {left} outlived their agent")
     return f"agent pid {pid} -> {now}, and {len(ranks)} ranks with it"
 
 
 def kill_api(target: Target, random: random.Random) -> str:
     """SIGKILL to one of the API processes; its clients' sockets are cut."""
     index = random.randrange(len(target.ports))
-    pid = target.until(lambda: target.api_pid(index), "the API runs")
+    pid = proved(target, lambda: target.api_pid(index), "the API runs")
     target.send(pid, signal.SIGKILL)
-    now = target.until(lambda: (found := target.api_pid(index)) != pid and found, "another API process runs")
+    now = proved(target, lambda: (found := target.api_pid(index)) != pid and found, "another API process runs")
     return f"api {index + 1} pid {pid} -> {now}"
 
 
@@ -82,12 +111,8 @@ def starve(target: Target, random: random.Random) -> str:
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms // 2, before[1]))
     try:
         run(target.client, enqueue(long_request(target.spec.name, random)))
-        poison = target.until(
-            lambda: next((one for one in target.poisons() if one.epoch >= epoch), None),
-            f"rank {rank} runs out of memory",
-        )
-    except ChaosError as error:
-        raise NoEffect(f"rank {rank} (pid {pid}) went on with the memory that it had: {error}") from error
+        what = f"rank {rank} (pid {pid}) needs more memory than it has"
+        poison = proved(target, lambda: next((one for one in target.poisons() if one.epoch >= epoch), None), what)
     finally:
         with suppress(psutil.NoSuchProcess):
             process.rlimit(psutil.RLIMIT_AS, before)
@@ -99,6 +124,7 @@ FAULTS: dict[str, Fault] = {
     "leader-kill": strike_rank(0, signal.SIGKILL),
     "rank-stop": strike_rank(1, signal.SIGSTOP),
     "leader-stop": strike_rank(0, signal.SIGSTOP),
+    "stop-in-recovery": stop_in_recovery,
     "agent-kill": kill_agent,
     "api-kill": kill_api,
     "out-of-memory": starve,

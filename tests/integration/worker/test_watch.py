@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from control.health import Beat, beat, overview, read_poison, write_poison, write_status
@@ -15,6 +16,7 @@ from control.lease import Lease
 from control.messages import Assignment, ModelSpec
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from worker import absence
 from worker import watch as watch_module
 from worker.replica import ReplicaProcesses
 from worker.watch import Watch
@@ -179,6 +181,50 @@ def test_a_word_of_an_older_epoch_is_not_missed_in_this_one(watched: Watched) ->
     watched.redis.lapse()
     watched.lease = watched.redis.lead(WORLD)
     watched.hush(1)
+    watched.watch.look()
+    assert watched.killed() == []
+
+
+def test_a_stopped_rank_is_killed_in_any_epoch_or_none(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two epochs it has no heartbeat to be missed, and its leader would wait for it for minutes."""
+    watched.replica.processes[1].send_signal(signal.SIGSTOP)
+    until(lambda: psutil.Process(watched.replica.processes[1].pid).status() == psutil.STATUS_STOPPED)
+    watched.watch.look()
+    assert watched.killed() == [], "somebody may let it go on at once"
+    monkeypatch.setattr(absence, "STOPPED_S", 0.0)
+    watched.watch.look()
+    assert watched.killed() == [1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_does_not_come_to_the_next_epoch_is_killed(
+    watched: Watched, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in the one before and its process lives: it hangs where no deadline reaches it."""
+    watched.beats(0, 1)
+    watched.watch.look()
+    watched.redis.lapse()
+    watched.lease = watched.redis.lead(WORLD)
+    watched.hush(rank)
+    if rank == 1:
+        watched.beats(0, phase="forming")
+    watched.watch.look()
+    assert watched.killed() == [], "it has time to come"
+    monkeypatch.setattr(absence, "LATE_S", 0.0)
+    watched.watch.look()
+    assert watched.killed() == [rank]
+
+
+def test_a_pause_in_looking_starts_the_wait_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While Redis is away nobody can be seen to come."""
+    watched.beats(0, 1)
+    watched.watch.look()
+    watched.redis.lapse()
+    watched.lease = watched.redis.lead(WORLD)
+    watched.hush(0)
+    watched.watch.look()
+    monkeypatch.setattr(absence, "LATE_S", 0.0)
+    monkeypatch.setattr(watch_module, "GAP_S", -1.0)
     watched.watch.look()
     assert watched.killed() == []
 
