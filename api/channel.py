@@ -32,6 +32,7 @@ class EventChannel:
         self, client: AsyncRedis, api_id: str, on_row: Callable[[str, EventRow], None], on_break: Callable[[], None]
     ) -> None:
         """`on_row(model, row)` for each row of an event, `on_break()` whenever events may have been missed."""
+        self._client = client
         self._pubsub = client.pubsub()
         self._api_id = api_id
         self._on_row, self._on_break = on_row, on_break
@@ -103,6 +104,7 @@ class EventChannel:
         while True:
             try:
                 await self._pubsub.aclose()
+                self._pubsub = self._client.pubsub()  # of a Cluster: another node's
                 await self._pubsub.subscribe(*self._confirmed)
                 break
             except (RedisError, OSError):

@@ -7,6 +7,7 @@ from typing import Any
 from redis import exceptions as redis_errors
 
 from control.clients import AsyncRedis, SyncRedis
+from control.cluster import AsyncCluster, Cluster
 
 
 class _SaysSo:
@@ -24,19 +25,20 @@ class _SaysSo:
 
 def hardened(client: AsyncRedis) -> AsyncRedis:
     """`client`, with connections that say when they are closed."""
-    pool = client.connection_pool
-    plain = pool.connection_class
-    pool.connection_class = type(plain.__name__, (_SaysSo, plain), {})
+    if not isinstance(client, AsyncCluster):
+        pool = client.connection_pool
+        plain = pool.connection_class
+        pool.connection_class = type(plain.__name__, (_SaysSo, plain), {})
     return client
 
 
 def drop_idle(client: SyncRedis, error: Exception) -> None:
     """After a time-out the idle connections are as suspect as the one that met it; each would cost another."""
-    if isinstance(error, redis_errors.TimeoutError):
+    if isinstance(error, redis_errors.TimeoutError) and not isinstance(client, Cluster):
         client.connection_pool.disconnect(inuse_connections=False)
 
 
 async def adrop_idle(client: AsyncRedis, error: Exception) -> None:
     """As `drop_idle`."""
-    if isinstance(error, redis_errors.TimeoutError):
+    if isinstance(error, redis_errors.TimeoutError) and not isinstance(client, AsyncCluster):
         await client.connection_pool.disconnect(inuse_connections=False)

@@ -13,11 +13,14 @@ _TYPES = (
     redis_errors.MasterDownError,
     redis_errors.ClusterDownError,
     redis_errors.TryAgainError,
+    redis_errors.AskError,
 )
 """What redis-py tells by the type; it takes the first word away from their text."""
 _TEXT = re.compile(
     # At the beginning, or behind the dash that Redis 6.2 puts before an error inside a script.
     r"(?:^|-)(?:LOADING|OOM|MISCONF|READONLY|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNBLOCKED) "
+    # While a slot moves between shards, a script finds some of its keys gone already.
+    r"|attempted to access a non local key|while the cluster is down"
 )
 
 

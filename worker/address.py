@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
+from control.address import endpoint
 from control.clients import SyncRedis, unavailable
 
 
@@ -17,12 +18,11 @@ def rendezvous_address(client: SyncRedis) -> str:
     told = os.environ.get("FURROW_ADDRESS")
     if told:
         return told
-    options = client.connection_pool.connection_kwargs
-    host, port = options.get("host"), options.get("port", 6379)
-    if not host:
+    place = endpoint(client)
+    if place is None:
         return "127.0.0.1"
     try:
-        with socket.create_connection((host, port), timeout=5) as way:
+        with socket.create_connection(place, timeout=5) as way:
             return str(way.getsockname()[0])
     except OSError as error:
         raise unavailable(client, error) from error
