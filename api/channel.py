@@ -9,18 +9,20 @@ from typing import Any
 
 import msgspec
 import structlog
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from control import keys
 from control.clients import AsyncRedis
 from control.errors import RedisUnavailable
 from control.messages import EventRow, decode_event
+from control.outage import outage
 
 log = structlog.stdlib.get_logger(__name__)
 
 _CONFIRM_S = 1.0
 _PATIENCE_S = 1.0
-"""A read of the channel gives up after so long and begins again; the connection stays."""
+"""After so long without a message the server is asked whether it is there, and has as long to answer."""
 
 
 class EventChannel:
@@ -30,6 +32,7 @@ class EventChannel:
         self, client: AsyncRedis, api_id: str, on_row: Callable[[str, EventRow], None], on_break: Callable[[], None]
     ) -> None:
         """`on_row(model, row)` for each row of an event, `on_break()` whenever events may have been missed."""
+        self._client = client
         self._pubsub = client.pubsub()
         self._api_id = api_id
         self._on_row, self._on_break = on_row, on_break
@@ -57,13 +60,24 @@ class EventChannel:
         await self._wanted.wait()
         while True:
             try:
-                message: dict[str, Any] | None = await self._pubsub.get_message(timeout=_PATIENCE_S)  # type: ignore[assignment]
+                await self._hear()
+                outage.goes_on("events")
             except (RedisError, OSError) as error:
-                log.warning("the event channel broke", action="resubscribe", error=str(error))
+                outage.waits("events", error)
                 await self._resubscribe()
-                continue
-            if message is not None:
-                self._receive(message["type"], message["channel"], message["data"])
+
+    async def _hear(self) -> None:
+        """One message, or a proof that silence is not a connection that leads nowhere, which resets nothing."""
+        message = await self._message()
+        if message is None:
+            await self._pubsub.ping()
+            message = await self._message()
+            if message is None:
+                raise RedisConnectionError("the event channel does not answer")
+        self._receive(message["type"], message["channel"], message["data"])
+
+    async def _message(self) -> dict[str, Any] | None:
+        return await self._pubsub.get_message(timeout=_PATIENCE_S)  # type: ignore[return-value]
 
     async def close(self) -> None:
         with contextlib.suppress(RedisError, OSError):
@@ -90,6 +104,7 @@ class EventChannel:
         while True:
             try:
                 await self._pubsub.aclose()
+                self._pubsub = self._client.pubsub()  # of a Cluster: another node's
                 await self._pubsub.subscribe(*self._confirmed)
                 break
             except (RedisError, OSError):

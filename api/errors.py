@@ -63,6 +63,7 @@ _STATUS: list[tuple[type[errors.RequestError], int]] = [
     (Unauthorized, 401),
     (errors.ModelNotFound, 404),
     (errors.RequestNotFound, 404),
+    (errors.LogConflict, 409),
     (errors.IdempotencyConflict, 409),
     (errors.RequestTooLarge, 413),
     (errors.TemplateFailed, 422),

@@ -1,23 +1,23 @@
-"""One reader's place in one request's token log: a small buffer, and beyond it only a position."""
+"""One reader's place in one request's token log: what it has been given, and a little that waits for it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from control.messages import LogEntry
 from control.requests import Enqueue
 
 BUFFER_ENTRIES = 256
-"""Entries kept for a reader that is slower than the model; whatever comes after is read from the log later."""
+"""Entries that wait for a reader that is slower than the model; whatever comes after is read from the log later."""
 
 
 class Feed:
     """Delivers a request's log entries from seq 1, in order, each once.
 
     Entries arrive from the live channel and from reads of the log, in any mixture and with repeats; what does not fit
-    is forgotten and fetched again, so a slow reader costs a number, not memory.
+    is forgotten and fetched again. What was handed out is kept, one entry a token, until the reader is done: after a
+    failover it may be the only copy.
     """
 
     def __init__(self, model: str, rid: str, tenant: str, wake: asyncio.Event, now: float) -> None:
@@ -35,12 +35,13 @@ class Feed:
         """Why no more entries will come, where the log has no end of its own."""
         self.origin: Enqueue | None = None
         """What was enqueued, if it was by this process: enough to bring the request back after a loss of data."""
-        self.delivered: list[LogEntry] = []
-        """What the reader took, kept only where the origin is known."""
+        self.entries: list[LogEntry] = []
+        """Everything that was handed out or is ready, from seq 1: what Redis must know too, or is told again."""
+        self.diverged = False
+        """Whether something arrived that contradicts it: nothing more is taken until the log has been repaired."""
         self.missing_since: float | None = None
         """Loop time at which Redis first did not know the request."""
-        self._buffer: deque[LogEntry] = deque()
-        self._tail = 0
+        self._taken = 0
         self._newest = 0
         self._on_hungry: Callable[[Feed], None] | None = None
 
@@ -50,54 +51,67 @@ class Feed:
 
     @property
     def have(self) -> int:
-        """Every entry up to this seq was handed out or is in the buffer."""
-        return self._tail
+        """Every entry up to this seq was handed out or is ready."""
+        return len(self.entries)
 
     @property
     def behind(self) -> bool:
-        """Whether entries exist that are not in the buffer: a gap in the live channel, or a full buffer."""
-        return self._newest > self._tail
+        """Whether entries exist that are not here: a gap in the live channel, or a reader that is slow."""
+        return self._newest > self.have
 
     @property
     def waiting(self) -> bool:
         """Whether the reader has taken all there is."""
-        return not self._buffer
+        return self._taken == self.have
 
     @property
     def ended_without_token(self) -> bool:
         """Whether the first entry ends its choice with no token: refused by the leader, cancelled or expired."""
-        return bool(self._buffer) and self._buffer[0].seq == 1 and self._buffer[0].token is None
+        return self._taken == 0 and bool(self.entries) and self.entries[0].token is None
 
-    def offer(self, entries: Sequence[LogEntry], now: float, more: bool = False) -> None:
-        """Take entries in ascending order of seq, skipping what was seen before. `more`: the log goes on after them."""
+    def offer(self, entries: Sequence[LogEntry], now: float, more: bool = False, rest: bool = False) -> None:
+        """Take entries in ascending order of seq, skipping what was seen before.
+
+        `more`: the log goes on after them. `rest`: they are all that the log has from here on.
+        """
         self.heard_at = now
+        if rest and (not entries or entries[-1].seq <= self.have):
+            self._newest = self.have  # what was announced beyond is not there (any more): it will be announced again
         if more:
             self._newest = max(self._newest, entries[-1].seq + 1)
         for entry in entries:
-            if entry.seq > self._newest:
-                self._newest = entry.seq
-            if entry.seq == self._tail + 1 and len(self._buffer) < BUFFER_ENTRIES:
-                self._buffer.append(entry)
-                self._tail = entry.seq
-        if self._buffer:
+            self._newest = max(self._newest, entry.seq)
+            if entry.seq <= self.have:
+                self.diverged |= not same(entry, self.entries[entry.seq - 1])
+            elif entry.seq == self.have + 1 and not self.diverged and self.have - self._taken < BUFFER_ENTRIES:
+                self.entries.append(entry)
+        if not self.waiting:
             self.quiet_reads = 0
             self.wake.set()
         self._ask()
 
+    def repaired(self) -> None:
+        """The log begins with `entries` again; what was announced beyond them may never have been."""
+        self.diverged, self._newest = False, self.have
+
     def take(self) -> list[LogEntry]:
         """The entries that are ready; an empty list is no end."""
-        taken = list(self._buffer)
-        self._buffer.clear()
+        taken = self.entries[self._taken :]
+        self._taken = self.have
         if taken:
-            if self.origin is not None:
-                self.delivered += taken
             self._ask()
         return taken
 
     def fail(self, error: Exception) -> None:
         self.error = error
+        self.diverged = False
         self.wake.set()
 
     def _ask(self) -> None:
-        if self.behind and not self._buffer and self._on_hungry is not None:
+        if (self.diverged or (self.behind and self.waiting)) and self._on_hungry is not None:
             self._on_hungry(self)
+
+
+def same(one: LogEntry, other: LogEntry) -> bool:
+    """Whether they are the same place of the same answer."""
+    return (one.choice, one.token, one.finish) == (other.choice, other.token, other.finish)

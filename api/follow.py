@@ -17,13 +17,14 @@ import structlog
 from api.channel import EventChannel
 from api.feed import BUFFER_ENTRIES, Feed
 from api.journal import now_ms
-from api.recovery import bring_back
+from api.recovery import bring_back, give_back, set_back
 from api.settings import ApiSettings
 from control import keys, requests
 from control.clients import AsyncRedis
 from control.connection import Call, arun, arun_all, read
-from control.errors import RedisUnavailable, RequestNotFound
+from control.errors import LogConflict, RedisUnavailable, RequestNotFound
 from control.messages import EventRow, LogEntry
+from control.outage import outage
 from control.requests.claim import decode_entry
 
 log = structlog.stdlib.get_logger(__name__)
@@ -136,9 +137,10 @@ class Follower:
                 continue
             try:
                 await self._read(due)
+                outage.goes_on("follow")
                 continue
             except RedisUnavailable as error:
-                log.warning("could not read token logs", action="follow", feeds=len(due), error=str(error))
+                outage.waits("follow", error)
             except Exception as error:
                 # Every stream of the process depends on this loop: it must outlive what nobody foresaw.
                 log.error("reading token logs failed", action="follow", feeds=len(due), exc_info=error)
@@ -146,7 +148,7 @@ class Follower:
             await asyncio.sleep(self._silence)
 
     def _due(self, now: float) -> set[Feed]:
-        due = set(self._hungry)
+        due = {feed for feed in self._hungry if feed.error is None}
         self._hungry.clear()
         for feeds in self._feeds.values():
             due.update(feed for feed in feeds if feed.waiting and now - feed.heard_at >= self._patience(feed))
@@ -160,19 +162,29 @@ class Follower:
         by_model: dict[str, list[Feed]] = defaultdict(list)
         for feed in due:
             by_model[feed.model].append(feed)
+        away: RedisUnavailable | None = None
         for model, feeds in by_model.items():
-            with_state = [feed for feed in feeds if feed.quiet_reads % _EVERY_STATE == 0]
-            log_only = [feed for feed in feeds if feed.quiet_reads % _EVERY_STATE]
-            await self.refresh(with_state)
-            await self._read_logs(model, log_only)
-            await self._tell_positions(model, feeds)
+            try:
+                await self._read_model(model, feeds)
+            except RedisUnavailable as error:
+                away = error  # its shard of a Cluster perhaps: the other models' requests are not to wait for it
+        if away is not None:
+            raise away
+
+    async def _read_model(self, model: str, feeds: list[Feed]) -> None:
+        with_state = [feed for feed in feeds if feed.diverged or feed.quiet_reads % _EVERY_STATE == 0]
+        log_only = [feed for feed in feeds if feed not in with_state]
+        await self.refresh(with_state)
+        await self._read_logs(model, log_only)
+        await self._tell_positions(model, feeds)
 
     async def refresh(self, feeds: list[Feed]) -> None:
         """Register as follower, read state and the log's rest; a request that is gone fails its feed."""
+        had = [feed.have for feed in feeds]
         calls = [requests.follow(feed.model, feed.rid, self._api, feed.tenant, feed.have) for feed in feeds]
         outcomes = await arun_all(self._client, calls) if calls else []
         now = asyncio.get_running_loop().time()
-        for feed, followed in zip(feeds, outcomes, strict=True):
+        for feed, before, followed in zip(feeds, had, outcomes, strict=True):
             if isinstance(followed, RequestNotFound):
                 await self._missing(feed, followed, now)
             elif isinstance(followed, Exception):
@@ -181,8 +193,24 @@ class Follower:
                 feed.missing_since = None
                 feed.quiet_reads += 1
                 feed.fields = followed.fields
-                feed.offer(followed.entries, now)
+                feed.offer(followed.entries, now, rest=True)
+                if set_back(feed, followed, before):
+                    await self._give_back(feed)
                 feed.wake.set()
+
+    async def _give_back(self, feed: Feed) -> None:
+        """Redis has lost entries that this process was given: they are written back before anything else is read."""
+        try:
+            repaired = await arun(self._client, give_back(feed, self._api))
+        except LogConflict as error:
+            feed.fail(error)
+            return
+        except RequestNotFound:
+            return  # gone since: the next look brings it back
+        feed.repaired()
+        self._want(feed)
+        if repaired != "same":
+            log.warning("gave a token log back", action="repair", rid=feed.rid, seq=feed.have, outcome=repaired)
 
     async def _missing(self, feed: Feed, error: RequestNotFound, now: float) -> None:
         """Redis has lost the request: bring it back, or wait a while for the process that can."""
@@ -194,16 +222,26 @@ class Follower:
         call = bring_back(feed, now_ms())
         if call is not None:
             await arun(self._client, call)
-            log.warning("brought a lost request back", action="bring_back", rid=feed.rid, delivered=len(feed.delivered))
+            log.warning("brought a lost request back", action="bring_back", rid=feed.rid, delivered=feed.have)
+            await self._give_back(
+                feed
+            )  # ends it where its end was delivered, and tells where another had brought it back
         elif now - feed.missing_since > _MISSING_S:
             feed.fail(error)
 
     async def _read_logs(self, model: str, feeds: list[Feed]) -> None:
+        had = [feed.have for feed in feeds]
         entries = await self._run_all([_read_log(model, feed.rid, feed.have) for feed in feeds])
         now = asyncio.get_running_loop().time()
-        for feed, found in zip(feeds, entries, strict=True):
+        lost: list[Feed] = []
+        for feed, before, found in zip(feeds, had, entries, strict=True):
             feed.quiet_reads += 1
-            feed.offer(found, now, more=len(found) == _READ_ENTRIES)
+            more = len(found) == _READ_ENTRIES
+            if before and (not found or found[0].seq != before):
+                lost.append(feed)  # the last entry that it was given is not there any more
+            else:
+                feed.offer(found, now, more=more, rest=not more)
+        await self.refresh(lost)
 
     async def _tell_positions(self, model: str, feeds: list[Feed]) -> None:
         queued = [feed for feed in feeds if feed.fields.get("state") == "queued"]
@@ -224,10 +262,10 @@ class Follower:
 
 
 def _read_log(model: str, rid: str, have: int) -> Call[list[LogEntry]]:
-    """As requests.read_log, but never more than a reader can soon take."""
+    """The entries from seq `have` on, that one included, but never more than a reader can soon take."""
 
     def parse(reply: list[tuple[str, dict[str, str]]] | None) -> list[LogEntry]:
         return [decode_entry(fields["e"]) for _, fields in reply or []]
 
-    start = f"{have + 1}-0"
+    start = f"{max(1, have)}-0"
     return read("XRANGE", keys.ModelKeys(model).log(rid), start, "+", "COUNT", _READ_ENTRIES, parse=parse)

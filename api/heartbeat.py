@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import Any
-
-import structlog
-from redis.exceptions import RedisError
 
 from api.settings import ApiSettings
 from control import keys
 from control.clients import AsyncRedis
-
-log = structlog.stdlib.get_logger(__name__)
+from control.connection import arun, arun_all, read
+from control.errors import RedisUnavailable
+from control.outage import outage
 
 
 class Heartbeat:
@@ -34,28 +31,26 @@ class Heartbeat:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         # The id stays among the known ones: requests that a cut stream left behind are found by it.
-        with contextlib.suppress(RedisError, OSError):
-            await self._client.delete(self._key)
+        with contextlib.suppress(RedisUnavailable):
+            await arun(self._client, read("DEL", self._key, parse=int))
 
     async def _run(self) -> None:
-        away = False
         while True:
             try:
                 await self._beat()
-                away = False
-            except (RedisError, OSError) as error:
-                if not away:
-                    log.warning("no heartbeat: Redis is away", action="heartbeat", error=str(error))
-                away = True
+                outage.goes_on("heartbeat")
+            except RedisUnavailable as error:
+                outage.waits("heartbeat", error)
             await asyncio.sleep(keys.HEARTBEAT_MS / 4000)
 
     async def _beat(self) -> None:
-        fields: dict[Any, Any] = {
-            "url": f"http://{self._settings.host}:{self._settings.port}",
-            "started": self._started,
-        }
-        pipeline = self._client.pipeline(transaction=True)
-        pipeline.sadd(keys.APIS, self._settings.api_id)
-        pipeline.hset(self._key, mapping=fields)
-        pipeline.pexpire(self._key, keys.HEARTBEAT_MS)
-        await pipeline.execute()
+        url = f"http://{self._settings.host}:{self._settings.port}"
+        beat = [
+            read("SADD", keys.APIS, self._settings.api_id, parse=int),
+            # Of one key and in this order, so that the heartbeat never stays without its end.
+            read("HSET", self._key, "url", url, "started", self._started, parse=int),
+            read("PEXPIRE", self._key, keys.HEARTBEAT_MS, parse=int),
+        ]
+        for outcome in await arun_all(self._client, beat):
+            if isinstance(outcome, Exception):
+                raise outcome

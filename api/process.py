@@ -11,6 +11,7 @@ from api.orphans import OrphanReaper
 from api.settings import ApiSettings
 from api.submit import Submitter
 from control.connection import connect, connect_async
+from control.dead_connections import hardened
 
 
 class Process:
@@ -20,7 +21,7 @@ class Process:
         self.settings = settings
         self.draining = False
         """Set at SIGTERM: open streams go on, and what is cut later is not taken for a client's leaving."""
-        self.client = connect_async(settings.redis_url)
+        self.client = hardened(connect_async(settings.redis_url))
         self._sync_client = connect(settings.redis_url)
         self.metrics = Metrics()
         self.models = Models(self._sync_client, settings)

@@ -1,4 +1,4 @@
-"""Bringing back a request that Redis has lost, from what this process knows: its parameters and what was delivered."""
+"""Bringing back what Redis has lost of a request, from what this process knows: parameters and what was delivered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from api.feed import Feed
 from control.connection import Call
-from control.requests import Enqueued, enqueue
+from control.requests import Enqueued, Followed, Repaired, enqueue, repair
 
 
 def bring_back(feed: Feed, now_ms: int) -> Call[Enqueued] | None:
@@ -20,4 +20,14 @@ def bring_back(feed: Feed, now_ms: int) -> Call[Enqueued] | None:
     if deadline_ms:
         # At least a millisecond: a request whose time has passed ends as expired, by the same rules as any other.
         deadline_ms = max(1, deadline_ms - (now_ms - origin.received_ms))
-    return enqueue(msgspec.structs.replace(origin, deadline_ms=deadline_ms, delivered=list(feed.delivered)))
+    return enqueue(msgspec.structs.replace(origin, deadline_ms=deadline_ms, delivered=feed.entries))
+
+
+def set_back(feed: Feed, followed: Followed, had: int) -> bool:
+    """Whether Redis has less of the request than this process `had` when it asked, or something else."""
+    return feed.diverged or int(followed.fields["seq"]) < had
+
+
+def give_back(feed: Feed, api: str) -> Call[Repaired]:
+    """Bring the request's log to what was delivered; its parse raises LogConflict where something else stands."""
+    return repair(feed.model, feed.rid, api, feed.tenant, feed.entries)

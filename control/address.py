@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -21,11 +22,34 @@ def redacted(url: str) -> str:
 
 def address(client: Any) -> str:
     """Where a sync or asyncio client connects to, as a URL without credentials."""
-    kwargs: dict[str, Any] = client.connection_pool.connection_kwargs
+    pool = client.connection_pool
+    kwargs: dict[str, Any] = pool.connection_kwargs
     database = kwargs.get("db") or 0
     if kwargs.get("path"):
         return f"unix://{kwargs['path']}?db={database}"
-    secure = "SSL" in client.connection_pool.connection_class.__name__
-    return (
-        f"{'rediss' if secure else 'redis'}://{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}/{database}"
-    )
+    secure = "rediss" if "SSL" in pool.connection_class.__name__ else "redis"
+    if shards := getattr(client, "shards", None):
+        return f"{secure}+cluster://{_listed(shards.sources)}"
+    if manager := getattr(pool, "sentinel_manager", None):
+        asked = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
+        places = _listed((one["host"], one["port"]) for one in asked)
+        return f"{secure}+sentinel://{places}/{pool.service_name}/{database}"
+    return f"{secure}://{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}/{database}"
+
+
+def endpoint(client: Any) -> tuple[str, int] | None:
+    """Host and port of a server that a sync client talks to; None for a unix socket.
+
+    Raises redis-py's ConnectionError while the Sentinels know no primary.
+    """
+    pool = client.connection_pool
+    if shards := getattr(client, "shards", None):
+        return shards.sources[0]
+    if hasattr(pool, "sentinel_manager"):
+        return pool.get_master_address()
+    kwargs: dict[str, Any] = pool.connection_kwargs
+    return (kwargs["host"], kwargs.get("port", 6379)) if kwargs.get("host") else None
+
+
+def _listed(places: Iterable[tuple[str, int]]) -> str:
+    return ",".join(f"{host}:{port}" for host, port in places)

@@ -6,17 +6,20 @@ Values are text throughout, and the protocol is RESP2, so that every server vers
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
 from redis import exceptions as redis_errors
 from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
-from control.address import address, redacted
-from control.errors import RedisUnavailable, SettingsError
+from control.address import address
+from control.cluster import AsyncCluster, Cluster
+from control.errors import RedisUnavailable
+from control.urls import RedisUrl, parse_redis_url
 
 if TYPE_CHECKING:
     SyncRedis: TypeAlias = redis.Redis
@@ -24,28 +27,47 @@ if TYPE_CHECKING:
 else:
     SyncRedis, AsyncRedis = redis.Redis, redis.asyncio.Redis
 
-COMMAND_TIMEOUT_S = 5.0
-CONNECT_TIMEOUT_S = 3.0
-LONGEST_BLOCK_MS = 10_000
-"""A blocking read asks for at most this; the blocking client's time-out is longer and means a hung server."""
-
-_SCHEMES = ("redis", "rediss", "unix")
+COMMAND_TIMEOUT_S = 0.8
+"""Half the life of a rank's heartbeat, so that a connection that leads nowhere is left before that lapses."""
+CONNECT_TIMEOUT_S = 1.0
+SENTINEL_TIMEOUT_S = 1.0
+LONGEST_BLOCK_MS = 500
+"""A blocking read asks for at most this: silence for longer is then a connection that leads nowhere."""
+BLOCKING_TIMEOUT_S = LONGEST_BLOCK_MS / 1000 + 0.7
+"""Found before the shortest deadline of a step has passed."""
 
 
 def connect(url: str) -> SyncRedis:
     """A client for threads: short time-outs, no retries of its own. Connects at its first command."""
-    return redis.Redis.from_url(_checked(url), **_options(Retry(NoBackoff(), 0), COMMAND_TIMEOUT_S))
+    return _connect(url, COMMAND_TIMEOUT_S)
 
 
 def connect_blocking(url: str) -> SyncRedis:
     """A client for blocking reads of up to LONGEST_BLOCK_MS; keep it for these alone."""
-    return redis.Redis.from_url(_checked(url), **_options(Retry(NoBackoff(), 0), LONGEST_BLOCK_MS / 1000 + 5))
+    return _connect(url, BLOCKING_TIMEOUT_S)
+
+
+def _connect(url: str, timeout_s: float) -> SyncRedis:
+    where, options = parse_redis_url(url), _options(Retry(NoBackoff(), 0), timeout_s)
+    if where.kind == "server":
+        return redis.Redis.from_url(url, **options)
+    options |= {**dict(where.options), "ssl": where.secure}
+    if where.kind == "cluster":
+        return Cluster(where.nodes, **options)
+    sentinels = Sentinel(where.nodes, sentinel_kwargs=_sentinel_options(where, options), **options)
+    return sentinels.master_for(where.name)
 
 
 def connect_async(url: str) -> AsyncRedis:
     """A client for asyncio, as `connect`."""
-    options = _options(AsyncRetry(NoBackoff(), 0), COMMAND_TIMEOUT_S)
-    return redis.asyncio.Redis.from_url(_checked(url), **options)
+    where, options = parse_redis_url(url), _options(AsyncRetry(NoBackoff(), 0), COMMAND_TIMEOUT_S)
+    if where.kind == "server":
+        return redis.asyncio.Redis.from_url(url, **options)
+    options |= {**dict(where.options), "ssl": where.secure}
+    if where.kind == "cluster":
+        return AsyncCluster(where.nodes, **options)
+    sentinels = AsyncSentinel(where.nodes, sentinel_kwargs=_sentinel_options(where, options), **options)
+    return sentinels.master_for(where.name)
 
 
 def _options(retry: Any, timeout_s: float) -> dict[str, Any]:
@@ -58,25 +80,12 @@ def _options(retry: Any, timeout_s: float) -> dict[str, Any]:
     }
 
 
-def _checked(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as error:
-        raise SettingsError(f"the Redis URL {redacted_or_scheme(url)} can't be read: {error}") from error
-    if parts.scheme not in _SCHEMES:
-        raise SettingsError(
-            f"the Redis URL {redacted(url)!r} begins with {parts.scheme or 'nothing'}:// ; accepted are "
-            "redis://[:PASSWORD@]HOST:PORT/DB, rediss:// (TLS) and unix://PATH"
-        )
-    if parts.scheme == "unix" and not (parts.path or parts.netloc):
-        raise SettingsError(f"the Redis URL {redacted(url)!r} names no socket; write unix:///path/to/redis.sock")
-    return url
-
-
-def redacted_or_scheme(url: str) -> str:
-    """A malformed URL can hide its password anywhere: only its scheme is safe to show."""
-    return f"{url.partition('://')[0]}://…"
+def _sentinel_options(where: RedisUrl, options: dict[str, Any]) -> dict[str, Any]:
+    """For the Sentinels themselves: no password and no database, and a hung one is soon passed over."""
+    secure = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    patience = {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
+    shared = {name: options[name] for name in ("decode_responses", "protocol", "retry")}
+    return {**shared, **secure, **patience, "ssl": where.secure}
 
 
 def unavailable(client: SyncRedis | AsyncRedis, error: Exception) -> RedisUnavailable:

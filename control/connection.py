@@ -17,9 +17,13 @@ from typing import Any, Generic, TypeVar
 from redis import exceptions as redis_errors
 
 from control.clients import AsyncRedis, SyncRedis, connect, connect_async, connect_blocking, unavailable
+from control.cluster import ABSENT, AsyncCluster, Cluster
+from control.dead_connections import adrop_idle, drop_idle
 from control.errors import FurrowError, RedisUnavailable
 from control.readiness import wait_until_ready
 from control.scripts import SCRIPTS
+from control.shards import Command
+from control.transient import transient
 
 __all__ = [
     "Call",
@@ -39,12 +43,8 @@ T = TypeVar("T")
 
 RETRY_AFTER_S = (0.02, 0.1, 0.4)
 """Waits before the second, third and fourth sending. Longer outages are the caller's to sit out."""
-_TRANSIENT = ("LOADING", "OOM", "MISCONF", "READONLY", "BUSY ", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
-_TRANSIENT_TYPES = (
-    redis_errors.BusyLoadingError,
-    redis_errors.OutOfMemoryError,
-    redis_errors.ReadOnlyError,
-)
+GIVE_UP_S = 1.5
+"""No further sending after so long: where each ends with a time-out, two are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +78,17 @@ def run(client: SyncRedis, call: Call[T]) -> T:
 def run_all(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
     """Run the calls in one pipelined round trip; an error of one call stands in its place and spares the others.
 
-    Raises RedisUnavailable when the round trip itself fails after a few quick retries.
+    Raises RedisUnavailable when none of them could be sent after a few quick retries. Where only some could, because
+    one shard of a Cluster is away, it stands in the place of the others.
     """
-    replies = _retried(client, calls, by_sha=True)
-    unknown = _unknown(replies)
-    if unknown:  # a new or flushed server: send the text of just those
-        for i, reply in zip(unknown, _retried(client, [calls[i] for i in unknown], by_sha=False), strict=True):
-            replies[i] = reply
-    return [_outcome(call, reply) for call, reply in zip(calls, replies, strict=True)]
+    sending = _Sending(calls)
+    for wait in (*RETRY_AFTER_S, None):
+        while words := sending.words():
+            sending.take(_exchange(client, words))
+        if wait is None or not sending.again():
+            break
+        time.sleep(wait)
+    return sending.outcomes(client)
 
 
 def run_every(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
@@ -103,57 +106,99 @@ async def arun(client: AsyncRedis, call: Call[T]) -> T:
 
 async def arun_all(client: AsyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
     """As `run_all`, on an asyncio client."""
-    replies = await _aretried(client, calls, by_sha=True)
-    unknown = _unknown(replies)
-    if unknown:
-        again = await _aretried(client, [calls[i] for i in unknown], by_sha=False)
-        for i, reply in zip(unknown, again, strict=True):
-            replies[i] = reply
-    return [_outcome(call, reply) for call, reply in zip(calls, replies, strict=True)]
-
-
-def _retried(client: SyncRedis, calls: Sequence[Call[Any]], *, by_sha: bool) -> list[Any]:
+    sending = _Sending(calls)
     for wait in (*RETRY_AFTER_S, None):
-        try:
-            pipeline = client.pipeline(transaction=False)
-            for call in calls:
-                pipeline.execute_command(*call.words(by_sha=by_sha))
-            return pipeline.execute(raise_on_error=False)
-        except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
-            if wait is None or not _worth_retrying(error):
-                raise unavailable(client, error) from error
-            time.sleep(wait)
-    raise AssertionError("unreachable")
+        while words := sending.words():
+            sending.take(await _aexchange(client, words))
+        if wait is None or not sending.again():
+            break
+        await asyncio.sleep(wait)
+    return sending.outcomes(client)
 
 
-async def _aretried(client: AsyncRedis, calls: Sequence[Call[Any]], *, by_sha: bool) -> list[Any]:
-    for wait in (*RETRY_AFTER_S, None):
-        try:
-            pipeline = client.pipeline(transaction=False)
-            for call in calls:
-                pipeline.execute_command(*call.words(by_sha=by_sha))
-            return await pipeline.execute(raise_on_error=False)
-        except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
-            if wait is None or not _worth_retrying(error):
-                raise unavailable(client, error) from error
-            await asyncio.sleep(wait)
-    raise AssertionError("unreachable")
+class _Sending:
+    """Which of the calls are to be sent (again), and how: by the hash of their script, or by its text."""
+
+    def __init__(self, calls: Sequence[Call[Any]]) -> None:
+        self._calls = calls
+        self._began = time.monotonic()
+        self._by_sha = dict.fromkeys(range(len(calls)), True)
+        self._sent: list[int] = []
+        self._failed: list[int] = []
+        self._replies: list[Any] = [None] * len(calls)
+
+    def words(self) -> list[list[Any]]:
+        """What to send now; nothing once every call has an answer or has failed."""
+        self._sent = list(self._by_sha)
+        return [self._calls[i].words(by_sha=by_sha) for i, by_sha in self._by_sha.items()]
+
+    def take(self, replies: list[Any] | Exception) -> None:
+        """The replies, or what the whole round trip failed with."""
+        each = replies if isinstance(replies, list) else [replies] * len(self._sent)
+        again: dict[int, bool] = {}
+        for i, reply in zip(self._sent, each, strict=True):
+            self._replies[i] = reply
+            if isinstance(reply, redis_errors.NoScriptError) and self._by_sha[i]:
+                again[i] = False  # a new or flushed server: send the text of just those
+            elif isinstance(reply, ABSENT):
+                self._failed.append(i)
+        self._by_sha = again
+
+    def again(self) -> bool:
+        """Put the failed calls up for another try; False where there are none, or none is worth it, or it took long."""
+        if time.monotonic() - self._began > GIVE_UP_S:
+            return False
+        self._by_sha = {i: True for i in self._failed if _worth_retrying(self._replies[i])}
+        self._failed = []
+        return bool(self._by_sha)
+
+    def outcomes(self, client: SyncRedis | AsyncRedis) -> list[Any]:
+        away = [reply for reply in self._replies if isinstance(reply, ABSENT)]
+        if away and len(away) == len(self._replies):
+            raise unavailable(client, away[0]) from away[0]
+        return [
+            unavailable(client, reply) if isinstance(reply, ABSENT) else _outcome(call, reply)
+            for call, reply in zip(self._calls, self._replies, strict=True)
+        ]
+
+
+def _exchange(client: SyncRedis, commands: Sequence[list[Any]]) -> list[Any] | Exception:
+    """One pipelined round trip; the exception that it failed with is its result."""
+    try:
+        if isinstance(client, Cluster):
+            return client.exchange([Command(tuple(words)) for words in commands])
+        pipeline = client.pipeline(transaction=False)
+        for words in commands:
+            pipeline.execute_command(*words)
+        return pipeline.execute(raise_on_error=False)
+    except ABSENT as error:
+        drop_idle(client, error)
+        return error
+
+
+async def _aexchange(client: AsyncRedis, commands: Sequence[list[Any]]) -> list[Any] | Exception:
+    """As `_exchange`."""
+    try:
+        if isinstance(client, AsyncCluster):
+            return await client.exchange([Command(tuple(words)) for words in commands])
+        pipeline = client.pipeline(transaction=False)
+        for words in commands:
+            pipeline.execute_command(*words)
+        return await pipeline.execute(raise_on_error=False)
+    except ABSENT as error:
+        await adrop_idle(client, error)
+        return error
 
 
 def _worth_retrying(error: Exception) -> bool:
     return not isinstance(error, redis_errors.AuthenticationError)
 
 
-def _unknown(replies: list[Any]) -> list[int]:
-    return [i for i, reply in enumerate(replies) if isinstance(reply, redis_errors.NoScriptError)]
-
-
 def _outcome(call: Call[Any], reply: Any) -> Any:
     """The parsed answer, or the exception that stands for it."""
     if isinstance(reply, Exception):
-        text = str(reply)
-        if isinstance(reply, _TRANSIENT_TYPES) or text.startswith(_TRANSIENT):
-            return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {text}")
+        if transient(reply):
+            return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {reply}")
         return reply
     try:
         return call.parse(reply)

@@ -84,6 +84,18 @@ class IdempotencyConflict(RequestError):
     """An Idempotency-Key was used again with another body."""
 
 
+class LogConflict(RequestError):
+    """After a failover two API processes had given different continuations of one request; `api` has the other one."""
+
+    def __init__(self, rid: str, api: str) -> None:
+        super().__init__(
+            f"Redis lost part of the answer to {rid!r}, and another client of it was given a different continuation "
+            f"(by {api}), which stands. Send the request again.",
+            code="log_conflict",
+        )
+        self.rid, self.api = rid, api
+
+
 class QueueFull(FurrowError):
     """The model's queue is at its bound. `retry_after` is in seconds, from the measured drain rate."""
 

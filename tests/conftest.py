@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ops.chaos.topologies import ClusterTopology, SentinelTopology, cluster, sentinel
 from tests.servers import NEW, OLD, Server, serving
 
 # Read when torch is loaded, so set before anything imports it: threads that spin while they wait starve each other
@@ -24,3 +25,17 @@ def old_server() -> Iterator[Server]:
 def new_server() -> Iterator[Server]:
     with serving(NEW) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def cluster_server() -> Iterator[ClusterTopology]:
+    """Three shards without replicas."""
+    with cluster(binary=NEW) as topology:
+        yield topology
+
+
+@pytest.fixture(scope="session")
+def sentinel_servers() -> Iterator[SentinelTopology]:
+    """A primary with a replica and three Sentinels. Whoever fails it over heals it."""
+    with sentinel(binary=NEW) as topology:
+        yield topology

@@ -20,6 +20,8 @@ from typing import Any
 
 import redis
 
+from control.clients import connect
+
 READY_WITHIN_S = 120.0
 STOP_WITHIN_S = 60.0
 
@@ -104,19 +106,23 @@ class Farm:
 
 
 @contextmanager
-def serving_farm(model: str, *options: str, **extra: str) -> Iterator[Farm]:
-    """`furrow serve model` on a free port, ready; its log is shown when the block fails."""
+def serving_farm(model: str, *options: str, redis_url: str | None = None, **extra: str) -> Iterator[Farm]:
+    """`furrow serve model` on a free port, ready; its log is shown when the block fails.
+
+    Without `redis_url` it starts a private server of its own.
+    """
     with tempfile.TemporaryDirectory(prefix="furrow-farm-") as folder:
         data, log = Path(folder) / "data", Path(folder) / "log"
         command = [sys.executable, "-m", "control.cli", "serve", model, "--port", "0", "--data", str(data), *options]
+        command += ["--redis", redis_url] if redis_url else []
         with log.open("w") as sink:
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=sink, text=True, env=clean_environment(**extra)
             )
         try:
             address = _wait_for_address(process, log)
-            url = (data / "url").read_text().strip()
-            with redis.Redis.from_url(url, decode_responses=True) as client:
+            url = redis_url or (data / "url").read_text().strip()
+            with connect(url) as client:
                 yield Farm(process, address, client, url, log)
         except BaseException:
             print(log.read_text()[-12000:], file=sys.stderr)

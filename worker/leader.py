@@ -16,6 +16,7 @@ from control.connection import run, run_every
 from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable
 from control.lease import Lease, acquire, release
 from control.messages import Assignment, LoadDenseShard, ModelAssets
+from control.outage import outage
 from control.text import Decode
 from worker.backoff import Backoff
 from worker.executor import Executor
@@ -25,7 +26,7 @@ from worker.progress import Progress
 from worker.pulse import Pulse
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
-from worker.serving import PEER_FAILED, STEP_FAILED, Serving
+from worker.serving import LOOP, PEER_FAILED, STEP_FAILED, Serving
 from worker.siblings import Siblings
 
 log = structlog.get_logger()
@@ -83,6 +84,8 @@ class Leader:
             self._steps, self._trying, pause = 0, False, 0.0
             try:
                 self._serve(lease)
+            except RedisUnavailable as error:  # where nothing holds out for it the epoch ends, and the process stays
+                log.warning("left the epoch", reason=str(error))
             except EpochOver as over:
                 log.warning("left the epoch", reason=str(over))
                 failed = isinstance(over, Poisoned) and over.kind in (STEP_FAILED, PEER_FAILED)
@@ -109,13 +112,14 @@ class Leader:
                     self._client,
                     acquire(self._spec.name, self._replica, self._owner, self._executor.world_size, floor=self._epoch),
                 )
+                outage.goes_on(LOOP)
                 if lease is not None:
                     return lease
                 if not waited:
                     log.info("waiting for the lock")
                     waited = True
             except RedisUnavailable as error:
-                log.warning("waiting for Redis", error=str(error))
+                outage.waits(LOOP, error)
             time.sleep(POLL_S)
         return None
 
@@ -177,8 +181,8 @@ class Leader:
         self._executor.leave()
         try:
             run(self._client, release(lease))
-        except RedisUnavailable as error:
-            log.warning("could not release the lock; it lapses by itself", error=str(error))
+        except RedisUnavailable as error:  # it lapses by itself
+            outage.waits(LOOP, error)
 
     def _load_command(self, *, epoch: int, seq: int) -> LoadDenseShard:
         return LoadDenseShard(

@@ -11,10 +11,11 @@ import structlog
 from control import requests
 from control.clients import SyncRedis
 from control.commands import wait_for_work
-from control.connection import Call, run, run_all
+from control.connection import Call, run, run_every
 from control.errors import CollectiveFailed, GroupError, Lost, Poisoned, RedisUnavailable, RequestTooLarge
 from control.lease import Lease
 from control.messages import RequestState, Sampling
+from control.outage import outage
 from control.requests import Claims, EmitResult
 from worker.group import Group
 from worker.isolation import Isolation
@@ -36,6 +37,8 @@ IDLE_BLOCK_MS = 500
 AHEAD_STEPS = 2
 """Prompts are claimed for this many steps ahead; the rest stays in the queue."""
 IDLE_PING_S = 5.0
+LOOP = "leader"
+"""Its name where loops say that they wait for Redis."""
 AWAY_S = 0.2
 """Between tries while Redis is away and a finished step is held."""
 
@@ -202,10 +205,8 @@ class Serving:
             requests.emit(self._lease, [request.emission() for request in self._running.values()]),
             self._claim(),
         ]
-        emitted, claims = self._hold(lambda: run_all(self._client, calls))
-        for outcome in (emitted, claims):
-            if isinstance(outcome, Exception):
-                raise outcome
+        # A server that can't write answers each call with a refusal; both may be sent twice, so both are.
+        emitted, claims = self._hold(lambda: run_every(self._client, calls))
         self.steps += 1
         self._settle(emitted)
         self._take(claims)
@@ -285,8 +286,10 @@ class Serving:
         """Run `attempt` until Redis answers: a finished step is held, never thrown away, and nothing is poisoned."""
         while True:
             try:
-                return attempt()
+                answer = attempt()
+                outage.goes_on(LOOP)
+                return answer
             except RedisUnavailable as error:
-                log.warning("holding the finished step until Redis is back", error=str(error))
+                outage.waits(LOOP, error)
                 self._check()
                 time.sleep(AWAY_S)

@@ -9,6 +9,7 @@ from control.requests.ending import bury, cancel, expire, requeue
 from control.requests.enqueue import Enqueue, Enqueued, enqueue
 from control.requests.follow import Followed, follow, position, read_log, read_logs, unfollow
 from control.requests.orphans import gone_apis, reap
+from control.requests.repair import Repaired, repair
 from control.requests.suspects import note_suspects, read_suspects
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Enqueue",
     "Enqueued",
     "Followed",
+    "Repaired",
     "bury",
     "cancel",
     "claim",
@@ -38,6 +40,7 @@ __all__ = [
     "read_logs",
     "read_suspects",
     "reap",
+    "repair",
     "requeue",
     "retry_letter",
     "takeover",

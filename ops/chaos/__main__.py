@@ -21,6 +21,7 @@ from ops.chaos.faults import FAULTS
 from ops.chaos.load import Load
 from ops.chaos.prompts import questions
 from ops.chaos.run import Struck, strike_all
+from ops.chaos.sabotage import CONTROLS, Sabotage
 from ops.chaos.schedule import schedule
 from ops.chaos.target import private_target
 
@@ -28,7 +29,10 @@ QUESTIONS = 16
 
 
 @click.command(epilog=f"Kinds: {', '.join(FAULTS)}.")
-@click.option("--kinds", default="all", show_default=True, help="Faults, comma between, or all.")
+@click.option("--kinds", help="Faults, comma between, or all.  [default: all; with --control its own]")
+@click.option(
+    "--control", type=click.Choice(list(CONTROLS)), help="Switch one safety mechanism off: then streams must break."
+)
 @click.option("--times", type=click.IntRange(1), default=3, show_default=True, help="Strikes of each kind.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the schedule and of what is asked.")
 @click.option("--streams", type=click.IntRange(1), default=64, show_default=True, help="Always under way.")
@@ -42,7 +46,8 @@ QUESTIONS = 16
 )
 @click.option("--log", "log_file", type=click.Path(dir_okay=False, path_type=Path), help="Keep the farm's log here.")
 def chaos(
-    kinds: str,
+    kinds: str | None,
+    control: str | None,
     times: int,
     seed: int,
     streams: int,
@@ -57,14 +62,16 @@ def chaos(
     """Strike a private farm again and again under streaming load; every stream must be that of an undisturbed run.
 
     Exit status 1 if a stream is not exact, if a strike can't be shown to have taken effect, or if the farm does not
-    come back.
+    come back. With --control it is the other way round: 1 if every stream is exact all the same.
     """
     spec = build_spec(
         source, name=None, tp=tp, devices=devices, dtype=dtype, max_context=None, kv_tokens=None, quant=None
     )
     machine = describe()
     click.echo(machine)
-    struck, load, failure = run(spec, chosen(kinds), times, seed, streams, length, log_file)
+    sabotage = CONTROLS[control] if control else None
+    names = chosen(kinds or (",".join(sabotage.kinds) if sabotage else "all"))
+    struck, load, failure = run(spec, names, times, seed, streams, length, log_file, sabotage)
     for line in report.table(report.rows(struck, load.checked)):
         click.echo(line)
     exact = sum(not checked.findings for checked in load.checked)
@@ -73,20 +80,38 @@ def chaos(
         click.echo(f"BROKEN {stream}")
     if report_file is not None:
         report_file.write_text(json.dumps(report.document(machine, seed, struck, load.checked), indent=1))
+    if sabotage is not None:
+        judge(sabotage, broken=len(load.checked) - exact)
+        return
     if failure is not None:
         raise failure
     if not report.passed(struck, load.checked):
         sys.exit(1)
 
 
+def judge(sabotage: Sabotage, broken: int) -> None:
+    """A control has done its part where the checker found what must be there. Raises ChaosError elsewhere."""
+    if not broken:
+        raise ChaosError(f"every stream is exact although {sabotage.what}: this run can't find such harm")
+    click.echo(f"as it must be: {broken} streams are broken, because {sabotage.what}")
+
+
 def run(
-    spec: ModelSpec, kinds: list[str], times: int, seed: int, streams: int, length: int, log_file: Path | None
+    spec: ModelSpec,
+    kinds: list[str],
+    times: int,
+    seed: int,
+    streams: int,
+    length: int,
+    log_file: Path | None,
+    sabotage: Sabotage | None = None,
 ) -> tuple[list[Struck], Load, ChaosError | None]:
     """What was struck, the load with every checked stream, and what ended the run before its time."""
     struck: list[Struck] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-chaos-")))
-        target = stack.enter_context(private_target(spec, folder, log_file or folder / "log"))
+        environment = sabotage.write(folder / "sabotage") if sabotage else {}
+        target = stack.enter_context(private_target(spec, folder, log_file or folder / "log", environment))
         load = Load(target.urls, questions(spec.name, seed, length, QUESTIONS), streams, seed)
         load.record()
         say(f"{len(load.expected)} undisturbed streams recorded")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,7 @@ from control.errors import RedisUnavailable
 from control.health import Beat, Overview, Poison
 from control.messages import ModelSpec
 from ops.chaos.errors import ChaosError
+from ops.chaos.proxy import Proxy
 from ops.chaos.server import ServerProcess
 
 HOST = "127.0.0.1"
@@ -40,9 +41,17 @@ class Target:
     """
 
     def __init__(
-        self, spec: ModelSpec, server: ServerProcess, redis_url: str, supervisor: Supervisor, log: Path
+        self,
+        spec: ModelSpec,
+        server: ServerProcess,
+        redis_url: str,
+        supervisor: Supervisor,
+        log: Path,
+        proxy: Proxy | None = None,
     ) -> None:
         self.spec, self.server, self.redis_url = spec, server, redis_url
+        self.proxy = proxy
+        """The lossy way to the server that the farm goes; None where it goes straight."""
         self.log = log
         """What the farm's processes write."""
         self.client: SyncRedis = server.client
@@ -161,17 +170,25 @@ class Target:
 
 
 @contextmanager
-def private_target(spec: ModelSpec, folder: Path, log_file: Path) -> Iterator[Target]:
-    """A running target whose data lie in `folder`; all of it is stopped at the end."""
+def private_target(
+    spec: ModelSpec, folder: Path, log_file: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Target]:
+    """A running target whose data lie in `folder`; all of it is stopped at the end.
+
+    `environment` is its processes' own.
+    """
     with ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab"))
         server = ServerProcess(folder / "data")
         stack.callback(server.stop)
         server.start()
+        proxy = Proxy((HOST, server.port))
+        proxy.start()
+        stack.callback(proxy.stop)
         level = os.environ.get("FURROW_LOG_LEVEL") or "info"
-        environment = {"FURROW_REDIS_URL": server.url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
-        supervisor = Supervisor(environment, lambda line: None, log)
+        parts = {"FURROW_REDIS_URL": proxy.url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
+        supervisor = Supervisor({**parts, **(environment or {})}, lambda line: None, log)
         stack.callback(supervisor.stop)
-        target = Target(spec, server, server.url, supervisor, log_file)
+        target = Target(spec, server, proxy.url, supervisor, log_file, proxy)
         target.start()
         yield target

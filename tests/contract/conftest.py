@@ -1,4 +1,4 @@
-"""The same farm over a fake (logic only), the oldest server and the newest one."""
+"""The same farm over a fake (logic only), the oldest server, the newest one, and a Cluster of three shards."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def last(seq: int, value: int = 7, choice: int = 0) -> LogEntry:
     return LogEntry(seq, choice, value, "stop", "token")
 
 
-@pytest.fixture(params=["fake", "old", "new"])
+@pytest.fixture(params=["fake", "old", "new", "cluster"])
 def farm(request: pytest.FixtureRequest) -> Iterator[Farm]:
     if request.param == "fake":
         server = fakeredis.FakeServer()

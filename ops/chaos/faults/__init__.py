@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ops.chaos.faults import moments, processes
+from ops.chaos.faults import moments, network, processes, servers
 from ops.chaos.faults.fault import Fault
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS: dict[str, Fault] = {**processes.FAULTS, **moments.FAULTS}
+FAULTS: dict[str, Fault] = {**processes.FAULTS, **moments.FAULTS, **servers.FAULTS, **network.FAULTS}

@@ -52,3 +52,29 @@ def test_a_slow_reader_costs_a_position() -> None:
         one.offer(entries(seq, seq), 1.0)
     assert len(one.take()) == BUFFER_ENTRIES
     assert one.behind and one.take() == []
+
+
+def test_what_contradicts_stops_the_feed_until_it_is_repaired() -> None:
+    """Entries of another continuation are not mixed in; after the repair the feed goes on."""
+    one, asked = feed(), []
+    one.on_hungry(asked.append)
+    one.offer(entries(1, 3), 1.0)
+    one.offer([LogEntry(3, 0, 99)], 1.0)
+    assert one.diverged and asked == [one]
+    one.offer(entries(4, 5), 1.0)
+    assert [entry.seq for entry in one.take()] == [1, 2, 3]
+    one.repaired()
+    one.offer(entries(4, 5), 1.0)
+    assert [entry.seq for entry in one.take()] == [4, 5]
+
+
+def test_what_was_announced_and_lost_is_not_asked_for_again() -> None:
+    """An event told of entries that a failover then took away: one look at the log is enough."""
+    one, asked = feed(), []
+    one.on_hungry(asked.append)
+    one.offer(entries(1, 2), 1.0)
+    one.offer(entries(8, 9), 1.0)
+    one.take()
+    assert asked == [one]
+    one.offer(entries(2, 2), 1.0, rest=True)
+    assert asked == [one] and not one.behind

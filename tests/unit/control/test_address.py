@@ -16,6 +16,7 @@ from control.errors import SettingsError
         ("redis://:secret@host:6379/0", "redis://:***@host:6379/0"),
         ("rediss://user:p%40ss@host/1", "rediss://user:***@host/1"),
         ("unix://:secret@/run/redis.sock?db=2", "unix://:***@/run/redis.sock?db=2"),
+        ("redis+sentinel://:secret@h1:1,h2:2/farm", "redis+sentinel://:***@h1:1,h2:2/farm"),
     ],
 )
 def test_a_password_is_not_shown(url: str, shown: str) -> None:
@@ -29,6 +30,8 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
         ("redis://:secret@host:7000/3", "redis://host:7000/3"),
         ("rediss://host", "rediss://host:6379/0"),
         ("unix://:secret@/run/redis.sock?db=2", "unix:///run/redis.sock?db=2"),
+        ("redis+sentinel://:secret@h1,h2:7/farm/3", "redis+sentinel://h1:26379,h2:7/farm/3"),
+        ("rediss+cluster://:secret@h1,[::1]:7", "rediss+cluster://h1:6379,::1:7"),
     ],
 )
 def test_a_client_is_named_by_where_it_leads(url: str, named: str) -> None:
@@ -43,7 +46,11 @@ def test_a_client_is_named_by_where_it_leads(url: str, named: str) -> None:
     [
         ("http://:secret@host", "http"),
         ("localhost:6379", "localhost"),
-        ("redis+sentinel://h1,h2/name", "sentinel"),
+        ("redis+sentinel://:secret@h1,h2", "must end with the primary's name"),
+        ("redis+sentinel://:secret@h1,h2/name/none", "must end with the primary's name"),
+        ("redis+sentinel://:secret@h1:port,h2/name", "can't be read"),
+        ("redis+sentinel:///name", "names no host"),
+        ("redis+cluster://:secret@h1,h2/3", "a Cluster has only 0"),
         ("redis://:secret@host:port/0", "port"),
         ("unix://", "names no socket"),
     ],

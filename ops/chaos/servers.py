@@ -1,0 +1,116 @@
+"""One private data server or Sentinel on a port of its own, to be killed, stopped and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis import exceptions as redis_errors
+
+from control import server_child
+
+READY_WITHIN_S = 20.0
+PASSWORD = "chaos"
+_BUS = 10_000
+"""A Cluster's node listens for its peers on its port plus this."""
+
+
+@dataclass
+class Node:
+    """A server process on `port` of 127.0.0.1. It ends with the process that started it."""
+
+    binary: Path
+    folder: Path
+    port: int
+    config: str
+    arguments: tuple[str, ...] = ()
+    password: str = PASSWORD
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return ("127.0.0.1", self.port)
+
+    def client(self) -> redis.Redis:
+        """For its own commands: 2 s of patience, text replies."""
+        password = self.password or None
+        return redis.Redis(port=self.port, password=password, decode_responses=True, protocol=2, socket_timeout=2.0)
+
+    def ask(self, *words: Any) -> Any:
+        """The raw reply of one command."""
+        with self.client() as client:
+            client.response_callbacks.clear()
+            return client.execute_command(*words)
+
+    def start(self) -> None:
+        """Start, or start again on the data and configuration that it left, and wait until it answers."""
+        config = self.folder / f"{self.port}.conf"
+        if not config.exists():  # a Sentinel writes what it learns into it
+            config.write_text(f"port {self.port}\nbind 127.0.0.1\ndir {self.folder}\n{self.config}\n")
+        child = Path(server_child.__file__)
+        command = [sys.executable, "-I", "-S", child, str(os.getpid()), self.binary, config, *self.arguments]
+        keep = subprocess.DEVNULL if sys.platform == "linux" else subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=keep, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(lambda: self._answers())
+
+    def _answers(self) -> bool:
+        if self.process is not None and self.process.poll() is not None:
+            raise RuntimeError(f"{self.binary} on port {self.port} ended with status {self.process.returncode}")
+        with contextlib.suppress(redis_errors.RedisError, OSError):
+            return bool(self.ask("PING"))
+        return False
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut; a stopped process goes too."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = READY_WITHIN_S) -> Any:
+    """The first true value of `condition`. Raises TimeoutError."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} s")
+        time.sleep(0.02)
+    return value
+
+
+def free_ports(count: int, bus: bool = False) -> list[int]:
+    """Ports that nobody listens on; with `bus` the ones that a Cluster's nodes take beside them are free too."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(20_000, 50_000)
+        if port not in found and _free(port) and (not bus or _free(port + _BUS)):
+            found.append(port)
+    return found
+
+
+def _free(port: int) -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False
