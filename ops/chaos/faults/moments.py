@@ -19,7 +19,8 @@ from control.keys import ReplicaKeys
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import replaced
-from ops.chaos.target import REPLICA, Target
+from ops.chaos.target import Target
+from ops.chaos.view import REPLICA
 
 TRIES = 5
 LOAD, STEP = "load_dense_shard", "generate_step"
