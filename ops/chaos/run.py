@@ -16,7 +16,7 @@ from ops.chaos.view import View
 
 UNDER_WAY = 0.75
 """Share of the streams that must have had an event since the farm was whole before a calm strike."""
-UNDER_WAY_WITHIN_S = 60.0
+UNDER_WAY_WITHIN_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from control.messages import ModelSpec
 from ops.chaos.errors import ChaosError
 
 TICK_S = 0.01
-WHOLE_WITHIN_S = 120.0
+WHOLE_WITHIN_S = 240.0
 EFFECT_WITHIN_S = 30.0
 REPLICA = "r0"
 

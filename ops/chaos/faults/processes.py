@@ -19,8 +19,8 @@ from ops.chaos.faults.fault import Fault
 from ops.chaos.target import Target
 from ops.chaos.view import View
 
-EFFECT_WITHIN_S = 60.0
-"""A rank that must start anew imports for seconds, more on a busy machine."""
+EFFECT_WITHIN_S = 180.0
+"""A rank that must start anew imports for seconds, on a machine that is far too busy for a minute."""
 LONG_PROMPT = 1500
 """Tokens."""
 BETWEEN_S = 0.15
