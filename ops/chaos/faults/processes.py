@@ -13,7 +13,7 @@ import psutil
 
 from control.connection import run
 from control.messages import GenerationRequest, Sampling
-from control.requests import Enqueue, enqueue
+from control.requests import Enqueue, cancel, enqueue
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.target import Target
@@ -21,7 +21,7 @@ from ops.chaos.view import View
 
 EFFECT_WITHIN_S = 180.0
 """A rank that must start anew imports for seconds, on a machine that is far too busy for a minute."""
-LONG_PROMPT = 1500
+LONG_PROMPT = 8000
 """Tokens."""
 BETWEEN_S = 0.15
 """The time between two epochs is a part of this where a standby is ready."""
@@ -109,14 +109,16 @@ def starve(target: View, random: random.Random) -> str:
     pid, epoch = target.rank_pid(rank), target.epoch()
     process = psutil.Process(pid)
     before = process.rlimit(psutil.RLIMIT_AS)
+    request = long_request(target.spec.name, random)
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms // 2, before[1]))
     try:
-        run(target.client, enqueue(long_request(target.spec.name, random)))
+        run(target.client, enqueue(request))
         what = f"rank {rank} (pid {pid}) needs more memory than it has"
         poison = proved(target, lambda: next((one for one in target.poisons() if one.epoch >= epoch), None), what)
     finally:
         with suppress(psutil.NoSuchProcess):
             process.rlimit(psutil.RLIMIT_AS, before)
+        run(target.client, cancel(target.spec.name, request.rid, request.tenant))
     return f"rank {rank} (pid {pid}): {poison.kind}: {poison.message[:80]}"
 
 
