@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from ops.bench.client import Base
 from ops.bench.machine import describe
 from ops.chaos import report
 from ops.chaos.errors import ChaosError
-from ops.chaos.faults import FAULTS, ON_ANY_FARM
+from ops.chaos.faults import FAULTS, ON_ANY_FARM, suited
 from ops.chaos.load import Load
 from ops.chaos.prompts import questions
+from ops.chaos.replicated import TOPOLOGIES
 from ops.chaos.run import Struck, strike_all
 from ops.chaos.sabotage import CONTROLS, Sabotage
 from ops.chaos.schedule import schedule
@@ -37,6 +38,7 @@ QUESTIONS = 16
 @click.option(
     "--control", type=click.Choice(list(CONTROLS)), help="Switch one safety mechanism off: then streams must break."
 )
+@click.option("--topology", type=click.Choice(TOPOLOGIES), default="server", show_default=True, help="Of its Redis.")
 @click.option("--times", type=click.IntRange(1), default=3, show_default=True, help="Strikes of each kind.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the schedule and of what is asked.")
 @click.option("--streams", type=click.IntRange(1), default=64, show_default=True, help="Always under way.")
@@ -55,6 +57,7 @@ QUESTIONS = 16
 def chaos(
     kinds: str | None,
     control: str | None,
+    topology: str,
     times: int,
     seed: int,
     streams: int,
@@ -82,7 +85,9 @@ def chaos(
     sabotage = CONTROLS[control] if control else None
     if sabotage is not None and urls:
         raise click.UsageError("--control breaks a farm on purpose: it starts its own, so leave --url out")
-    names = chosen(kinds or (",".join(sabotage.kinds) if sabotage else "all"), ON_ANY_FARM if urls else FAULTS)
+    names = chosen(
+        kinds or (",".join(sabotage.kinds) if sabotage else "all"), list(ON_ANY_FARM) if urls else suited(topology)
+    )
     with ExitStack() as stack:
         if urls:
             target: View = attached(connect_to_farm(redis_url), model, urls)
@@ -90,7 +95,7 @@ def chaos(
             spec = build_spec(
                 source, name=None, tp=tp, devices=devices, dtype=dtype, max_context=None, kv_tokens=None, quant=None
             )
-            target = stack.enter_context(own_farm(spec, log_file, sabotage))
+            target = stack.enter_context(own_farm(spec, log_file, sabotage, topology))
         struck, load, failure = run(target, names, times, seed, streams, length)
     for line in report.table(report.rows(struck, load.checked)):
         click.echo(line)
@@ -117,12 +122,12 @@ def judge(sabotage: Sabotage, broken: int) -> None:
 
 
 @contextmanager
-def own_farm(spec: ModelSpec, log_file: Path | None, sabotage: Sabotage | None) -> Iterator[Target]:
+def own_farm(spec: ModelSpec, log_file: Path | None, sabotage: Sabotage | None, topology: str) -> Iterator[Target]:
     """A private target in a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="furrow-chaos-") as name:
         folder = Path(name)
         environment = sabotage.write(folder / "sabotage") if sabotage else {}
-        with private_target(spec, folder, log_file or folder / "log", environment) as target:
+        with private_target(spec, folder, log_file or folder / "log", environment, topology) as target:
             yield target
 
 
@@ -156,7 +161,7 @@ def run(
     return struck, load, failure
 
 
-def chosen(kinds: str, known: Mapping[str, object]) -> list[str]:
+def chosen(kinds: str, known: Sequence[str]) -> list[str]:
     """Raises click.BadParameter naming a kind that does not exist here."""
     names = list(known) if kinds == "all" else [name.strip() for name in kinds.split(",")]
     if unknown := [name for name in names if name not in known]:

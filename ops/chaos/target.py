@@ -9,11 +9,12 @@ from pathlib import Path
 
 import psutil
 
-from control import catalog
+from control import catalog, keys
 from control.cli.serve import free_port
 from control.cli.supervisor import Part, Supervisor
 from control.messages import ModelSpec
 from ops.chaos.proxy import Proxy
+from ops.chaos.replicated import Replicated, replicated
 from ops.chaos.server import ServerProcess
 from ops.chaos.view import View
 
@@ -30,7 +31,7 @@ class Target(View):
     def __init__(
         self,
         spec: ModelSpec,
-        server: ServerProcess,
+        server: ServerProcess | Replicated,
         redis_url: str,
         supervisor: Supervisor,
         log: Path,
@@ -89,24 +90,42 @@ class Target(View):
 
 @contextmanager
 def private_target(
-    spec: ModelSpec, folder: Path, log_file: Path, environment: Mapping[str, str] | None = None
+    spec: ModelSpec,
+    folder: Path,
+    log_file: Path,
+    environment: Mapping[str, str] | None = None,
+    topology: str = "server",
 ) -> Iterator[Target]:
     """A running target whose data lie in `folder`; all of it is stopped at the end.
 
-    `environment` is its processes' own.
+    `environment` is its processes' own, `topology` one of TOPOLOGIES; the lossy proxy stands before one server only.
     """
     with ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab"))
-        server = ServerProcess(folder / "data")
-        stack.callback(server.stop)
-        server.start()
-        proxy = Proxy((HOST, server.port))
-        proxy.start()
-        stack.callback(proxy.stop)
+        proxy: Proxy | None = None
+        if topology == "server":
+            server: ServerProcess | Replicated = stack.enter_context(private_server(folder))
+            proxy = Proxy((HOST, server.port))
+            proxy.start()
+            stack.callback(proxy.stop)
+        else:
+            server = stack.enter_context(replicated(topology, keys.ModelKeys(spec.name).bell))
+        url = proxy.url if proxy is not None else server.url
         level = os.environ.get("FURROW_LOG_LEVEL") or "info"
-        parts = {"FURROW_REDIS_URL": proxy.url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
+        parts = {"FURROW_REDIS_URL": url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
         supervisor = Supervisor({**parts, **(environment or {})}, lambda line: None, log)
         stack.callback(supervisor.stop)
-        target = Target(spec, server, proxy.url, supervisor, log_file, proxy)
+        target = Target(spec, server, url, supervisor, log_file, proxy)
         target.start()
         yield target
+
+
+@contextmanager
+def private_server(folder: Path) -> Iterator[ServerProcess]:
+    """One server, its data in `folder`."""
+    server = ServerProcess(folder / "data")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis as redis_py
+from structlog.testing import capture_logs
 
 from control import catalog, health, requests
-from control.errors import GroupError
+from control.errors import GroupError, RedisUnavailable
 from control.health import write_poison
 from control.messages import Assignment, ModelSpec
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
 from tests.models import make
+from worker import exchange as exchange_module
 from worker import executor as executor_module
+from worker import progress as progress_module
 from worker import sampling as sampling_module
 from worker import serving as serving_module
 from worker.assets import read_assets
@@ -50,6 +55,31 @@ def test_a_load_that_fails_ends_the_process_with_its_reason(redis: ReplicaRedis,
     assert "float7" in (health.last_poison(redis.client, MODEL, REPLICA) or "")
     assert redis.client.get(redis.keys.lock) is None
     assert catalog.get_assets(redis.client, MODEL) is None
+
+
+def test_a_load_that_takes_long_keeps_the_lock(
+    redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The side thread renews it all the while, and no step's deadline counts; what is asked meanwhile waits."""
+    go_on, real = threading.Event(), executor_module.load
+    monkeypatch.setattr(executor_module, "load", lambda *a, **k: go_on.wait(15.0) and real(*a, **k))
+    monkeypatch.setattr(progress_module, "UNKNOWN_STEP_S", 0.0)
+    monkeypatch.setattr(progress_module, "STEP_FLOOR_S", 0.0)
+    scene = LeaderScene(redis, folder)
+    try:
+        epoch = until(scene.epoch, 15.0)
+        scene.ask("waits", max_tokens=3)
+        renewals, left = 0, 0
+        while renewals < 3:
+            left, before = redis.client.pttl(redis.keys.lock), left
+            renewals += left > before > 0
+            assert left > 0, "the lock has lapsed"
+        assert scene.state("waits") == "queued"
+        monkeypatch.undo()
+        go_on.set()
+        assert len(scene.answer("waits")) == 3 and scene.epoch() == epoch
+    finally:
+        scene.stop()
 
 
 def poisoned(scene: LeaderScene) -> None:
@@ -90,13 +120,25 @@ redis.call('HSET', KEYS[2], 'seq', kept)
 """
 
 
+RUN_AHEAD = """
+local seq = tonumber(redis.call('HGET', KEYS[2], 'seq'))
+for i = seq + 1, seq + 10 do redis.call('XADD', KEYS[1], i .. '-0', 'e', '[' .. i .. ',0,' .. ARGV[i] .. ']') end
+redis.call('HSET', KEYS[2], 'seq', seq + 10)
+"""
+
+
+def run_ahead(scene: LeaderScene, rid: str, tokens: list[int | None]) -> None:
+    """Ten more tokens of the answer are in the log than the leader knows of."""
+    scene.redis.client.eval(RUN_AHEAD, 2, scene.keys.log(rid), scene.keys.request(rid), *map(str, tokens))
+
+
 def roll_back(scene: LeaderScene, rid: str, entries: int) -> None:
     """What a failover does that had not replicated the last entries."""
     scene.redis.client.eval(ROLL_BACK, 2, scene.keys.log(rid), scene.keys.request(rid), entries)
 
 
-def test_a_log_that_is_elsewhere_is_believed(scene: LeaderScene) -> None:
-    """A leader whose memory and whose log disagree starts over from the log; the answer is whole all the same."""
+def test_a_log_that_lost_its_end_gets_it_from_memory(scene: LeaderScene) -> None:
+    """After a failover to a server that lagged: the leader sends again what is missing, and computes nothing anew."""
     scene.ask("whole")
     expected = scene.answer("whole")
     before = scene.epoch()
@@ -104,7 +146,69 @@ def test_a_log_that_is_elsewhere_is_believed(scene: LeaderScene) -> None:
     scene.under_way("struck")
     roll_back(scene, "struck", entries=5)
     assert scene.answer("struck") == expected
+    assert [entry.seq for entry in scene.log("struck")] == list(range(1, len(expected) + 1))
+    assert scene.epoch() == before
+    assert scene.redis.client.hget(scene.keys.request("struck"), "attempts") == "1"
+
+
+def test_a_log_that_is_ahead_is_believed(scene: LeaderScene) -> None:
+    """What this leader never produced was continued elsewhere: it starts over from the log."""
+    scene.ask("whole")
+    expected = scene.answer("whole")
+    before = scene.epoch()
+    scene.ask("struck")
+    scene.under_way("struck")
+    run_ahead(scene, "struck", expected)
+    assert scene.answer("struck") == expected
     assert scene.epoch() > before, "the fault had no effect"
+
+
+def one_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader's next call finds no Redis."""
+    real, calls = exchange_module.run, [1]
+
+    def run(*args: Any) -> Any:
+        if calls and calls.pop():
+            raise RedisUnavailable("a test says so")
+        return real(*args)
+
+    monkeypatch.setattr(exchange_module, "run", run)
+
+
+def test_an_end_that_a_failover_lost_is_reached_again(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader has forgotten the request, and Redis says again that it runs: after an outage the leader asks."""
+    tenant = [scene.keys.queue("normal", "t"), scene.keys.served("normal"), scene.keys.turns("normal")]
+    scene.ask("struck")
+    scene.under_way("struck")
+    with redis_py.Redis.from_url(scene.redis.url) as raw:
+        names = [scene.keys.request("struck"), scene.keys.log("struck"), *tenant]
+        pipeline = raw.pipeline(transaction=True)
+        for name in names:
+            pipeline.dump(name)
+        before = pipeline.execute()
+        expected, epoch = scene.answer("struck"), scene.epoch()
+        pipeline.delete(*names)
+        for name, value in zip(names, before, strict=True):
+            if value is not None:
+                pipeline.restore(name, 0, value, replace=True)
+        pipeline.execute()
+    assert scene.state("struck") == "running" and len(scene.log("struck")) < len(expected)
+    one_outage(monkeypatch)
+    assert scene.answer("struck") == expected
+    assert scene.epoch() == epoch
+
+
+def test_what_redis_ended_during_an_outage_is_let_go(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancel that meets the count of what is this replica's frees the memory, and costs no epoch."""
+    scene.ask("cancelled")
+    scene.under_way("cancelled")
+    epoch = scene.epoch()
+    monkeypatch.setattr(exchange_module.Exchange, "was_away", lambda _: True)
+    scene.redis.run(requests.cancel(MODEL, "cancelled", "t"))
+    scene.answer("cancelled")
+    assert scene.state("cancelled") == "cancelled"
+    scene.ask("next", prompt=[7] * (KV_TOKENS - 20), max_tokens=20, min_tokens=20)
+    assert len(scene.answer("next")) == 20 and scene.epoch() == epoch
 
 
 def test_a_second_leader_waits_and_then_continues(scene: LeaderScene) -> None:
@@ -179,6 +283,24 @@ def test_a_row_that_fails_ends_its_request_and_no_other(scene: LeaderScene, monk
     [failed] = [end for end in (scene.log("first")[-1], scene.log("second")[-1]) if end.finish == "error"]
     assert failed.token is None and "nan=1" in (failed.cause or "")
     assert scene.epoch() == before
+
+
+def test_a_step_that_fails_is_logged_with_its_requests(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks know sequences and say which command failed: the leader's line says whose it was."""
+    until(scene.epoch, 15.0)
+    real, faults = Executor.run_step, [MemoryError("once")]
+
+    def run_step(executor: Executor, command: Any, sample: Any) -> Any:
+        if faults and command.sequences:
+            raise faults.pop()
+        return real(executor, command, sample)
+
+    monkeypatch.setattr(Executor, "run_step", run_step)
+    with capture_logs() as lines:
+        scene.ask("r", max_tokens=3)
+        scene.answer("r")
+    [line] = [line for line in lines if line["event"] == "the step failed"]
+    assert list(line["requests"].values()) == ["r"] and line["seq"] > 0
 
 
 def test_the_phases_of_a_request_are_stamped(scene: LeaderScene) -> None:
