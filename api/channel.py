@@ -9,19 +9,20 @@ from typing import Any
 
 import msgspec
 import structlog
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeout
 
 from control import keys
 from control.clients import AsyncRedis
 from control.errors import RedisUnavailable
 from control.messages import EventRow, decode_event
+from control.outage import outage
 
 log = structlog.stdlib.get_logger(__name__)
 
 _CONFIRM_S = 1.0
 _PATIENCE_S = 1.0
-"""A read of the channel gives up after so long and begins again; the connection stays."""
+"""After so long without a message the server is asked whether it is there, and has as long to answer."""
 
 
 class EventChannel:
@@ -58,22 +59,26 @@ class EventChannel:
     async def listen(self) -> None:
         """Hear until cancelled."""
         await self._wanted.wait()
-        asked = False
         while True:
             try:
-                message: dict[str, Any] | None = await self._pubsub.get_message(timeout=_PATIENCE_S)  # type: ignore[assignment]
-                if message is None and asked:
-                    raise RedisTimeout(f"no answer within {_PATIENCE_S:g} s")
-                if asked := message is None:
-                    # A server that hangs, or was cut off by a network, says nothing: ask whether it is there.
-                    await self._pubsub.ping()
+                await self._hear()
+                outage.goes_on("events")
             except (RedisError, OSError) as error:
-                log.warning("the event channel broke", action="resubscribe", error=str(error))
-                asked = False
+                outage.waits("events", error)
                 await self._resubscribe()
-                continue
-            if message is not None:
-                self._receive(message["type"], message["channel"], message["data"])
+
+    async def _hear(self) -> None:
+        """One message, or a proof that silence is not a connection that leads nowhere, which resets nothing."""
+        message = await self._message()
+        if message is None:
+            await self._pubsub.ping()
+            message = await self._message()
+            if message is None:
+                raise RedisConnectionError("the event channel does not answer")
+        self._receive(message["type"], message["channel"], message["data"])
+
+    async def _message(self) -> dict[str, Any] | None:
+        return await self._pubsub.get_message(timeout=_PATIENCE_S)  # type: ignore[return-value]
 
     async def close(self) -> None:
         with contextlib.suppress(RedisError, OSError):

@@ -24,6 +24,7 @@ from control.clients import AsyncRedis
 from control.connection import Call, arun, arun_all, read
 from control.errors import LogConflict, RedisUnavailable, RequestNotFound
 from control.messages import EventRow, LogEntry
+from control.outage import outage
 from control.requests.claim import decode_entry
 
 log = structlog.stdlib.get_logger(__name__)
@@ -146,9 +147,10 @@ class Follower:
                 continue
             try:
                 await self._read(due)
+                outage.goes_on("follow")
                 continue
             except RedisUnavailable as error:
-                log.warning("could not read token logs", action="follow", feeds=len(due), error=str(error))
+                outage.waits("follow", error)
             except Exception as error:
                 # Every stream of the process depends on this loop: it must outlive what nobody foresaw.
                 log.error("reading token logs failed", action="follow", feeds=len(due), exc_info=error)

@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import time
 
-import structlog
-
 from api.settings import ApiSettings
 from control import keys
 from control.clients import AsyncRedis
 from control.connection import arun, arun_all, read
 from control.errors import RedisUnavailable
-
-log = structlog.stdlib.get_logger(__name__)
+from control.outage import outage
 
 
 class Heartbeat:
@@ -38,15 +35,12 @@ class Heartbeat:
             await arun(self._client, read("DEL", self._key, parse=int))
 
     async def _run(self) -> None:
-        away = False
         while True:
             try:
                 await self._beat()
-                away = False
+                outage.goes_on("heartbeat")
             except RedisUnavailable as error:
-                if not away:
-                    log.warning("no heartbeat: Redis is away", action="heartbeat", error=str(error))
-                away = True
+                outage.waits("heartbeat", error)
             await asyncio.sleep(keys.HEARTBEAT_MS / 4000)
 
     async def _beat(self) -> None:

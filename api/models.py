@@ -47,7 +47,9 @@ class Models:
         self._served: dict[str, tuple[Fingerprint, ServedModel]] = {}
         self._broken: dict[str, Fingerprint] = {}
         """Assets that could not be used, so that they are not tried, and told, every second."""
-        self._looking = asyncio.Lock()
+        self._look: asyncio.Task[None] | None = None
+        self._away: RedisUnavailable | None = None
+        """What the last look met; while the process looks by itself every second, requests need not try as well."""
         self._task: asyncio.Task[None] | None = None
         self.seen = False
         """Whether the farm answered when it was last looked at."""
@@ -63,8 +65,11 @@ class Models:
     async def resolve(self, name: str | None) -> ServedModel:
         """The model that a request means; no name, or an alias, means the only one.
 
-        Raises ModelNotFound, or ModelUnavailable for one that failed, is leaving, or has never been loaded.
+        Raises ModelNotFound, or ModelUnavailable for one that failed, is leaving, or has never been loaded; at once
+        RedisUnavailable where the last look met nothing else.
         """
+        if self._away is not None and self._task is not None:
+            raise self._away
         if self._real_name(name) not in self._served or not self.seen:
             await self.look()
         real = self._real_name(name)
@@ -111,14 +116,25 @@ class Models:
         return self._served[real][1].assets if real is not None and real in self._served else None
 
     async def look(self) -> None:
-        """Read the catalog and every model's state now. Raises RedisUnavailable."""
-        async with self._looking:
-            try:
-                found = await asyncio.to_thread(self._read)
-            except RedisUnavailable:
-                self.seen = False
-                raise
-            self._overviews, self._served, self.seen = *found, True
+        """Read the catalog and every model's state now; who asks meanwhile shares the next answer.
+
+        Raises RedisUnavailable.
+        """
+        running = self._look
+        if running is not None and not running.done():
+            await asyncio.shield(running)  # it may have begun before what this look is for was there: look once more
+        if self._look is running:
+            self._look = asyncio.create_task(self._look_once())
+        assert self._look is not None
+        await asyncio.shield(self._look)
+
+    async def _look_once(self) -> None:
+        try:
+            found = await asyncio.to_thread(self._read)
+        except RedisUnavailable as error:
+            self.seen, self._away = False, error
+            raise
+        self._overviews, self._served, self.seen, self._away = *found, True, None
 
     def _read(self) -> tuple[dict[str, health.Overview], dict[str, tuple[Fingerprint, ServedModel]]]:
         overviews = {overview.model: overview for overview in health.overviews(self._client)}

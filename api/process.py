@@ -13,6 +13,7 @@ from api.orphans import OrphanReaper
 from api.settings import ApiSettings
 from api.submit import Submitter
 from control.connection import connect, connect_async
+from control.dead_connections import hardened
 
 
 class Process:
@@ -24,7 +25,7 @@ class Process:
         """Set at SIGTERM: nothing new is taken, what runs goes on."""
         self.interrupted = False
         """Set when the grace is over: what still runs is told to go on elsewhere."""
-        self.client = connect_async(settings.redis_url)
+        self.client = hardened(connect_async(settings.redis_url))
         self._sync_client = connect(settings.redis_url)
         self.metrics = Metrics()
         self.bodies = Bodies(settings.max_bodies_bytes)

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 else:
     SyncRedis, AsyncRedis = redis.Redis, redis.asyncio.Redis
 
-COMMAND_TIMEOUT_S = 5.0
-CONNECT_TIMEOUT_S = 3.0
+COMMAND_TIMEOUT_S = 0.8
+"""Half the life of a rank's heartbeat, so that a connection that leads nowhere is left before that lapses."""
+CONNECT_TIMEOUT_S = 1.0
 SENTINEL_TIMEOUT_S = 1.0
-LONGEST_BLOCK_MS = 10_000
-"""A blocking read asks for at most this; the blocking client's time-out is longer and means a hung server."""
+LONGEST_BLOCK_MS = 500
+"""A blocking read asks for at most this: silence for longer is then a connection that leads nowhere."""
+BLOCKING_TIMEOUT_S = LONGEST_BLOCK_MS / 1000 + 0.7
+"""Found before the shortest deadline of a step has passed."""
 
 
 def connect(url: str) -> SyncRedis:
@@ -41,7 +44,7 @@ def connect(url: str) -> SyncRedis:
 
 def connect_blocking(url: str) -> SyncRedis:
     """A client for blocking reads of up to LONGEST_BLOCK_MS; keep it for these alone."""
-    return _connect(url, LONGEST_BLOCK_MS / 1000 + 5)
+    return _connect(url, BLOCKING_TIMEOUT_S)
 
 
 def _connect(url: str, timeout_s: float) -> SyncRedis:

@@ -15,7 +15,7 @@ import msgspec
 
 from control.clients import LONGEST_BLOCK_MS, SyncRedis
 from control.connection import Call, run
-from control.errors import Poisoned, RedisUnavailable
+from control.errors import Lost, Poisoned, RedisUnavailable
 from control.health import poison
 from control.keys import COMMAND_MS, ReplicaKeys
 from control.lease import Lease
@@ -23,6 +23,9 @@ from control.messages import AnyReply, Command, Reply, decode_reply, encode
 from control.streams import Entry, read_streams
 
 T = TypeVar("T")
+
+LATE_S = 0.1
+"""A blocking read that returns so much later than asked for has met a server that did not serve."""
 
 
 def fan_out(lease: Lease, command: Command | Sequence[Command], world_size: int) -> Call[None]:
@@ -41,7 +44,8 @@ def fan_out(lease: Lease, command: Command | Sequence[Command], world_size: int)
 
 
 def send(client: SyncRedis, lease: Lease, command: Command | Sequence[Command], world_size: int) -> None:
-    """Fan a command out; nothing to do for a world of 1. Sits out an absence of Redis as long as the streams live."""
+    """Fan a command out; nothing to do for a world of 1. Sits out an absence of Redis as long as the streams
+    live, then raises Lost."""
     if world_size > 1:
         _insist(lambda: run(client, fan_out(lease, command, world_size)))
 
@@ -61,14 +65,17 @@ def wait_for_work(blocking: SyncRedis, lease: Lease, bell: str, block_ms: int) -
 
 
 def _insist(attempt: Callable[[], T]) -> T:
-    """Repeat while Redis is away: a finished step is held, not lost. Raises RedisUnavailable after COMMAND_MS."""
+    """Repeat while Redis is away: a finished step is held, not lost.
+
+    Raises Lost once the epoch's streams have lapsed, and with them whatever was in them.
+    """
     until = time.monotonic() + COMMAND_MS / 1000
     while True:
         try:
             return attempt()
-        except RedisUnavailable:
+        except RedisUnavailable as error:
             if time.monotonic() > until:
-                raise
+                raise Lost(f"Redis has been away for longer than commands live: {error}") from error
             time.sleep(0.1)
 
 
@@ -139,7 +146,8 @@ class Replies:
         """Every rank's reply to command `seq`, in rank order; replies to later ones are kept for their turn.
 
         Raises Poisoned: the epoch's, or of kind "deadline" naming the ranks that are missing (its rank is the first of
-        them), or of kind "bad_reply" quoting one that can't be read. While Redis is away the deadline stands still.
+        them), or of kind "bad_reply" quoting one that can't be read. While Redis is away or does not answer
+        in time the deadline stands still.
         """
         deadline = time.monotonic() + deadline_s
         while True:
@@ -154,10 +162,14 @@ class Replies:
                 raise Poisoned(
                     "deadline", f"no reply to command {seq} within {deadline_s:g} s: rank {names}", missing[0]
                 )
+            block_ms = min(int((deadline - now) * 1000), LONGEST_BLOCK_MS)
             try:
-                self._read(seq, min(int((deadline - now) * 1000), LONGEST_BLOCK_MS))
+                self._read(seq, block_ms)
+                away = time.monotonic() - now - block_ms / 1000
             except RedisUnavailable:
-                deadline += time.monotonic() - now
+                away = time.monotonic() - now
+            if away > LATE_S:
+                deadline += away
 
     def _read(self, seq: int, block_ms: int) -> None:
         after = {self._stream: self._after, self._poison.stream: self._poison.after}

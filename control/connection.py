@@ -9,7 +9,6 @@ caller holds what it has and tries later.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,12 @@ from redis import exceptions as redis_errors
 
 from control.clients import AsyncRedis, SyncRedis, connect, connect_async, connect_blocking, unavailable
 from control.cluster import ABSENT, AsyncCluster, Cluster
+from control.dead_connections import adrop_idle, drop_idle
 from control.errors import FurrowError, RedisUnavailable
 from control.readiness import wait_until_ready
 from control.scripts import SCRIPTS
 from control.shards import Command
+from control.transient import transient
 
 __all__ = [
     "Call",
@@ -42,20 +43,8 @@ T = TypeVar("T")
 
 RETRY_AFTER_S = (0.02, 0.1, 0.4)
 """Waits before the second, third and fourth sending. Longer outages are the caller's to sit out."""
-_TRANSIENT_TEXT = re.compile(
-    # At the beginning, or behind the dash that Redis 6.2 puts before an error inside a script.
-    r"(?:^|-)(?:LOADING|OOM|MISCONF|READONLY|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN) "
-    # While a slot moves between shards, a script finds some of its keys gone already.
-    r"|attempted to access a non local key|while the cluster is down"
-)
-_TRANSIENT_TYPES = (
-    redis_errors.BusyLoadingError,
-    redis_errors.OutOfMemoryError,
-    redis_errors.ReadOnlyError,
-    redis_errors.ClusterDownError,
-    redis_errors.TryAgainError,
-    redis_errors.AskError,
-)
+GIVE_UP_S = 1.5
+"""No further sending after so long: where each ends with a time-out, two are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +121,7 @@ class _Sending:
 
     def __init__(self, calls: Sequence[Call[Any]]) -> None:
         self._calls = calls
+        self._began = time.monotonic()
         self._by_sha = dict.fromkeys(range(len(calls)), True)
         self._sent: list[int] = []
         self._failed: list[int] = []
@@ -155,7 +145,9 @@ class _Sending:
         self._by_sha = again
 
     def again(self) -> bool:
-        """Put the failed calls up for another try; False where there are none, or none is worth it."""
+        """Put the failed calls up for another try; False where there are none, or none is worth it, or it took long."""
+        if time.monotonic() - self._began > GIVE_UP_S:
+            return False
         self._by_sha = {i: True for i in self._failed if _worth_retrying(self._replies[i])}
         self._failed = []
         return bool(self._by_sha)
@@ -180,6 +172,7 @@ def _exchange(client: SyncRedis, commands: Sequence[list[Any]]) -> list[Any] | E
             pipeline.execute_command(*words)
         return pipeline.execute(raise_on_error=False)
     except ABSENT as error:
+        drop_idle(client, error)
         return error
 
 
@@ -193,6 +186,7 @@ async def _aexchange(client: AsyncRedis, commands: Sequence[list[Any]]) -> list[
             pipeline.execute_command(*words)
         return await pipeline.execute(raise_on_error=False)
     except ABSENT as error:
+        await adrop_idle(client, error)
         return error
 
 
@@ -203,9 +197,8 @@ def _worth_retrying(error: Exception) -> bool:
 def _outcome(call: Call[Any], reply: Any) -> Any:
     """The parsed answer, or the exception that stands for it."""
     if isinstance(reply, Exception):
-        text = str(reply)
-        if isinstance(reply, _TRANSIENT_TYPES) or _TRANSIENT_TEXT.search(text):
-            return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {text}")
+        if transient(reply):
+            return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {reply}")
         return reply
     try:
         return call.parse(reply)

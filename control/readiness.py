@@ -12,6 +12,7 @@ from control.address import address
 from control.clients import SyncRedis, unavailable
 from control.cluster import ABSENT, Cluster
 from control.errors import RedisUnavailable, SettingsError
+from control.transient import transient
 
 OLDEST_VERSION = (6, 2)
 _SAY_EVERY_S = 2.0
@@ -58,6 +59,8 @@ def _not_yet(client: SyncRedis, say: Callable[[str], None]) -> Exception | None:
             raise
         return error
     except redis_errors.ResponseError as error:
+        if transient(error):  # it is there, and will serve
+            return None
         raise SettingsError(
             f"Redis at {address(client)} answers, but not as its URL asks ({error}). "
             "Check the number of the database after the last slash, and what its user may do."

@@ -8,6 +8,8 @@ from typing import Any, cast
 from redis import exceptions as redis_errors
 
 from control.clients import LONGEST_BLOCK_MS, SyncRedis, unavailable
+from control.errors import RedisUnavailable
+from control.transient import transient
 
 BREATH_S = 0.1
 """Before a failed read is reported, so that a loop around it does not spin while Redis is away."""
@@ -25,4 +27,9 @@ def read_streams(client: SyncRedis, after: dict[str, str], block_ms: int) -> dic
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
         time.sleep(BREATH_S)
         raise unavailable(client, error) from error
+    except redis_errors.ResponseError as error:
+        if not transient(error):
+            raise
+        time.sleep(BREATH_S)
+        raise RedisUnavailable(f"Redis can't serve XREAD just now: {error}") from error
     return cast(dict[str, list[Entry]], dict(reply or ()))

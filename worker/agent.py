@@ -21,7 +21,9 @@ from control.clients import SyncRedis
 from control.connection import run
 from control.errors import FurrowError, RedisUnavailable
 from control.messages import Assignment
+from control.outage import outage
 from control.placement import Host
+from worker.contact import Contact
 from worker.exits import REFUSED, STOPPED, describe, poison_kind
 from worker.models import gates, source
 from worker.planner import Planner
@@ -32,6 +34,8 @@ from worker.watch import Watch
 log = structlog.get_logger()
 
 TICK_S = 0.2
+LOOP = "agent"
+"""Its name where loops say that they wait for Redis."""
 
 Place = tuple[str, str]
 """Model and replica."""
@@ -60,6 +64,7 @@ class Agent:
         self._watches: dict[Place, Watch] = {}
         self._standby = standby
         self._untold: deque[DeathNotice] = deque()
+        self._contact = Contact()
         self._planner = Planner(client, lambda model, replica, why: self._report(model, replica, "failed", why))
         self.stopping = False
 
@@ -69,16 +74,18 @@ class Agent:
         while not self.stopping or self._replicas:
             try:
                 self._tick()
+                self._contact.made()
+                outage.goes_on(LOOP)
             except RedisUnavailable as error:
-                log.warning("waiting for Redis", error=str(error))
+                outage.waits(LOOP, error)
             except Exception:  # the agent must survive what nobody foresaw: it is the one that restarts the others
                 log.exception("a turn of the agent failed")
             try:
                 self._on_exit(self._exits.get(timeout=TICK_S))
             except queue.Empty:
                 pass
-            except RedisUnavailable as error:
-                log.warning("an exit is reported when Redis is back", error=str(error))
+            except RedisUnavailable as error:  # it is reported when Redis is back
+                outage.waits(LOOP, error)
         self._workers.shutdown(wait=False, cancel_futures=True)
         if self._standby is not None:
             self._standby.stop()
@@ -93,7 +100,8 @@ class Agent:
         else:
             standby = self._standby.state if self._standby is not None else "off"
             farm.beat_host(self._client, self._host, os.getpid(), psutil.virtual_memory().available, standby)
-            if farm.hold_placement(self._client, self._host.id):
+            # After an absence of Redis the other hosts' heartbeats have lapsed without their fault.
+            if farm.hold_placement(self._client, self._host.id) and self._contact.steady:
                 self._planner.turn()
             self._reconcile()
         for replica in list(self._replicas.values()):

@@ -22,10 +22,13 @@ from control.commands import wait_for_work
 from control.connection import Call, run, run_every
 from control.errors import Lost, RedisUnavailable
 from control.lease import Lease
+from control.outage import outage
 from control.requests import Claims, Emission, EmitResult
 
 log = structlog.get_logger()
 
+LOOP = "leader"
+"""Its name where loops say that they wait for Redis."""
 AWAY_S = 0.2
 """Between tries while Redis is away and a finished step is held."""
 
@@ -98,9 +101,11 @@ class Exchange:
         """Run `attempt` until Redis answers: a finished step is held, never thrown away, and nothing is poisoned."""
         while True:
             try:
-                return attempt()
+                answer = attempt()
+                outage.goes_on(LOOP)
+                return answer
             except RedisUnavailable as error:
-                log.warning("holding the finished step until Redis is back", error=str(error))
+                outage.waits(LOOP, error)
                 self._was_away = True
                 self._check()
                 if self._leaving.wait(AWAY_S):

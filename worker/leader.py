@@ -16,6 +16,7 @@ from control.connection import run, run_every
 from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable
 from control.lease import Lease, acquire, release
 from control.messages import Assignment, LoadDenseShard, ModelAssets
+from control.outage import outage
 from control.text import Decode
 from worker.backoff import Backoff
 from worker.exchange import Exchange
@@ -28,7 +29,7 @@ from worker.pulse import Pulse
 from worker.roster import Roster
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
-from worker.serving import PEER_FAILED, STEP_FAILED, Serving
+from worker.serving import LOOP, PEER_FAILED, STEP_FAILED, Serving
 from worker.siblings import Siblings
 
 log = structlog.get_logger()
@@ -89,6 +90,8 @@ class Leader:
             self._steps, self._trying, pause = 0, False, 0.0
             try:
                 self._serve(lease)
+            except RedisUnavailable as error:  # where nothing holds out for it the epoch ends, and the process stays
+                log.warning("left the epoch", reason=str(error))
             except EpochOver as over:
                 log.warning("left the epoch", reason=str(over))
                 failed = isinstance(over, Poisoned) and over.kind in (STEP_FAILED, PEER_FAILED)
@@ -122,6 +125,7 @@ class Leader:
                         weights=self._weights,
                     ),
                 )
+                outage.goes_on(LOOP)
                 if lease is not None:
                     return lease
                 if not waited:
@@ -130,7 +134,7 @@ class Leader:
                 if self.draining and time.monotonic() - begun > DISPLACED_S:
                     return None
             except RedisUnavailable as error:
-                log.warning("waiting for Redis", error=str(error))
+                outage.waits(LOOP, error)
             time.sleep(POLL_S)
         return None
 
@@ -190,8 +194,8 @@ class Leader:
         self._executor.leave()
         try:
             run(self._client, release(lease))
-        except RedisUnavailable as error:
-            log.warning("could not release the lock; it lapses by itself", error=str(error))
+        except RedisUnavailable as error:  # it lapses by itself
+            outage.waits(LOOP, error)
 
     def _load_command(self, *, epoch: int, seq: int) -> LoadDenseShard:
         return LoadDenseShard(

@@ -13,7 +13,7 @@ import torch
 
 from control import health, logs
 from control.connection import connect, connect_blocking
-from control.errors import DevicesError, FurrowError, GroupError
+from control.errors import DevicesError, FurrowError, GroupError, RedisUnavailable
 from control.messages import Assignment
 from control.process import die_with_parent, name_process
 from control.settings import Settings
@@ -73,6 +73,9 @@ def run_rank() -> int:
         return STOPPED
     except GroupError as error:
         log.error("the group could not be formed", error=str(error))
+        return LOAD_FAILED
+    except RedisUnavailable as error:  # only on its way up: a rank that serves waits
+        log.error("Redis went away before the rank was up", error=str(error))
         return LOAD_FAILED
     except FurrowError as error:
         log.error("refused the assignment", error=str(error))

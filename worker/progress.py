@@ -45,10 +45,18 @@ class Progress:
         self.phase: Phase = "starting"
         self.seq = 0
         self._pending: tuple[float, float] | None = None
+        self._excused: tuple[float, float] | None = None
 
     def begin(self, deadline_s: float) -> None:
         """The main thread starts something that must end within `deadline_s` seconds."""
         self._pending = (time.monotonic(), deadline_s)
+
+    def excuse(self, seconds: float) -> None:
+        """Redis was away for so long, until now, and what was under way can't be blamed for it. For the pulse alone."""
+        pending = self._pending
+        if pending is not None:
+            before = self._excused[1] if self._excused and self._excused[0] == pending[0] else 0.0
+            self._excused = (pending[0], before + min(seconds, time.monotonic() - pending[0]))
 
     def end(self, seq: int) -> float:
         """It ended, as command `seq`; returns the seconds that it took."""
@@ -69,5 +77,8 @@ class Progress:
 
     @property
     def overdue(self) -> bool:
-        pending = self._pending
-        return pending is not None and time.monotonic() - pending[0] > pending[1]
+        pending, excused = self._pending, self._excused
+        if pending is None:
+            return False
+        away = excused[1] if excused is not None and excused[0] == pending[0] else 0.0
+        return time.monotonic() - pending[0] - away > pending[1]

@@ -1,7 +1,8 @@
 """The side thread of a rank: renews the lock, beats with progress, notices the end of the epoch, ends a stuck process.
 
 It shares only `Progress` with the main thread and has a Redis client of its own, so it goes on while the main thread is
-inside a collective. A Redis that can't be reached is waited for: it never poisons.
+inside a collective. A Redis that can't be reached is waited for: it never poisons, and the time is not held against the
+step that was under way.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import structlog
 from control import health
 from control.clients import SyncRedis
 from control.connection import Call, run_all
-from control.errors import EpochOver, Fenced, FurrowError, Poisoned
+from control.errors import EpochOver, Fenced, Poisoned, RedisUnavailable
 from control.lease import Lease, renew
+from control.outage import outage
+from worker.contact import Contact
 from worker.exits import STUCK
 from worker.progress import Progress
 
@@ -28,6 +31,8 @@ BEAT_S = 0.3
 """A fifth of a heartbeat's life: four may be missed on a busy machine."""
 WATCH_S = 0.1
 """How often the poison of the epoch is looked for."""
+LOOP = "pulse"
+"""Its name where loops say that they wait for Redis."""
 GRACE_S = 3.0
 """Between the end of an epoch and the end of a main thread that has not left it."""
 
@@ -53,6 +58,8 @@ class Pulse:
         self._over: EpochOver | None = None
         self._over_since = 0.0
         self._stop = threading.Event()
+        self._next_beat = 0.0
+        self._contact = Contact()
         # A thread begins without its parent's context: model, rank and epoch belong on this one's lines too.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), name=f"pulse-{rank}", daemon=True)
@@ -65,6 +72,7 @@ class Pulse:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(timeout=5.0)
+        outage.goes_on(LOOP)
 
     def check(self) -> None:
         """Raise the way in which the epoch ended, if it did."""
@@ -72,26 +80,36 @@ class Pulse:
             raise self._over
 
     def _run(self) -> None:
-        next_beat = 0.0
         while not self._stop.wait(WATCH_S):
             try:
-                if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + BEAT_S
-                    self._beat()
-                self._watch()
+                self._turn()
             except EpochOver as over:
                 self._end(over)
-            except (
-                FurrowError
-            ) as error:  # Redis is away: keep the epoch, and the finished step waits in the main thread
-                log.warning("pulse could not reach Redis", error=str(error))
+            except RedisUnavailable as error:  # keep the epoch, and the finished step waits in the main thread
+                outage.waits(LOOP, error)
             except Exception:  # a pulse that dies would take a healthy epoch with it
                 log.exception("the pulse missed a beat")
             self._deadman()
 
+    def _turn(self) -> None:
+        """Look for the end of the epoch, and beat when it is time. Raises EpochOver or RedisUnavailable."""
+        self._watch()
+        if time.monotonic() >= self._next_beat:
+            # Each try of a write that the server refuses for now would be retried at this pace too.
+            self._beat()
+            self._next_beat = time.monotonic() + BEAT_S
+            outage.goes_on(LOOP)
+        self._progress.excuse(self._contact.made())
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether the step under way took too long of itself: not while Redis is away, nor when it is just back."""
+        return self._lease is not None and self._progress.overdue and self._contact.steady
+
     def _beat(self) -> None:
         """Beat, and renew the lock unless a step is overdue: a stuck leader must lose it."""
-        if self._progress.overdue and self._lease is not None and self._over is None:
+        stuck = self._stuck
+        if stuck and self._over is None:
             self._accuse()
         beat = health.Beat(
             epoch=self._epoch,
@@ -104,7 +122,7 @@ class Pulse:
             host=os.environ.get("FURROW_HOST_ID", ""),
         )
         calls: list[Call[None]] = [health.beat(self._model, self._replica, self._rank, beat)]
-        if self._lease is not None and self._over is None and not self._progress.overdue:
+        if self._lease is not None and self._over is None and not stuck:
             calls.append(renew(self._lease, self._world_size))
         for outcome in run_all(self._client, calls):
             if isinstance(outcome, Exception):

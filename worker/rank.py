@@ -12,6 +12,7 @@ from control import commands, health
 from control.clients import SyncRedis
 from control.errors import EpochOver, RankError, RankErrorKind, RedisUnavailable
 from control.messages import AnyCommand, Bye, ErrorReply, Reply, Shutdown, decode_command
+from control.outage import outage
 from worker.executor import Executor
 from worker.progress import UNKNOWN_STEP_S, Progress
 from worker.pulse import Pulse
@@ -21,6 +22,8 @@ log = structlog.get_logger()
 POLL_S = 0.05
 """Between looks for a new epoch; the bound on what waiting adds to a recovery."""
 BLOCK_MS = 500
+LOOP = "commands"
+"""Its name where loops say that they wait for Redis."""
 
 
 class Envelope(msgspec.Struct):
@@ -59,7 +62,7 @@ class Rank:
             structlog.contextvars.bind_contextvars(epoch=epoch)
             try:
                 self._serve(epoch)
-            except EpochOver as over:
+            except (EpochOver, RedisUnavailable) as over:  # whatever was under way: the next epoch takes it up
                 log.info("left the epoch", reason=str(over))
             finally:
                 self._executor.leave()
@@ -74,10 +77,11 @@ class Rank:
             try:
                 epoch = health.read_led_epoch(self._client, self._model, self._replica)
                 poison = health.read_poison(self._client, self._model, self._replica)
+                outage.goes_on(LOOP)
                 if epoch > last and (poison is None or poison.epoch != epoch):
                     return epoch
             except RedisUnavailable as error:
-                log.warning("waiting for Redis", error=str(error))
+                outage.waits(LOOP, error)
             time.sleep(POLL_S)
         return None
 
@@ -102,8 +106,9 @@ class Rank:
                 try:
                     frame = mailbox.receive(BLOCK_MS)
                 except RedisUnavailable as error:  # hold still: the leader decides when it is back
-                    log.warning("waiting for Redis", error=str(error))
+                    outage.waits(LOOP, error)
                     continue
+                outage.goes_on(LOOP)
                 if frame is None:
                     if self.stopping:  # only in a silence: a leader that stops too still wants its commands answered
                         return

@@ -27,7 +27,7 @@ class ServerProcess:
     """One server on `folder`, always on the same port. Use from one thread that lives as long as the server."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._binary = find_server()
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port(HOST, 0)
@@ -48,18 +48,18 @@ class ServerProcess:
         deadline = time.monotonic() + READY_WITHIN_S
         while not self.answers():
             if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
-                raise ChaosError(f"the server on {self._folder} did not come up: {self._last_words()}")
+                raise ChaosError(f"the server on {self.folder} did not come up: {self._last_words()}")
             time.sleep(0.01)
 
-    def launch(self) -> None:
-        """Start without waiting: it may be loading its data for a while."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        config = self._folder / "server.conf"
-        lines = [f"bind {HOST}", f"port {self.port}", f"dir {self._folder}", "logfile server.log", 'save ""']
+    def launch(self, *options: str) -> None:
+        """Start without waiting: loading its data may take a while. `options` are more lines of its configuration."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / "server.conf"
+        lines = [f"bind {HOST}", f"port {self.port}", f"dir {self.folder}", "logfile server.log", 'save ""']
         lines += ["appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"]
         if int(self._binary.version.split(".")[0].removeprefix("v=")) >= 7:  # before, DEBUG was always allowed
             lines.append("enable-debug-command local")
-        config.write_text("\n".join(lines) + "\n")
+        config.write_text("\n".join([*lines, *options]) + "\n")
         # It can't outlive this process, however that ends.
         command = [sys.executable, "-I", "-S", control.server_child.__file__, str(os.getpid())]
         self._process = subprocess.Popen([*command, self._binary.path, config], start_new_session=True)
@@ -90,7 +90,7 @@ class ServerProcess:
         """Take away what a killed server would find at its next start."""
         if self._process is not None:
             raise ChaosError("the server runs: kill it first")
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self.folder)
 
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -99,5 +99,5 @@ class ServerProcess:
             self._process = None
 
     def _last_words(self) -> str:
-        log = self._folder / "server.log"
+        log = self.folder / "server.log"
         return " / ".join(log.read_text(errors="replace").splitlines()[-3:]) if log.exists() else "it said nothing"

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from ops.chaos.faults import failover, moments, processes
+from ops.chaos.faults import failover, moments, network, processes, servers
 from ops.chaos.faults.fault import Fault
+from ops.chaos.faults.processes import ON_ANY_FARM
 
-__all__ = ["FAULTS", "Fault"]
+__all__ = ["FAULTS", "ON_ANY_FARM", "Fault", "suited"]
 
-FAULTS: dict[str, Fault] = {**processes.FAULTS, **moments.FAULTS, **failover.FAULTS}
+FAULTS: dict[str, Fault] = {
+    **processes.FAULTS,
+    **moments.FAULTS,
+    **servers.FAULTS,
+    **network.FAULTS,
+    **failover.FAULTS,
+}
+
+
+def suited(topology: str) -> list[str]:
+    """The kinds that make sense for a Redis of that topology."""
+    alone = [name for name in FAULTS if name not in failover.FAULTS]
+    return alone if topology == "server" else list(failover.KINDS)

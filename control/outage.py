@@ -1,0 +1,61 @@
+"""Saying that Redis is away: once when it goes, every ten seconds how long, once when it is back.
+
+One voice per process for all its loops, each known by a name of its own. A loop that meets RedisUnavailable says so in
+each of its turns, and says when it goes on; what of this is worth a line in the log is decided here alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+log = structlog.stdlib.get_logger(__name__)
+
+SAY_EVERY_S = 10.0
+
+
+class Outage:
+    """Which loops wait for Redis, and since when. Safe to use from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting: set[str] = set()
+        self._since = self._said = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """For how long the first of the waiting loops has waited; 0 while none does."""
+        with self._lock:
+            return self._clock() - self._since if self._waiting else 0.0
+
+    def waits(self, loop: str, error: Exception) -> None:
+        """`loop` could not do its turn because of `error`, and will try again."""
+        with self._lock:
+            now, first = self._clock(), not self._waiting
+            self._waiting.add(loop)
+            if first:
+                self._since = self._said = now
+                log.warning("Redis is away; waiting for it", action="redis_away", loop=loop, error=str(error))
+            elif now - self._said >= SAY_EVERY_S:
+                self._said = now
+                seconds, loops = round(now - self._since), sorted(self._waiting)
+                log.warning("Redis is still away", action="redis_away", seconds=seconds, loops=loops, error=str(error))
+
+    def goes_on(self, loop: str) -> None:
+        """`loop` did its turn, or has ended. Costs nothing while nobody waits."""
+        if not self._waiting:
+            return
+        with self._lock:
+            if loop in self._waiting:
+                self._waiting.discard(loop)
+                if not self._waiting:
+                    seconds = round(self._clock() - self._since, 1)
+                    log.warning("Redis is back", action="redis_back", seconds=seconds)
+
+
+outage = Outage()
+"""This process's."""

@@ -1,0 +1,29 @@
+"""Answers of a server that is there and can't serve just now: loading, out of memory, a failed save, a replica."""
+
+from __future__ import annotations
+
+import re
+
+from redis import exceptions as redis_errors
+
+_TYPES = (
+    redis_errors.BusyLoadingError,
+    redis_errors.OutOfMemoryError,
+    redis_errors.ReadOnlyError,
+    redis_errors.MasterDownError,
+    redis_errors.ClusterDownError,
+    redis_errors.TryAgainError,
+    redis_errors.AskError,
+)
+"""What redis-py tells by the type; it takes the first word away from their text."""
+_TEXT = re.compile(
+    # At the beginning, or behind the dash that Redis 6.2 puts before an error inside a script.
+    r"(?:^|-)(?:LOADING|OOM|MISCONF|READONLY|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNBLOCKED) "
+    # While a slot moves between shards, a script finds some of its keys gone already.
+    r"|attempted to access a non local key|while the cluster is down"
+)
+
+
+def transient(error: Exception) -> bool:
+    """Whether the same may be served later, by itself or once the operator has seen to the server."""
+    return isinstance(error, _TYPES) or _TEXT.search(str(error)) is not None

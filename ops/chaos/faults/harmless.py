@@ -1,0 +1,52 @@
+"""What an outage may not cost: a rank process that starts again, or a poisoned epoch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from control.errors import RedisUnavailable
+from ops.chaos.errors import ChaosError
+from ops.chaos.faults.fault import Fault
+from ops.chaos.target import Target
+
+OUTAGES_S = (0.5, 3.0, 15.0)
+"""Shorter and longer than the life of a lock and of a heartbeat, and far longer."""
+WEIGHTS = (6, 3, 1)
+
+
+def outage_s(random: random.Random) -> float:
+    """How long an outage lasts."""
+    return random.choices(OUTAGES_S, WEIGHTS)[0]
+
+
+def harmless(fault: Callable[[Target, random.Random], str]) -> Fault:
+    """`fault`, followed by a look at what it cost, where the farm was whole before.
+
+    Raises ChaosError where a rank process is another one afterwards, or an epoch was poisoned.
+    """
+
+    def strike(target: Target, random: random.Random) -> str:
+        before = _ranks_and_poison(target)
+        proof = fault(target, random)
+        if before is None:
+            return proof
+        target.wait_until_whole()
+        after = _ranks_and_poison(target)
+        if after is not None and after != before:
+            raise ChaosError(f"{proof}; and it was not harmless: ranks and poison were {before}, are {after}")
+        return f"{proof}; the same ranks, no poison"
+
+    return strike
+
+
+def _ranks_and_poison(target: Target) -> tuple[dict[int, int], str] | None:
+    """The pid of each rank, and the newest poison in words; None while the farm is not whole."""
+    try:
+        if not target.whole():
+            return None
+        poisons = target.poisons()
+    except RedisUnavailable:
+        return None
+    newest = f"{poisons[0].kind} in epoch {poisons[0].epoch}: {poisons[0].message}" if poisons else "none"
+    return target.rank_pids(), newest

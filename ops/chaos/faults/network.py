@@ -1,0 +1,136 @@
+"""The way to Redis: cut, late, silent, or swallowing answers. Everything here is done by the lossy proxy."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from control.clients import connect
+from control.connection import read, run
+from control.errors import RedisUnavailable
+from ops.chaos.errors import ChaosError, NoEffect
+from ops.chaos.faults.fault import Fault
+from ops.chaos.faults.harmless import harmless, outage_s
+from ops.chaos.proxy import Proxy
+from ops.chaos.target import Target
+
+MET_WITHIN_S = 20.0
+"""For so many answers to be asked for; an idle farm asks for some all the same."""
+LONGEST_DELAY_S = 0.3
+"""Each way. With much more nobody can hold a lock of two seconds."""
+
+
+def through_proxy(strike: Callable[[Target, Proxy, random.Random], str]) -> Fault:
+    """A fault of the way to Redis, which ends with the strike. Raises NoEffect where the farm goes another way."""
+
+    def led(target: Target, random: random.Random) -> str:
+        if target.proxy is None:
+            raise NoEffect("this farm does not reach Redis through the lossy proxy")
+        try:
+            return strike(target, target.proxy, random)
+        finally:
+            target.proxy.heal()
+
+    return harmless(led)
+
+
+def met(target: Target, happened: Callable[[], bool], what: str) -> None:
+    """Wait for the proof. Raises NoEffect."""
+    try:
+        target.until(happened, what, MET_WITHIN_S)
+    except ChaosError as error:
+        raise NoEffect(str(error)) from error
+
+
+def cut_connections(target: Target, proxy: Proxy, random: random.Random) -> str:
+    """Reset many connections at once, several times in a row."""
+    cut = 0
+    for _ in range(random.randint(1, 6)):
+        share = random.choice((0.3, 1.0))
+        cut += proxy.cut(lambda share=share: random.random() < share)
+        target.rest(random.uniform(0.01, 0.5))
+    if not cut:
+        raise NoEffect("no connection was open")
+    return f"{cut} connections reset"
+
+
+def drop_replies(target: Target, proxy: Proxy, random: random.Random) -> str:
+    """Scripts that are executed and whose answers never arrive."""
+    times, ending = random.randint(3, 30), random.choice(("cut", "cut", "silence"))
+    if ending == "silence":
+        times = min(times, 5)  # each costs a time-out
+    before = proxy.counts.dropped
+    proxy.drop_replies(times, ending)
+    met(target, lambda: proxy.counts.dropped >= before + times, f"{times} answers are dropped")
+    return f"{times} answers of executed scripts dropped ({ending})"
+
+
+def split_reply(target: Target, proxy: Proxy, random: random.Random) -> str:
+    """Answers that end in the middle."""
+    times, before = random.randint(1, 20), proxy.counts.split
+    proxy.split_replies(times)
+    met(target, lambda: proxy.counts.split >= before + times, f"{times} answers end in the middle")
+    return f"{times} answers ended in the middle"
+
+
+def delay(target: Target, proxy: Proxy, random: random.Random) -> str:
+    """Everything late, both ways."""
+    seconds, before = random.uniform(0.02, LONGEST_DELAY_S), proxy.counts.delayed
+    proxy.delay(seconds)
+    took = ping_s(proxy)
+    target.rest(random.uniform(1.0, 4.0))
+    late = proxy.counts.delayed - before
+    if took < 2 * seconds or not late:
+        raise NoEffect(f"an answer took {took:.3f} s with a delay of {seconds:.3f} s each way")
+    return f"{late} chunks late by {1000 * seconds:.0f} ms; an answer took {1000 * took:.0f} ms"
+
+
+def ping_s(proxy: Proxy) -> float:
+    """Seconds of a round trip over the proxy, that of making the connection included."""
+    with connect(proxy.url) as client:
+        began = time.monotonic()
+        run(client, read("PING", parse=bool))
+        return time.monotonic() - began
+
+
+def black_hole(target: Target, proxy: Proxy, random: random.Random) -> str:
+    """Nothing gets through, and nobody is told; connections that were open then never carry a byte again."""
+    seconds, before = outage_s(random), proxy.counts.swallowed
+    open_then = proxy.black_hole()
+    target.rest(seconds)
+    if not silent(proxy):
+        raise NoEffect("an answer came through the black hole")
+    proxy.heal()
+    swallowed = proxy.counts.swallowed - before
+    if not open_then or not swallowed:
+        raise NoEffect(f"{open_then} connections were open, {swallowed} bytes vanished")
+    return f"{open_then} connections and {swallowed} bytes vanished in {seconds:g} s"
+
+
+def silent(proxy: Proxy) -> bool:
+    try:
+        ping_s(proxy)
+    except RedisUnavailable:
+        return True
+    return False
+
+
+def half_open(target: Target, proxy: Proxy, random: random.Random) -> str:
+    """Some connections lead nowhere from now on, while new ones work."""
+    share, before = random.choice((0.2, 0.5, 1.0)), proxy.counts.swallowed
+    lost = proxy.black_hole(lambda: random.random() < share, newcomers=False)
+    met(target, lambda: not lost or proxy.counts.swallowed > before, "something is said into the void")
+    if not lost:
+        raise NoEffect("no connection was chosen")
+    return f"{lost} connections lead nowhere"
+
+
+FAULTS: dict[str, Fault] = {
+    "cut-connections": through_proxy(cut_connections),
+    "drop-replies": through_proxy(drop_replies),
+    "split-reply": through_proxy(split_reply),
+    "delay": through_proxy(delay),
+    "black-hole": through_proxy(black_hole),
+    "half-open": through_proxy(half_open),
+}

@@ -1,0 +1,237 @@
+"""The Redis server: killed, emptied, asleep, full, unable to save, loading, read-only."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import redis
+
+from control.errors import RedisUnavailable
+from control.transient import transient
+from ops.chaos.errors import ChaosError, NoEffect
+from ops.chaos.faults.fault import Fault
+from ops.chaos.faults.harmless import harmless, outage_s
+from ops.chaos.target import Target
+
+MARK = "chaos:mark"
+"""A key of ours: what became of it shows what became of the data."""
+PATIENCE_S = 60.0
+REFUSED_WITHIN_S = 20.0
+NOWHERE = ("127.0.0.1", "1")
+"""No server listens there."""
+
+
+@contextmanager
+def operator(target: Target) -> Iterator[redis.Redis]:
+    """A client straight to the server that waits as long as it takes."""
+    with redis.Redis.from_url(target.server.url, socket_timeout=PATIENCE_S, decode_responses=True) as client:
+        yield client
+
+
+def kill(target: Target, random: random.Random) -> str:
+    """SIGKILL, away for a while, started again on its append-only file."""
+    server, away, before = target.server, outage_s(random), target.server.run_id()
+    with operator(target) as client:
+        client.set(MARK, before)
+    server.kill()
+    target.rest(away)
+    server.start()
+    with operator(target) as client:
+        if server.run_id() == before or client.get(MARK) != before:
+            raise NoEffect(f"run id {before} -> {server.run_id()}, mark {client.get(MARK)!r}")
+    return f"run id {before[:8]} -> {server.run_id()[:8]}, away for {away:g} s, its data kept"
+
+
+def kill_bare(target: Target, random: random.Random) -> str:
+    """SIGKILL, and everything is lost: as without any persistence."""
+    server, away, before = target.server, outage_s(random), target.server.run_id()
+    with operator(target) as client:
+        client.set(MARK, before)
+    server.kill()
+    server.lose_everything()
+    target.rest(away)
+    server.start()
+    with operator(target) as client:
+        if server.run_id() == before or client.exists(MARK):
+            raise NoEffect(f"run id {before} -> {server.run_id()}, mark {client.get(MARK)!r}")
+    return f"run id {before[:8]} -> {server.run_id()[:8]}, away for {away:g} s, everything lost"
+
+
+def flush(target: Target, random: random.Random) -> str:
+    """FLUSHALL, and the scripts with it."""
+    with operator(target) as client:
+        client.set(MARK, "1")
+        keys = client.dbsize()
+        client.pipeline(transaction=True).flushall().script_flush().execute()
+        if client.exists(MARK):
+            raise NoEffect("a key survived FLUSHALL")
+    return f"{keys} keys and every script lost"
+
+
+def sleep(target: Target, random: random.Random) -> str:
+    """The whole server stands still: stopped by a signal, or busy with one command."""
+    seconds, server = outage_s(random), target.server
+    if random.random() < 0.5:
+        with operator(target) as client:
+            began = time.monotonic()
+            try:
+                client.execute_command("DEBUG", "SLEEP", seconds)
+            except redis.ResponseError as error:
+                raise NoEffect(f"DEBUG SLEEP is refused: {error}") from error
+            return f"DEBUG SLEEP took {time.monotonic() - began:.1f} s"
+    server.send_signal(signal.SIGSTOP)
+    try:
+        target.rest(seconds)
+        status = psutil.Process(server.pid).status()
+        if status != psutil.STATUS_STOPPED or server.answers():
+            raise NoEffect(f"the server's process is {status}")
+    finally:
+        server.send_signal(signal.SIGCONT)
+    return f"pid {server.pid} stopped for {seconds:g} s"
+
+
+def pause(target: Target, random: random.Random) -> str:
+    """CLIENT PAUSE: every command waits."""
+    seconds = outage_s(random)
+    with operator(target) as client:
+        client.execute_command("CLIENT", "PAUSE", int(seconds * 1000), "ALL")
+        began = time.monotonic()
+        target.rest(seconds / 2)
+    with operator(target) as probe:
+        probe.ping()
+    took = time.monotonic() - began
+    if took < 0.9 * seconds:
+        raise NoEffect(f"a command was answered {took:.2f} s after a pause of {seconds:g} s had begun")
+    return f"a command waited until {took:.1f} s after the pause began"
+
+
+# --- answers, but refuses ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def refusing(target: Target, word: str, random: random.Random) -> Iterator[Callable[[], str]]:
+    """Yields what waits for the proof: writes were refused with `word`, ours and those of the farm's processes."""
+    with operator(target) as client:
+        before = refusals(client, word)
+
+        def proof() -> str:
+            target.rest(outage_s(random))
+            try:
+                client.set(MARK, "1")
+            except redis.RedisError as error:
+                if not transient(error):
+                    raise NoEffect(f"a write was refused for another reason: {error}") from error
+            else:
+                raise NoEffect("a write was accepted")
+            try:
+                target.until(lambda: refusals(client, word) > before + 1, f"writes are refused with {word}")
+            except ChaosError as error:
+                raise NoEffect(str(error)) from error
+            return f"{refusals(client, word) - before} commands refused with {word}"
+
+        yield proof
+
+
+def refusals(client: redis.Redis, word: str) -> int:
+    """How many commands the server has refused so; 6.2 counts those inside scripts as plain errors."""
+    stats = client.info("errorstats")
+    return sum(int(stats.get(f"errorstat_{name}", {}).get("count", 0)) for name in (word, "ERR"))
+
+
+def out_of_memory(target: Target, random: random.Random) -> str:
+    """maxmemory below what is used, and no eviction: every write that could grow is refused."""
+    with operator(target) as client, refusing(target, "OOM", random) as proof:
+        client.config_set("maxmemory", "1")
+        try:
+            return proof()
+        finally:
+            client.config_set("maxmemory", "0")
+
+
+def cannot_save(target: Target, random: random.Random) -> str:
+    """A snapshot fails (its file can't be put in its place), so the server refuses every write."""
+    with operator(target) as client, refusing(target, "MISCONF", random) as proof:
+        obstacle = target.server.folder / str(client.config_get("dbfilename")["dbfilename"])
+        obstacle.unlink(missing_ok=True)
+        obstacle.mkdir()
+        try:
+            client.config_set("save", "3600 1")
+            client.bgsave()
+            target.until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "the save fails")
+            return proof()
+        finally:
+            client.config_set("save", "")
+            obstacle.rmdir()
+
+
+def loading(target: Target, random: random.Random) -> str:
+    """Killed, and slow to load its append-only file: it answers LOADING meanwhile."""
+    server, seconds = target.server, min(3.0, outage_s(random))
+    with operator(target) as client:
+        client.set(MARK, "1")
+        entries = max(1, int(client.info("persistence")["aof_current_size"]) // BYTES_AN_ENTRY)
+    before = server.run_id()
+    server.kill()
+    server.launch(f"key-load-delay {int(1e6 * seconds / entries)}")
+    refused = 0
+    deadline = time.monotonic() + PATIENCE_S
+    with operator(target) as client:
+        while True:
+            try:
+                client.ping()
+                break
+            except redis.exceptions.BusyLoadingError:
+                refused += 1
+            except (redis.ConnectionError, redis.TimeoutError):
+                pass
+            if time.monotonic() > deadline:
+                raise ChaosError(f"the server did not load its data within {PATIENCE_S:.0f} s")
+            target.rest(0.02)
+        client.config_set("key-load-delay", 0)
+    if not refused or server.run_id() == before:
+        raise NoEffect(f"{refused} commands were answered with LOADING")
+    return f"run id {before[:8]} -> {server.run_id()[:8]}, {refused} of our commands answered with LOADING"
+
+
+BYTES_AN_ENTRY = 120
+"""Of the append-only file, about; only how long loading takes depends on it."""
+
+
+def read_only(target: Target, random: random.Random) -> str:
+    """Made the replica of a server that is not there, as by a failover that goes wrong, and a primary again."""
+    with operator(target) as client, refusing(target, "READONLY", random) as proof:
+        client.execute_command("REPLICAOF", *NOWHERE)
+        try:
+            return proof()
+        finally:
+            client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+def wilful(fault: Callable[[Target, random.Random], str]) -> Fault:
+    """A server that does not do what is asked of it was not struck: NoEffect."""
+
+    def strike(target: Target, random: random.Random) -> str:
+        try:
+            return fault(target, random)
+        except (redis.RedisError, RedisUnavailable) as error:
+            raise NoEffect(f"the server did not do what was asked: {error}") from error
+
+    return strike
+
+
+FAULTS: dict[str, Fault] = {
+    "redis-kill": harmless(wilful(kill)),
+    "redis-kill-bare": harmless(wilful(kill_bare)),
+    "redis-flush": harmless(wilful(flush)),
+    "redis-sleep": harmless(wilful(sleep)),
+    "redis-pause": harmless(wilful(pause)),
+    "redis-oom": harmless(wilful(out_of_memory)),
+    "redis-misconf": harmless(wilful(cannot_save)),
+    "redis-loading": harmless(wilful(loading)),
+    "redis-readonly": harmless(wilful(read_only)),
+}

@@ -1,0 +1,97 @@
+"""Farms with one safety mechanism switched off: there the checker must find broken streams, or it can't find any.
+
+Nothing of this is in the code that is served: a folder with a `sitecustomize` is put before every process of the
+struck farm, which changes the text of the scripts, or one function, as it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_PRELUDE = '''"""Written by a chaos run: one safety mechanism of this farm is switched off."""
+import hashlib, importlib.abc, importlib.machinery, sys
+
+
+def rewrite_scripts(module, *pairs):
+    """Replace text in every script that has it; a pair that is found nowhere is an error."""
+    for old, new in pairs:
+        assert any(old in script.text for script in module.SCRIPTS.values()), old
+        for name, script in list(module.SCRIPTS.items()):
+            text = script.text.replace(old, new)
+            module.SCRIPTS[name] = module.Script(text, hashlib.sha1(text.encode()).hexdigest())
+
+
+class Saboteur(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Lets a module be imported as ever, and then changes it."""
+
+    def find_spec(self, name, path, target=None):
+        if name != MODULE:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(name, path)
+        self.loader, found.loader = found.loader, self
+        return found
+
+    def create_module(self, spec):
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module):
+        self.loader.exec_module(module)
+        sabotage(module)
+
+
+sys.meta_path.insert(0, Saboteur())
+'''
+
+
+@dataclass(frozen=True)
+class Sabotage:
+    """`module` is changed by `code`, the body of a function of it; `kinds` are the faults that then must do harm."""
+
+    what: str
+    module: str
+    code: str
+    kinds: tuple[str, ...]
+
+    def write(self, folder: Path) -> dict[str, str]:
+        """Put it into `folder`; returns the environment by which a process falls victim to it."""
+        body = "".join(f"    {line}\n" for line in self.code.strip().splitlines())
+        head = f"MODULE = {self.module!r}\n\n\ndef sabotage(module):\n{body}\n\n"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "sitecustomize.py").write_text(_PRELUDE.replace("\n\nclass", f"\n\n{head}class", 1))
+        path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+        return {"PYTHONPATH": path}
+
+
+CONTROLS = {
+    "no-seq-check": Sabotage(
+        # A reader drops what it has seen; the next epoch, which takes the log for what was produced, goes on from it.
+        "emit appends whatever it is given, so that a repeat after a lost answer is in the log twice",
+        "control.scripts",
+        """
+rewrite_scripts(
+    module,
+    ("elseif tonumber(f[3]) + 1 ~= seq or f[2] ~= 'running' then", "elseif false then"),
+    ("local last = seq - 1\\n", "local last = tonumber(f[3])\\n"),
+)
+""",
+        ("drop-replies", "leader-kill"),
+    ),
+    "no-replay": Sabotage(
+        "a new epoch continues each request from its prompt alone, as if nothing had been produced",
+        "worker.running",
+        """
+from_claim = module.RunningRequest.from_claim.__func__
+
+def forgetful(cls, claimed):
+    request = from_claim(cls, claimed)
+    for sequence in request.live:
+        sequence.output.clear()
+    return request
+
+module.RunningRequest.from_claim = classmethod(forgetful)
+""",
+        ("leader-kill", "rank-kill"),
+    ),
+}

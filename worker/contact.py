@@ -1,0 +1,38 @@
+"""Whether Redis was there all along: only then is a heartbeat that is missing a sign of anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from control.keys import HEARTBEAT_MS
+
+GAP_S = 1.0
+"""Longer without a round trip is an absence: heartbeats and locks may have lapsed without anybody's fault."""
+GRACE_S = HEARTBEAT_MS / 1000
+"""After an absence everybody has so long to be heard of again."""
+
+
+class Contact:
+    """One loop's contact with Redis, noted at the end of each turn in which everything was answered."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: float | None = None
+        self._grace_until = 0.0
+
+    def made(self) -> float:
+        """Note a good turn; returns the seconds for which there was no contact before it, 0 if that was no absence."""
+        now = self._clock()
+        gap = now - self._last if self._last is not None else 0.0
+        self._last = now
+        if gap <= GAP_S:
+            return 0.0
+        self._grace_until = now + GRACE_S
+        return gap
+
+    @property
+    def steady(self) -> bool:
+        """Whether silence may be held against somebody: no absence now, nor a moment ago."""
+        now = self._clock()
+        return self._last is None or (now - self._last <= GAP_S and now >= self._grace_until)
