@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 import psutil
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from control.errors import RedisUnavailable
 from control.transient import transient
@@ -31,8 +33,11 @@ NOWHERE = ("127.0.0.1", "1")
 
 @contextmanager
 def operator(target: Target) -> Iterator[redis.Redis]:
-    """A client straight to the server that waits as long as it takes."""
-    with redis.Redis.from_url(target.server.url, socket_timeout=PATIENCE_S, decode_responses=True) as client:
+    """A client straight to the server that waits as long as it takes, and tells what it met: no retries of its own."""
+    retry = Retry(NoBackoff(), 0)
+    with redis.Redis.from_url(
+        target.server.url, socket_timeout=PATIENCE_S, retry=retry, decode_responses=True
+    ) as client:
         yield client
 
 
