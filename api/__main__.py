@@ -8,29 +8,17 @@ import sys
 from types import FrameType
 
 import click
-import uvicorn
 
 from api.app import create_app
-from api.process import Process
+from api.server import Server
 from api.settings import ApiSettings
 from control import logs
 from control.connection import connect
 from control.errors import FurrowError
+from control.listening import free_port
 from control.process import die_with_parent
 from control.readiness import wait_until_ready
 from control.settings import Settings
-
-
-class Server(uvicorn.Server):
-    """Uvicorn, that tells the process when it begins to drain: new connections are refused, open streams go on."""
-
-    def __init__(self, config: uvicorn.Config, process: Process) -> None:
-        super().__init__(config)
-        self._process = process
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._process.draining = True
-        super().handle_exit(sig, frame)
 
 
 @click.command()
@@ -45,8 +33,22 @@ class Server(uvicorn.Server):
 )
 @click.option("--api-key", "api_keys", multiple=True, help="Ask clients for one of these keys. Repeatable.")
 @click.option("--grace", default=30.0, show_default=True, help="Seconds that open streams may go on after SIGTERM.")
+@click.option(
+    "--reader-timeout",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds after which a client that takes nothing is cut.",
+)
 @click.option("--keep-alive", default=10.0, show_default=True, help="Seconds of silence after which a comment is sent.")
 @click.option("--max-queued", default=4096, show_default=True, type=click.IntRange(1), help="Requests; beyond it 429.")
+@click.option(
+    "--max-queue-wait",
+    default=3.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds that a request may expect to wait; beyond it 429. 0: however long.",
+)
 def main(
     redis_url: str | None,
     host: str,
@@ -54,8 +56,10 @@ def main(
     served_model_names: tuple[str, ...],
     api_keys: tuple[str, ...],
     grace: float,
+    reader_timeout: float,
     keep_alive: float,
     max_queued: int,
+    max_queue_wait: float,
 ) -> None:
     """Run one HTTP API process."""
     if redis_url:
@@ -64,6 +68,7 @@ def main(
         settings = Settings.from_environment()
         if settings.has_parent:
             die_with_parent()
+        port = free_port(host, port)
         logs.configure(settings.log_format, settings.log_level)
         client = connect(settings.redis_url)
         wait_until_ready(client, settings.redis_wait_s, lambda line: click.echo(line, err=True))
@@ -79,8 +84,10 @@ def main(
             served_model_names=served_model_names,
             api_keys=api_keys,
             grace=grace,
+            reader_timeout=reader_timeout,
             keep_alive=keep_alive,
             max_queued_requests=max_queued,
+            max_queue_wait=max_queue_wait,
         )
     )
 
@@ -88,23 +95,12 @@ def main(
 def serve(settings: ApiSettings) -> None:
     """Serve until a signal, then drain for up to the grace period."""
     app = create_app(settings)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        loop="uvloop",
-        http="httptools",
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=round(settings.grace),
-    )
-    server = Server(config, app.state.process)
+    server = Server(app, app.state.process)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
 
-    # Uvicorn raises the signal once more when it has drained, for whoever had a handler before: a drained end is 0.
+    # For a signal before the server listens; then it has handlers of its own.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     server.run()

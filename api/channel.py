@@ -53,7 +53,8 @@ class EventChannel:
             self._wanted.set()
         # Without a confirmation the log still has everything, only later: go on.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(confirmed.wait(), _CONFIRM_S)
+            async with asyncio.timeout(_CONFIRM_S):
+                await confirmed.wait()
 
     async def listen(self) -> None:
         """Hear until cancelled."""

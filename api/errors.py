@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from typing import Any
 
 import msgspec
@@ -41,23 +43,52 @@ class GenerationFailed(errors.FurrowError):
         self.code, self.status = code, status
 
 
+class ShuttingDown(errors.FurrowError):
+    """This process drains and takes nothing new."""
+
+
+class StreamInterrupted(errors.FurrowError):
+    """This process ends in the middle of an answer that goes on. `place`: id of the last event sent, if any."""
+
+    def __init__(self, rid: str, place: str | None) -> None:
+        how = f"Last-Event-ID: {place}" if place else "its Idempotency-Key"
+        super().__init__(
+            f"This API process is shutting down; the answer goes on. Send the same request again with {how}, or "
+            f"GET /v1/requests/{rid}/events, to any API process; it waits for 30 seconds."
+        )
+
+
 class Problem(msgspec.Struct):
-    """An error as HTTP tells it. `retry_after` in seconds, where trying again can help."""
+    """An error as HTTP tells it. `retry_after` in seconds, where trying again can help.
+
+    `final`: trying again can't help, though SDKs would by the status alone; they obey x-should-retry.
+    """
 
     status: int
     body: ErrorBody
     retry_after: float | None = None
+    final: bool = False
+    allow: str | None = None
+    """The methods that a URL knows, for a 405."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self.body)
 
     @property
     def headers(self) -> dict[str, str]:
-        if self.retry_after is None:
-            return {}
-        seconds = max(1, round(self.retry_after))
-        return {"retry-after": str(seconds), "retry-after-ms": str(max(1, round(self.retry_after * 1000)))}
+        headers: dict[str, str] = {}
+        if self.retry_after is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+            headers["retry-after-ms"] = str(max(1, round(self.retry_after * 1000)))
+        if self.final:
+            headers["x-should-retry"] = "false"
+        if self.allow is not None:
+            headers["allow"] = self.allow
+        return headers
 
+
+_LONGEST_RETRY_S = 60.0
+"""SDKs wait no longer, whatever they are told."""
 
 _STATUS: list[tuple[type[errors.RequestError], int]] = [
     (Unauthorized, 401),
@@ -78,22 +109,34 @@ def problem(error: BaseException, asked: str = "this request") -> Problem:
     if isinstance(error, errors.RequestError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
         kind = {401: "authentication_error", 404: "not_found_error"}.get(status, "invalid_request_error")
-        return _problem(status, str(error), kind, error.param, error.code or _default_code(error))
+        found = _problem(status, str(error), kind, error.param, error.code or _default_code(error))
+        found.final = status == 409
+        return found
     if isinstance(error, errors.QueueFull):
-        return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", error.retry_after)
+        return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(error.retry_after))
     if isinstance(error, errors.ModelUnavailable):
         return _problem(503, str(error), "server_error", None, "model_unavailable", error.retry_after)
     if isinstance(error, errors.RedisUnavailable):
         return _problem(
             503, "The farm's Redis can't be reached. Retry shortly.", "server_error", None, "unavailable", 1.0
         )
+    if isinstance(error, ShuttingDown):
+        return _problem(503, str(error), "server_error", None, "shutting_down", 1.0)
+    if isinstance(error, StreamInterrupted):
+        return _problem(503, str(error), "server_error", None, "stream_interrupted", 1.0)
     if isinstance(error, GenerationFailed):
-        retry = 1.0 if error.status == 503 else None
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-        return _problem(error.status, str(error), kind, None, error.code, retry)
+        found = _problem(error.status, str(error), kind, None, error.code)
+        found.final = True
+        return found
     if isinstance(error, HTTPException):
         return _framework_problem(error, asked)
     return _problem(500, "The server failed on this request; it is logged.", "server_error", None, "internal_error")
+
+
+def _spread(seconds: float) -> float:
+    """Up to a quarter more: the clients that were refused together must not come back together."""
+    return min(_LONGEST_RETRY_S, seconds * random.uniform(1.0, 1.25))
 
 
 def _default_code(error: errors.RequestError) -> str | None:
@@ -112,17 +155,20 @@ def _framework_problem(error: HTTPException, asked: str) -> Problem:
     status = error.status_code
     text = {
         404: f"Unknown request URL: {asked}. Check it for typos; the API's paths begin with /v1, as /v1/models.",
-        405: f"Method not allowed: {asked}. {_allowed(error)}",
+        405: f"Method not allowed: {asked}. Use {_allowed(error) or 'another method'}.",
         413: f"The request body is larger than the {MAX_BODY_BYTES >> 20} MiB that are read. Send a smaller one.",
     }.get(status, str(error.detail))
     code = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}.get(status)
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return _problem(status, text, kind, None, code)
+    found = _problem(status, text, kind, None, code)
+    if status == 405:
+        found.allow = _allowed(error)
+    return found
 
 
-def _allowed(error: HTTPException) -> str:
-    allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")
-    return f"Use {allowed}." if allowed else "Use another method."
+def _allowed(error: HTTPException) -> str | None:
+    headers = error.headers or {}
+    return headers.get("allow") or headers.get("Allow")
 
 
 def _problem(

@@ -70,6 +70,12 @@ class Follower:
         self._feeds[model, rid].append(feed)
         return feed
 
+    def wake_all(self) -> None:
+        """Have every reader look up, whatever it waits for."""
+        for feeds in self._feeds.values():
+            for feed in feeds:
+                feed.wake.set()
+
     def close(self, feed: Feed) -> bool:
         """Forget a feed; True if it was this process's last one for its request."""
         feeds = self._feeds.get((feed.model, feed.rid), [])
@@ -81,13 +87,15 @@ class Follower:
         self._feeds.pop((feed.model, feed.rid), None)
         return True
 
-    def leave(self, feed: Feed, delivered_ms: int | None) -> None:
+    def leave(self, feed: Feed, delivered_ms: int | None, grace_ms: int = 0) -> None:
         """Close a feed and tell Redis: the last follower's leaving applies the request's on_disconnect.
+
+        `grace_ms`: the least time that the client gets to come back, where it was this process that left.
 
         Returns at once, so that it can be called while a cancelled handler unwinds.
         """
         if self.close(feed):
-            task = asyncio.create_task(self._unfollow(feed, delivered_ms))
+            task = asyncio.create_task(self._unfollow(feed, delivered_ms, grace_ms))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
@@ -95,9 +103,9 @@ class Follower:
     def open_feeds(self) -> int:
         return sum(len(feeds) for feeds in self._feeds.values())
 
-    async def _unfollow(self, feed: Feed, delivered_ms: int | None) -> None:
+    async def _unfollow(self, feed: Feed, delivered_ms: int | None, grace_ms: int) -> None:
         try:
-            await arun(self._client, requests.unfollow(feed.model, feed.rid, self._api, delivered_ms))
+            await arun(self._client, requests.unfollow(feed.model, feed.rid, self._api, delivered_ms, grace_ms))
         except RedisUnavailable as error:
             # Once this api's heartbeat has lapsed, whoever reaps orphans applies on_disconnect.
             log.warning("could not unfollow", action="unfollow", rid=feed.rid, model=feed.model, error=str(error))
@@ -130,7 +138,9 @@ class Follower:
         """Read the logs of all feeds that know of a gap or have heard nothing for a while."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._nudge.wait(), _TICK_S)
+                # Not wait_for: in Python 3.11 it loses a cancel that comes with the nudge, and `stop` would never end.
+                async with asyncio.timeout(_TICK_S):
+                    await self._nudge.wait()
             self._nudge.clear()
             due = self._due(asyncio.get_running_loop().time())
             if not due:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from api.admission import admit
@@ -41,6 +42,8 @@ class Caller:
     client_request_id: str | None = None
     rid: str = ""
     """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
+    stalled: Callable[[], bool]
+    """Whether the connection was cut because the client read nothing."""
 
     def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
         """Once it is known who asks, and for what."""
@@ -80,6 +83,8 @@ class Intake:
             received_ms=self.caller.journal.received_ms,
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
+            # What is low may wait as long as it takes: it is the class for work that nobody looks at.
+            max_queue_wait_ms=0 if self.body.priority == "low" else round(1000 * settings.max_queue_wait),
         )
 
     def view(self, member: int = 0) -> View:

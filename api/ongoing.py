@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from api.errors import StreamInterrupted
 from api.feed import Feed
 from api.follow import Follower
 from api.journal import Journal, now_ms
 from api.rendering import StreamRenderer
 from api.settings import ApiSettings
+from control.requests.orphans import GRACE_MS
 
 CLIENT_LEFT = 499
 """Status in the log for a client that closed the connection; nobody is there to read it."""
@@ -28,7 +30,10 @@ class Ongoing:
     journal: Journal
     follower: Follower
     settings: ApiSettings
-    draining: Callable[[], bool]
+    interrupted: Callable[[], bool]
+    """Whether this process is about to end."""
+    stalled: Callable[[], bool]
+    """Whether the connection was cut because the client read nothing."""
     _warned: float = field(default=0.0, init=False)
     _released: bool = field(default=False, init=False)
 
@@ -54,7 +59,7 @@ class Ongoing:
     async def settle(self) -> None:
         """Wait for the claim, the first token or an early refusal, so that the status line can be honest."""
         until = self.settings.early_refusal
-        while not self.started and self.journal.waited < until:
+        while not self.started and self.journal.waited < until and not self.interrupted():
             self.wake.clear()
             await self.wait(until - self.journal.waited)
         self.wake.set()
@@ -78,20 +83,27 @@ class Ongoing:
         return True
 
     def left(self) -> None:
-        """The connection is gone before the end: the client closed it, or this process stops."""
-        self.release(status=CLIENT_LEFT, error="cut by shutdown" if self.draining() else CLIENT_LEFT_TEXT)
+        """The connection is gone before the end: the client closed it, or read nothing, or this process stops."""
+        if self.stalled():
+            text = "cut: the client read nothing"
+        else:
+            text = "cut by shutdown" if self.interrupted() else CLIENT_LEFT_TEXT
+        self.release(status=CLIENT_LEFT, error=text)
+
+    def check_interrupted(self) -> None:
+        """Raises StreamInterrupted, telling where to go on, once this process is about to end."""
+        if self.interrupted():
+            raise StreamInterrupted(self.rid, self.renderer.place)
 
     def release(self, *, status: int, error: str | None = None, delivered: bool = False) -> None:
         """Stop following and write the terminal line; later calls do nothing."""
         if self._released:
             return
         self._released = True
+        # Where this process cut the client off, the client has not left: it gets time to resume, here or elsewhere.
+        grace_ms = GRACE_MS if not delivered and (self.interrupted() or self.stalled()) else 0
         for feed in self.feeds:
-            if self.draining() and not delivered:
-                # This process goes, the client does not want to: it will resume elsewhere, so nothing is cancelled.
-                self.follower.close(feed)
-            else:
-                self.follower.leave(feed, now_ms() if delivered else None)
+            self.follower.leave(feed, now_ms() if delivered else None, grace_ms)
         reasons = {reason or "disconnected" for answer in self.renderer.answers for reason in answer.finish_reasons}
         self.journal.end(
             status=status,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from api.canary import Canary
+from api.errors import ShuttingDown
 from api.follow import Follower
 from api.heartbeat import Heartbeat
 from api.metrics import Metrics
@@ -20,7 +21,9 @@ class Process:
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
         self.draining = False
-        """Set at SIGTERM: open streams go on, and what is cut later is not taken for a client's leaving."""
+        """Set at SIGTERM: nothing new is taken, what runs goes on."""
+        self.interrupted = False
+        """Set when the grace is over: what still runs is told to go on elsewhere."""
         self.client = hardened(connect_async(settings.redis_url))
         self._sync_client = connect(settings.redis_url)
         self.metrics = Metrics()
@@ -29,13 +32,23 @@ class Process:
         self.orphans = OrphanReaper(self._sync_client)
         self.heartbeat = Heartbeat(self.client, settings)
         self.canary = Canary(self.client, self.models, self.follower, settings)
-        self.submitter = Submitter(self.client, self.models, self.follower, settings, lambda: self.draining)
+        self.submitter = Submitter(self.client, self.models, self.follower, settings, lambda: self.interrupted)
 
     def start(self) -> None:
         self.heartbeat.start()
         self.models.start()
         self.follower.start()
         self.orphans.start()
+
+    def refuse_when_draining(self) -> None:
+        """Raises ShuttingDown once no new stream may begin."""
+        if self.draining:
+            raise ShuttingDown("This API process is shutting down. Send the request to another one, or retry shortly.")
+
+    def interrupt(self) -> None:
+        """End every stream and every wait of this process; the requests themselves go on."""
+        self.interrupted = True
+        self.follower.wake_all()
 
     async def stop(self) -> None:
         await self.follower.stop()

@@ -8,6 +8,8 @@ from api.feed import Feed
 from control.connection import Call
 from control.requests import Enqueued, Followed, Repaired, enqueue, repair
 
+NO_BOUND = 1 << 40
+
 
 def bring_back(feed: Feed, now_ms: int) -> Call[Enqueued] | None:
     """Enqueue the request again under its own id, the delivered prefix in its log; None if another process must.
@@ -20,7 +22,17 @@ def bring_back(feed: Feed, now_ms: int) -> Call[Enqueued] | None:
     if deadline_ms:
         # At least a millisecond: a request whose time has passed ends as expired, by the same rules as any other.
         deadline_ms = max(1, deadline_ms - (now_ms - origin.received_ms))
-    return enqueue(msgspec.structs.replace(origin, deadline_ms=deadline_ms, delivered=feed.entries))
+    # It was accepted: however much comes back with it, it is not refused now.
+    return enqueue(
+        msgspec.structs.replace(
+            origin,
+            deadline_ms=deadline_ms,
+            delivered=feed.entries,
+            max_queued_requests=NO_BOUND,
+            max_queued_tokens=NO_BOUND,
+            max_queue_wait_ms=0,
+        )
+    )
 
 
 def set_back(feed: Feed, followed: Followed, had: int) -> bool:

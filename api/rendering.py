@@ -40,6 +40,12 @@ class StreamRenderer:
         return next((answer.failure for answer in self.answers if answer.failure is not None), None)
 
     @property
+    def place(self) -> str | None:
+        """The id of the last event that the client has; None before the first."""
+        places = [max(pair) for pair in zip(self._cursor.places, self._had, strict=True)]
+        return Cursor(self._cursor.rid, places).encode().decode() if any(seq or part for seq, part in places) else None
+
+    @property
     def usage(self) -> Usage:
         tokens = sum(answer.completion_tokens for answer in self.answers)
         return Usage(prompt_tokens=self._prompt_tokens, completion_tokens=tokens)

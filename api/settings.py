@@ -30,6 +30,8 @@ class ApiSettings:
     max_body_bytes: int = MAX_BODY_BYTES
     max_queued_requests: int = 4096
     max_queued_tokens: int = 16 * 1024 * 1024
+    max_queue_wait: float = 3.0
+    """Beyond an expected wait of so long a request is refused, unless its priority is low; 0: never."""
     keep_alive: float = 10.0
     early_refusal: float = 2.0
     """How long the headers of a stream wait for the claim."""
@@ -38,3 +40,5 @@ class ApiSettings:
     """Without news of a request for so long, its log is read."""
     grace: float = 30.0
     """How long open streams may go on after SIGTERM."""
+    reader_timeout: float = 60.0
+    """How long a client may take nothing while data waits for it."""

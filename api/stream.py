@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from litestar.background_tasks import BackgroundTask
 from litestar.response import Stream
 
-from api.errors import problem
+from api.errors import StreamInterrupted, problem
 from api.ongoing import Ongoing
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -43,6 +43,10 @@ async def events(ongoing: Ongoing) -> AsyncIterator[bytes]:
         async for data in _tokens(ongoing):
             yield data
         failure = renderer.failure
+    except StreamInterrupted as error:
+        yield _farewell(error)
+        ongoing.release(status=problem(error).status, error="cut by shutdown")
+        return
     except Exception as error:
         failure = error
     except (asyncio.CancelledError, GeneratorExit):
@@ -55,12 +59,18 @@ async def events(ongoing: Ongoing) -> AsyncIterator[bytes]:
         ongoing.release(status=problem(failure).status, error=str(failure), delivered=True)
 
 
+def _farewell(error: StreamInterrupted) -> bytes:
+    """The last event of a stream that goes on elsewhere: without an id, so that it is no place, and without [DONE]."""
+    return b"data: " + problem(error).encode() + b"\n\n"
+
+
 async def _tokens(ongoing: Ongoing) -> AsyncIterator[bytes]:
     """Bytes until every choice has ended. Raises what ended the request from outside."""
     renderer, settings, journal = ongoing.renderer, ongoing.settings, ongoing.journal
     sent_at, told = journal.waited, None
     while not renderer.finished:
         ongoing.wake.clear()
+        ongoing.check_interrupted()
         data = b"".join(
             renderer.feed(member, entries) for member, feed in enumerate(ongoing.feeds) if (entries := feed.take())
         )

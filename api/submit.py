@@ -28,10 +28,10 @@ class Submitter:
         models: Models,
         follower: Follower,
         settings: ApiSettings,
-        draining: Callable[[], bool],
+        interrupted: Callable[[], bool],
     ) -> None:
         self._client, self._models, self._follower = client, models, follower
-        self._settings, self._draining = settings, draining
+        self._settings, self._interrupted = settings, interrupted
 
     async def submit(self, body: Body, caller: Caller) -> Ongoing:
         """Check, tokenise and enqueue; an Idempotency-Key that is known joins the request that runs.
@@ -145,5 +145,6 @@ class Submitter:
             journal=caller.journal,
             follower=self._follower,
             settings=self._settings,
-            draining=self._draining,
+            interrupted=self._interrupted,
+            stalled=caller.stalled,
         )

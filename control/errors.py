@@ -97,13 +97,17 @@ class LogConflict(RequestError):
 
 
 class QueueFull(FurrowError):
-    """The model's queue is at its bound. `retry_after` is in seconds, from the measured drain rate."""
+    """The model's queue is at its bound. `retry_after` is in seconds, from the measured drain rate; `bound` says which
+    bound it is: the requests or the tokens that may wait, or the longest wait to be expected."""
 
-    def __init__(self, model: str, queued: int, retry_after: float) -> None:
+    def __init__(self, model: str, queued: int, retry_after: float, bound: str = "requests") -> None:
+        why = "the wait would be too long" if bound == "wait" else f"it holds as many {bound} as it may"
+        remedy = ", or send it with priority low, which waits as long as it takes" if bound == "wait" else ""
         super().__init__(
-            f"The queue of model '{model}' is full ({queued} requests waiting). Retry in {retry_after:.0f} s."
+            f"The queue of model '{model}' is full: {why} ({queued} requests waiting). "
+            f"Retry in {retry_after:.0f} s{remedy}."
         )
-        self.model, self.queued, self.retry_after = model, queued, retry_after
+        self.model, self.queued, self.retry_after, self.bound = model, queued, retry_after, bound
 
 
 class ModelUnavailable(FurrowError):

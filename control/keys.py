@@ -36,6 +36,10 @@ GROUP = "leaders"
 """The consumer group on every queue; a consumer is a replica id, stable over epochs."""
 CLASSES = ("high", "normal", "low")
 """Priority classes in the order in which they are served."""
+PASSED_OVER = 16
+"""So many claims in a row may pass over a class that waits; the next one is its own."""
+DEBT_MS = 600_000
+"""How long a tenant without requests keeps what it was served beyond its turn."""
 
 _MODEL_NAME = re.compile(r"[^\s{}]{1,200}")
 
@@ -70,8 +74,11 @@ class ModelKeys:
     def served(self, priority: str) -> str:  # zset as turns, of all tenants with anything queued or running
         return f"{self.base}served:{priority}"
 
+    def debts(self, priority: str) -> str:  # zset as turns, of tenants with nothing: the last end -> enqueue; 10 min
+        return f"{self.base}debts:{priority}"
+
     @property
-    def load(self) -> str:  # hash: queued, queued_tokens, enqueued, claimed, ended, rate, rate_at; scripts -> api
+    def load(self) -> str:  # hash, scripts -> api: counts of what waits, rates, and whose turn it is; docs/protocol.md
         return f"{self.base}load"
 
     @property

@@ -72,6 +72,13 @@ class Group:
         self._replies = commands.Replies(blocking, lease, executor.world_size)
         self._deadlines = Deadlines()
         self._seq = 0
+        self.last_seconds = 0.0
+        """How long the last command took, from when it was sent to its last reply."""
+
+    @property
+    def seq(self) -> int:
+        """Of the last command."""
+        return self._seq
 
     @property
     def stale_replies(self) -> int:
@@ -140,8 +147,10 @@ class Group:
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def step(self, build: Callable[..., GenerateStep], sample: Sample) -> StepResult:
-        """Fan a step out, run the leader's own part, and wait until every rank acknowledged it.
+    def step(
+        self, build: Callable[..., GenerateStep], sample: Sample, sent: Callable[[], None] = lambda: None
+    ) -> StepResult:
+        """Fan a step out, call `sent`, run the leader's own part, and wait until every rank acknowledged it.
 
         Raises GroupError with both sides' errors, Poisoned where a rank gave no answer in time.
         """
@@ -151,6 +160,7 @@ class Group:
         results: list[StepResult] = []
 
         def own() -> GenerateStepOk:
+            sent()
             results.append(self._executor.run_step(command, sample))
             return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=0, checksum=results[0].checksum)
 
@@ -184,8 +194,8 @@ class Group:
     ) -> list[AnyReply]:
         """Send `command` to every rank, do the leader's part, read every reply; the replies in rank order."""
         self._check()
-        self._progress.begin(deadline_s)
         commands.send(self._client, self._lease, command, self._executor.world_size)
+        self._progress.begin(deadline_s)  # not before: a fan-out that waits for Redis is nobody's hang
         own_error: Exception | None = None
         first: Any = None
         try:

@@ -67,7 +67,7 @@ class Isolation:
 
     def watch(self, running: Collection[RunningRequest]) -> None:
         """These were adopted: a crash before they have got on makes them suspects."""
-        self._goals = {one.rid: one.next_seq - 1 + PROOF_TOKENS * len(one.live) for one in running}
+        self._goals = {one.rid: one.accepted + PROOF_TOKENS * len(one.live) for one in running}
 
     def before(self, rids: set[str]) -> None:
         """Write down whose rows are in the step that comes, unless it is written already."""
@@ -81,7 +81,7 @@ class Isolation:
         """Acquit who has got on or ended; returns those who must make room for the others' trial."""
         if not self._goals:
             return []
-        got_on = [rid for rid, goal in self._goals.items() if rid not in running or running[rid].next_seq > goal]
+        got_on = [rid for rid, goal in self._goals.items() if rid not in running or running[rid].accepted >= goal]
         for rid in got_on:
             del self._goals[rid]
         if got_on:

@@ -19,14 +19,16 @@ from control.messages import Assignment, LoadDenseShard, ModelAssets
 from control.outage import outage
 from control.text import Decode
 from worker.backoff import Backoff
+from worker.exchange import LOOP, Exchange
 from worker.executor import Executor
 from worker.group import Group
 from worker.models.gates import ModelFiles
 from worker.progress import Progress
 from worker.pulse import Pulse
+from worker.roster import Roster
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
-from worker.serving import LOOP, PEER_FAILED, STEP_FAILED, Serving
+from worker.serving import PEER_FAILED, STEP_FAILED, Serving
 from worker.siblings import Siblings
 
 log = structlog.get_logger()
@@ -152,15 +154,15 @@ class Leader:
             token_budget=self._limits.token_budget,
             max_sequences=self._limits.max_sequences,
         )
-        finisher = Finisher(self._decode)
+        exchange = Exchange(self._client, self._blocking, lease, pulse.check)
+        roster = Roster(lease, exchange, scheduler, Finisher(self._decode))
         siblings = Siblings(self._client, lease, self._spec)
-        serving = Serving(
-            self._client, self._blocking, lease, group, scheduler, finisher, progress, pulse.check, siblings
-        )
+        serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
         try:
-            serving.adopt()
-            serving.run(lambda: self.stopping)
-            self._wind_down(serving, group)
+            with exchange:  # and before the poison, which Redis would refuse the last tokens for
+                serving.adopt()
+                serving.run(lambda: self.stopping)
+                self._wind_down(serving, group)
         except EpochOver as over:
             if not isinstance(over, Fenced | Lost):
                 self._poison(lease, getattr(over, "kind", "epoch_over"), str(over))

@@ -16,11 +16,12 @@ class RunningRequest:
 
     rid: str
     params: GenerationRequest
-    next_seq: int
+    history: list[LogEntry]
+    """All that it produced, by whichever leader: entry i has seq i + 1. What Redis loses is sent again from here."""
+    accepted: int
+    """How many entries the log in Redis has, as far as is known."""
     sequences: list[Sequence | None]
     """One per choice; None once it has ended."""
-    entries: list[LogEntry] = field(default_factory=list)
-    """Produced since the last emission that Redis took."""
     times: dict[str, int] = field(default_factory=dict)
     """More fields for the request's hash, in ms since the epoch."""
     prefilled: bool = False
@@ -47,7 +48,7 @@ class RunningRequest:
             )
             for choice in range(choices)
         ]
-        return cls(claimed.rid, claimed.params, len(claimed.log) + 1, sequences)
+        return cls(claimed.rid, claimed.params, list(claimed.log), len(claimed.log), sequences)
 
     @property
     def live(self) -> list[Sequence]:
@@ -86,7 +87,7 @@ class RunningRequest:
         """Note a token, the end of a choice, or both. Raises RuntimeError for a choice that has ended."""
         if self.sequences[choice] is None:
             raise RuntimeError(f"request {self.rid}: choice {choice} has ended and can't go on")
-        self.entries.append(LogEntry(self.next_seq + len(self.entries), choice, token, finish, cause, logprobs))
+        self.history.append(LogEntry(len(self.history) + 1, choice, token, finish, cause, logprobs))
         if finish is not None:
             self.sequences[choice] = None
 
@@ -96,17 +97,23 @@ class RunningRequest:
             self.append(sequence.choice, None, finish, cause)
 
     def emission(self, state: RequestState = "finished") -> Emission:
-        """What to emit now; with `state` as the request's end if no choice runs any more."""
+        """What Redis lacks; with `state` as the request's end if no choice runs any more."""
         return Emission(
             rid=self.rid,
-            seq=self.next_seq,
-            entries=list(self.entries),
+            seq=self.accepted + 1,
+            entries=self.history[self.accepted :],
             done=None if self.live else state,
             times=dict(self.times),
         )
 
-    def emitted(self) -> None:
-        """Redis took the emission."""
-        self.next_seq += len(self.entries)
-        self.entries.clear()
+    def emitted(self, emission: Emission) -> None:
+        """Redis took it."""
+        self.accepted += len(emission.entries)
         self.times.clear()
+
+    def rewind(self, emission: Emission, expected: int) -> bool:
+        """Redis refused it, as its log goes on with seq `expected`; False where that can't be served from memory."""
+        if expected == emission.seq or expected > len(self.history) + 1:
+            return False
+        self.accepted = expected - 1
+        return True

@@ -11,6 +11,7 @@ from typing import Any
 from litestar import Request, Response
 
 from api.chat.answer import Piece
+from api.connection import STALLED
 from api.disconnect import ClientDisconnected, unless_disconnected
 from api.errors import Unauthorized, error_response, problem
 from api.intake import Body, Caller, tenant_of
@@ -52,6 +53,7 @@ def caller_of(request: Http) -> Caller:
         rid=rid,
         on_disconnect=request.headers.get("x-on-disconnect"),
         client_request_id=client_request_id,
+        stalled=lambda: STALLED in request.scope,
     )
 
 
@@ -69,6 +71,7 @@ async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[An
     process, caller = process_of(request), caller_of(request)
     ongoing: Ongoing | None = None
     try:
+        process.refuse_when_draining()
         body = await request.body()
         caller = caller.identified(authenticate(request), body, _idempotency_key(request))
         parsed = parse(body)
@@ -141,6 +144,7 @@ async def _collect(ongoing: Ongoing) -> list[Piece]:
     pieces = renderer.empty_pieces()
     while not renderer.finished:
         ongoing.wake.clear()
+        ongoing.check_interrupted()
         progress = False
         for member, feed in enumerate(ongoing.feeds):
             if entries := feed.take():

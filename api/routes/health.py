@@ -28,8 +28,11 @@ async def ready(request: Http) -> Response[bytes]:
     """
     process = process_of(request)
     try:
-        await process.models.look()
-        reason = "this process is shutting down" if process.draining else await _obstacle(process)
+        if process.draining:
+            reason = "this process is shutting down"
+        else:
+            await process.models.look()
+            reason = await _obstacle(process)
     except RedisUnavailable as error:
         reason = str(error)
     models = [

@@ -29,6 +29,7 @@ async def follow_request(request: Http, rid: FromPath[str], model: FromQuery[str
     caller = caller_of(request)
     ongoing = None
     try:
+        process_of(request).refuse_when_draining()
         caller = caller.identified(authenticate(request))
         last = request.headers.get("last-event-id")
         cursor = parse_cursor(last) if last else None

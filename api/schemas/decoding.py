@@ -6,9 +6,10 @@ The web framework would convert leniently (`"n": "2"` would pass), so bodies are
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from control.errors import RequestError
 
@@ -18,6 +19,11 @@ _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>[^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
 
+_STEP = re.compile(r"\.?(\w+)|(\[[^\]]*\])")
+_HALF_CHARACTER = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+
 
 def decode_body(body: bytes, type_: type[T]) -> T:
     """Decode a JSON body; raise RequestError naming the field at fault in `param`."""
@@ -26,12 +32,18 @@ def decode_body(body: bytes, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=type_)
     except msgspec.ValidationError as error:
-        raise _explain(error) from None
+        raise _explain(error, type_) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if half := _HALF_CHARACTER.search(body):
+            raise RequestError(
+                f"The request body is not valid JSON: {half[0].decode()} is half of a surrogate pair, which is no "
+                "character. Send both halves, or the character itself in UTF-8.",
+                code="invalid_json",
+            ) from None
         raise RequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
 
 
-def _explain(error: msgspec.ValidationError) -> RequestError:
+def _explain(error: msgspec.ValidationError, type_: type) -> RequestError:
     match = _PATH.match(str(error))
     assert match is not None  # the pattern matches any text
     what, path = match["what"], (match["path"] or "").lstrip(".")
@@ -45,8 +57,29 @@ def _explain(error: msgspec.ValidationError) -> RequestError:
     if missing := _MISSING.match(what):
         name = _join(path, missing["field"])
         return RequestError(f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
+    if what.startswith("Invalid enum value"):
+        what += f"; use one of {', '.join(repr(value) for value in _choices(type_, path))}"
     where = f" for '{path}'" if path else ""
     return RequestError(f"Invalid value{where}: {what}.", param=path or None, code="invalid_type")
+
+
+def _choices(type_: type, path: str) -> list[Any]:
+    """The values that the field at `path`, as `messages[0].role`, may have."""
+    found = [msgspec.inspect.type_info(type_)]
+    for field, _ in _STEP.findall(path):
+        found = [inner for outer in found for inner in _inside(outer, field)]
+    return [value for kind in found if isinstance(kind, msgspec.inspect.LiteralType) for value in kind.values]
+
+
+def _inside(outer: msgspec.inspect.Type, field: str) -> list[msgspec.inspect.Type]:
+    """What the named field, or any element where there is no name, can be: the members of its union."""
+    if isinstance(outer, msgspec.inspect.StructType):
+        inner = [known.type for known in outer.fields if known.encode_name == field]
+    elif isinstance(outer, msgspec.inspect.ListType) and not field:
+        inner = [outer.item_type]
+    else:
+        inner = []
+    return [kind for one in inner for kind in (one.types if isinstance(one, msgspec.inspect.UnionType) else (one,))]
 
 
 def _join(path: str, field: str) -> str:

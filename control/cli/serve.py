@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import socket
 import tempfile
 import time
 from contextlib import ExitStack
@@ -20,7 +19,8 @@ from control.cli.options import build_spec, connect_to_farm, model_options, redi
 from control.cli.supervisor import Part, Supervisor
 from control.clients import SyncRedis
 from control.embedded import EmbeddedServer
-from control.errors import ModelUnavailable, SettingsError
+from control.errors import ModelUnavailable
+from control.listening import free_port
 from control.messages import ModelSpec
 from control.placement import replica_names
 from control.process import die_with_parent
@@ -91,18 +91,6 @@ class Stopping:
 def say(line: str) -> None:
     """What goes on, on standard error like the logs of the parts; standard output has only the URL."""
     click.echo(f"furrow: {line}", err=True)
-
-
-def free_port(host: str, port: int) -> int:
-    """`port` if it can be bound, a free one for 0. Raises SettingsError naming the remedy."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise SettingsError(f"can't listen on {host}:{port}: {error.strerror}; choose another --port") from error
-        return int(probe.getsockname()[1])
 
 
 def data_folder(data: str | None, port: int, stack: ExitStack) -> Path:

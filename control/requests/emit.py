@@ -39,11 +39,13 @@ class EmitResult:
     taken: list[str]
 
 
-def encode_entry(entry: LogEntry) -> bytes:
+def encode_entry(entry: LogEntry) -> str:
     """An entry as JSON without its absent tail: most are `[seq,choice,token]`, and there is one per token."""
-    text = encode(entry)
+    if entry.finish is None and entry.cause is None and entry.logprobs is None and entry.token is not None:
+        return f"[{entry.seq},{entry.choice},{entry.token}]"
+    text = encode(entry).decode()
     for _ in range(3):  # finish, cause, logprobs
-        text = text.removesuffix(b",null]") + b"]" if text.endswith(b",null]") else text
+        text = text.removesuffix(",null]") + "]" if text.endswith(",null]") else text
     return text
 
 
@@ -52,16 +54,18 @@ def emit(lease: Lease, rows: list[Emission]) -> Call[EmitResult]:
 
     Sets t_first and t_last. A request that is done leaves the queue, loses its prompt and lives on for its retention.
     """
-    args: list[Any] = [lease.token, lease.model_keys.base]
-    for row in rows:
-        tokens = sum(entry.token is not None for entry in row.entries)
-        args += (row.rid, row.seq, row.done or "", tokens, len(row.times))
-        for name, value in row.times.items():
-            args += (name, value)
-        args.append(len(row.entries))
-        args += [encode_entry(entry) for entry in row.entries]
     keys = lease.keys
-    return Call("emit", (keys.lock, keys.epoch, keys.poison), tuple(args), _result)
+    args = (lease.token, lease.model_keys.base, encode([_row(row) for row in rows]))
+    return Call("emit", (keys.lock, keys.epoch, keys.poison), args, _result)
+
+
+def _row(row: Emission) -> tuple[str, int, str, int, list[str], list[str]]:
+    """As the script reads it. The values of `times` are text, because Lua's numbers would lose digits on the way."""
+    tokens, texts = 0, [encode_entry(entry) for entry in row.entries]
+    for entry in row.entries:
+        tokens += entry.token is not None
+    stamps = [text for name, value in row.times.items() for text in (name, str(value))]
+    return row.rid, row.seq, row.done or "", tokens, texts, stamps
 
 
 def _result(reply: list[Any]) -> EmitResult:

@@ -42,6 +42,8 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     received_ms: int = 0
     max_queued_requests: int = 10_000
     max_queued_tokens: int = 100_000_000
+    max_queue_wait_ms: int = 0
+    """Refused where the measured drain rate lets expect a longer wait; 0: however long."""
     delivered: list[LogEntry] = []
     """After a loss of data: what the client has already, written to the log first. Begins at seq 1."""
 
@@ -64,7 +66,7 @@ def enqueue(request: Enqueue) -> Call[Enqueued]:
 
     def parse(reply: list[Any]) -> Enqueued:
         if reply[0] == "BUSY":
-            raise QueueFull(request.model, int(reply[1]), float(reply[2]))
+            raise QueueFull(request.model, int(reply[1]), float(reply[2]), reply[3])
         if reply[0] == "CONFLICT":
             raise IdempotencyConflict(
                 f"The Idempotency-Key {request.idempotency_key!r} was used with another body (request {reply[1]}). "
@@ -78,7 +80,7 @@ def enqueue(request: Enqueue) -> Call[Enqueued]:
         *(len(params.prompt), params.sampling.n, params.sampling.seed),
         *(deadline_ms, request.on_disconnect, request.api, request.idempotency_key, request.body_hash),
         *(encode(params), request.view, request.received_ms),
-        *(request.max_queued_requests, request.max_queued_tokens),
+        *(request.max_queued_requests, request.max_queued_tokens, request.max_queue_wait_ms),
         sum(entry.token is not None for entry in request.delivered),
         *(encode_entry(entry) for entry in request.delivered),
     )

@@ -48,15 +48,18 @@ def follow(model: str, rid: str, api: str, tenant: str, have: int) -> Call[Follo
     return Call("follow", (keys.request(rid), keys.log(rid), keys.orphans), (rid, api, tenant, have), parse)
 
 
-def unfollow(model: str, rid: str, api: str, delivered_ms: int | None = None) -> Call[None]:
-    """`api` stops following; when it was the last one and the request goes on, its on_disconnect applies."""
+def unfollow(model: str, rid: str, api: str, delivered_ms: int | None = None, grace_ms: int = 0) -> Call[None]:
+    """`api` stops following; when it was the last one and the request goes on, its on_disconnect applies.
+
+    `grace_ms`: wait at least so long for somebody to follow again, whatever on_disconnect says.
+    """
     keys = ModelKeys(model)
     delivered = "" if delivered_ms is None else delivered_ms
 
     def parse(_: Any) -> None:
         return None
 
-    return Call("unfollow", (keys.request(rid),), (keys.base, rid, api, delivered), parse)
+    return Call("unfollow", (keys.request(rid),), (keys.base, rid, api, delivered, grace_ms), parse)
 
 
 def read_log(model: str, rid: str, have: int) -> Call[list[LogEntry]]:

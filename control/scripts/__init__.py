@@ -32,6 +32,8 @@ _CONSTANTS = (
     "SUSPECTS_MS",
     "GROUP",
     "CLASSES",
+    "PASSED_OVER",
+    "DEBT_MS",
 )
 
 

@@ -1,4 +1,4 @@
--- Ending a request; needs clock and queue.
+-- Ending a request; needs clock, queue and drain.
 
 -- Exponentially decaying estimate of how many requests end per second, over about half a minute.
 local RATE_WINDOW_MS = 30000
@@ -18,7 +18,7 @@ local function close_request(base, rid, state, now)
   local was = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens', 'idempotency')
   remove(base, was[2], was[3], was[4])
   if was[1] == 'queued' then
-    count_out(base, tonumber(was[5]))
+    count_out(base, was[2], tonumber(was[5]))
   end
   redis.call('HSET', req, 'state', state)
   redis.call('HDEL', req, 'params', 'orphan_at', 'suspect')
@@ -29,6 +29,9 @@ local function close_request(base, rid, state, now)
     redis.call('PEXPIRE', base .. 'idem:' .. was[3] .. ':' .. was[6], RETENTION_MS)
   end
   count_end(base, now)
+  if was[1] == 'running' then
+    account_for_end(base)
+  end
 end
 
 -- End a request that no leader will end: a final log entry for each choice that has none, told to its followers.

@@ -9,7 +9,7 @@ local function cancel_request(base, rid, cause, now)
     return 'cancelled'
   end
   if state == 'running' and redis.call('HGET', req, 'cancel') ~= '1' then
-    redis.call('HSET', req, 'cancel', 1)
+    redis.call('HSET', req, 'cancel', 1, 't_cancel', whole(now))
     ring(base, 'cancel', rid)
   end
   return state

@@ -34,6 +34,30 @@ local function take(queue, consumer)
   redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', 1, 'STREAMS', queue, '>')
 end
 
+-- How many entries of a queue wait: those that no consumer has.
+local function waiting_in(queue)
+  if redis.call('EXISTS', queue) == 0 then
+    return 0
+  end
+  local pending = 0 -- nothing is, where a flush has taken the group
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', queue)) do
+    if field(group, 'name') == GROUP then
+      pending = tonumber(field(group, 'pending'))
+    end
+  end
+  return math.max(0, redis.call('XLEN', queue) - pending)
+end
+
+-- A tenant leaves with what it was served beyond the others' turn: it is no lower when it comes back soon.
+local function remember_debt(base, class, tenant)
+  local served = tonumber(redis.call('ZSCORE', base .. 'served:' .. class, tenant) or '0')
+  if served > tonumber(redis.call('HGET', base .. 'load', 'turn:' .. class) or '0') then
+    local debts = base .. 'debts:' .. class
+    redis.call('ZADD', debts, string.format('%.0f', served), tenant)
+    redis.call('PEXPIRE', debts, DEBT_MS)
+  end
+end
+
 -- Take an entry out of the queue for good; the last one of a tenant takes the tenant's turn with it.
 local function remove(base, class, tenant, id)
   local queue = base .. 'queue:' .. class .. ':' .. tenant
@@ -41,14 +65,16 @@ local function remove(base, class, tenant, id)
   redis.call('XDEL', queue, id)
   if redis.call('XLEN', queue) == 0 then
     redis.call('DEL', queue)
+    remember_debt(base, class, tenant)
     redis.call('ZREM', base .. 'turns:' .. class, tenant)
     redis.call('ZREM', base .. 'served:' .. class, tenant)
   end
 end
 
 -- A waiting request leaves the queue, whichever way.
-local function count_out(base, tokens)
+local function count_out(base, class, tokens)
   redis.call('HINCRBY', base .. 'load', 'queued', -1)
+  redis.call('HINCRBY', base .. 'load', 'queued:' .. class, -1)
   redis.call('HINCRBY', base .. 'load', 'queued_tokens', -tokens)
   redis.call('HINCRBY', base .. 'load', 'claimed', 1)
 end

@@ -10,6 +10,7 @@ local function put_back(base, rid)
   redis.call('HINCRBY', load, 'queued_tokens', tokens)
   redis.call('HINCRBY', load, 'enqueued', 1)
   local position = redis.call('HINCRBY', load, 'queued', 1)
+  redis.call('HINCRBY', load, 'queued:' .. class, 1)
   local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
   redis.call('HDEL', req, 'suspect') -- suspicion belongs to the replica whose group it was in
   redis.call('HSET', req, 'state', 'queued', 'owner', '', 'entry', entry, 'ticket', whole(claimed + position))

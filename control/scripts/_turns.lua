@@ -1,27 +1,36 @@
--- Fair order between tenants. `served:<class>` counts the virtual tokens of every tenant that has something queued or
--- running; `turns:<class>` holds the same count for those that have something waiting, lowest first.
+-- Fair order between tenants; needs clock. `served:<class>` counts the virtual tokens of every tenant that has something
+-- queued or running; `turns:<class>` holds the same count for those that have something waiting, lowest first. The
+-- field `turn:<class>` of the load is the count of the tenant whose turn came last. Nobody begins to wait below it, so
+-- neither an idle past nor what others were served while nobody waited counts for anything. `debts:<class>` is what
+-- tenants without any request were served beyond it, for a while.
 
--- A tenant that begins to wait is lifted to the lowest waiting one, so that an idle past earns no monopoly.
 local function begin_waiting(base, class, tenant)
-  local turns, served = base .. 'turns:' .. class, base .. 'served:' .. class
+  local turns, served, debts = base .. 'turns:' .. class, base .. 'served:' .. class, base .. 'debts:' .. class
   if redis.call('ZSCORE', turns, tenant) then
     return
   end
-  local lowest = redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')
-  if #lowest == 0 then
-    lowest = redis.call('ZRANGE', served, 0, 0, 'WITHSCORES')
-  end
-  local score = tonumber(redis.call('ZSCORE', served, tenant) or '0')
-  if #lowest > 0 and tonumber(lowest[2]) > score then
-    score = tonumber(lowest[2])
-  end
+  local turn = redis.call('HGET', base .. 'load', 'turn:' .. class) or '0'
+  local lowest = redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')[2] or turn
+  local own = redis.call('ZSCORE', served, tenant) or redis.call('ZSCORE', debts, tenant) or '0'
+  local score = math.max(tonumber(own), tonumber(lowest))
+  redis.call('ZREM', debts, tenant)
+  redis.call('ZREMRANGEBYSCORE', debts, '-inf', turn)
   redis.call('ZADD', served, whole(score), tenant)
   redis.call('ZADD', turns, whole(score), tenant)
 end
 
+-- The tenant's turn has come.
+local function note_turn(base, class, score)
+  local load, name = base .. 'load', 'turn:' .. class
+  if tonumber(score) > tonumber(redis.call('HGET', load, name) or '0') then
+    redis.call('HSET', load, name, whole(tonumber(score)))
+  end
+end
+
 local function charge(base, class, tenant, tokens)
-  redis.call('ZINCRBY', base .. 'served:' .. class, whole(tokens), tenant)
-  if redis.call('ZSCORE', base .. 'turns:' .. class, tenant) then
-    redis.call('ZINCRBY', base .. 'turns:' .. class, whole(tokens), tenant)
+  for _, counts in ipairs({'served:', 'turns:', 'debts:'}) do
+    if redis.call('ZSCORE', base .. counts .. class, tenant) then
+      redis.call('ZINCRBY', base .. counts .. class, whole(tokens), tenant)
+    end
   end
 end

@@ -4,6 +4,7 @@
 -- Returns 1 if it ended, 0 if it runs under a living leader, had ended before, or is gone.
 --@include clock
 --@include queue
+--@include drain
 --@include ending
 local was = redis.call('HMGET', KEYS[1], 'state', 'replica')
 local led = was[1] == 'running' and redis.call('EXISTS', ARGV[1] .. was[2] .. ':lock') == 1

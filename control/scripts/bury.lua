@@ -6,6 +6,7 @@
 --@include clock
 --@include fence
 --@include queue
+--@include drain
 --@include ending
 local token, base, rid, cause = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local refused = fence(token)

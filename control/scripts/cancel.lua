@@ -5,6 +5,7 @@
 --@include clock
 --@include bell
 --@include queue
+--@include drain
 --@include ending
 --@include orphans
 local was = redis.call('HMGET', KEYS[1], 'state', 'tenant')

@@ -10,6 +10,7 @@
 --@include poisoned
 --@include turns
 --@include queue
+--@include drain
 --@include ending
 --@include claimed
 local token, base, replica = ARGV[1], ARGV[2], ARGV[3]
@@ -35,14 +36,14 @@ local function take_head(class, tenant, entry)
   end
   take(queue, replica)
   if f[1] ~= 'queued' then
-    count_out(base, tokens) -- its hash has outlived its deadline and retention
+    count_out(base, class, tokens) -- its hash has outlived its deadline and retention
     remove(base, class, tenant, id)
   elseif now >= tonumber(f[2]) then
     end_request(base, rid, 'expired', 'expired', 'deadline passed', now)
   else
     redis.call('HSET', req, 'state', 'running', 'owner', token, 'replica', replica, 't_claimed', whole(now))
     redis.call('HINCRBY', req, 'attempts', 1)
-    count_out(base, tokens)
+    count_out(base, class, tokens)
     charge(base, class, tenant, tokens)
     claimed[#claimed + 1] = describe(base, rid)
     room, room_tokens, ahead = room - 1, room_tokens - tokens, ahead - tokens
@@ -55,23 +56,60 @@ if ARGV[7] == '1' then
   room = room - #claimed
 end
 
-local function claim_waiting()
+-- The tenant of a class that was served least, what it was served, and the head of its queue; nil where nobody waits.
+local function next_tenant(class)
+  local turns = base .. 'turns:' .. class
+  while true do
+    local first = redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')
+    if not first[1] then
+      return nil
+    end
+    local head = peek(base .. 'queue:' .. class .. ':' .. first[1])
+    if head then
+      return {class = class, tenant = first[1], served = first[2], head = head}
+    end
+    redis.call('ZREM', turns, first[1])
+  end
+end
+
+-- Classes come in order, but who was passed over PASSED_OVER times in a row is next: nobody waits for ever.
+local function next_in_order()
+  local first, load = nil, base .. 'load'
   for _, class in ipairs(CLASSES) do
-    while room > 0 and ahead > 0 do
-      local tenant = redis.call('ZRANGE', base .. 'turns:' .. class, 0, 0)[1]
-      if not tenant then
-        break
-      end
-      local head = peek(base .. 'queue:' .. class .. ':' .. tenant)
-      if not head then
-        redis.call('ZREM', base .. 'turns:' .. class, tenant)
-      elseif not take_head(class, tenant, head) then
-        return
-      end
+    local here = next_tenant(class)
+    if here and not first then
+      first = here
+    elseif here and tonumber(redis.call('HGET', load, 'passed:' .. class) or '0') >= PASSED_OVER then
+      return here
+    end
+  end
+  return first
+end
+
+local function count_passed(class)
+  local behind = false
+  for _, other in ipairs(CLASSES) do
+    if other == class then
+      behind = true
+      redis.call('HDEL', base .. 'load', 'passed:' .. class)
+    elseif behind and redis.call('ZCARD', base .. 'turns:' .. other) > 0 then
+      redis.call('HINCRBY', base .. 'load', 'passed:' .. other, 1)
     end
   end
 end
-claim_waiting()
+
+while room > 0 and ahead > 0 do
+  local here = next_in_order()
+  if not here or not take_head(here.class, here.tenant, here.head) then
+    break
+  end
+  note_turn(base, here.class, here.served)
+  count_passed(here.class)
+  if waiting_in(base .. 'queue:' .. here.class .. ':' .. here.tenant) == 0 then
+    redis.call('ZREM', base .. 'turns:' .. here.class, here.tenant)
+  end
+end
+account_for_claim(base, now)
 
 remember(KEYS[4], ARGV[4], claimed)
 return {'OK', last_bell(KEYS[5]), claimed}

@@ -4,20 +4,25 @@
 --      8 deadline, ms from now (int)  9 on_disconnect  10 api id or ''  11 idempotency key or ''  12 body hash
 --      13 params (JSON)  14 view (opaque to all but the api)  15 t_received (ms)
 --      16 most requests queued (int)  17 most tokens queued (int)
---      18 tokens among the delivered entries (int)  19… the delivered entries (JSON), from seq 1
--- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait} or {'CONFLICT', rid}.
+--      18 longest expected wait, ms (int), 0 for any  19 tokens among the delivered entries (int)
+--      20… the delivered entries (JSON), from seq 1
+-- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait, 'requests'|'tokens'|'wait'} or
+--      {'CONFLICT', rid}.
 --@include clock
 --@include bell
 --@include followers
 --@include turns
 --@include queue
+--@include drain
 local base, rid, tenant, class, tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local api, key, deadline, load = ARGV[10], ARGV[11], tonumber(ARGV[8]), KEYS[1]
 
+local DELIVERED = 19
+
 -- Write delivered entries from seq `from`: the log is the truth from which a leader goes on.
 local function write_delivered(id, from)
-  for seq = from, #ARGV - 18 do
-    redis.call('XADD', base .. 'log:' .. id, whole(seq) .. '-0', 'e', ARGV[18 + seq])
+  for seq = from, #ARGV - DELIVERED do
+    redis.call('XADD', base .. 'log:' .. id, whole(seq) .. '-0', 'e', ARGV[DELIVERED + seq])
   end
 end
 
@@ -30,9 +35,9 @@ local function join(id, joined)
     redis.call('ZREM', base .. 'orphans', id)
   end
   -- Two apis bring back the same request after a loss, and this one had delivered more.
-  if was[1] == 'queued' and id == rid and #ARGV - 18 > tonumber(was[3]) then
+  if was[1] == 'queued' and id == rid and #ARGV - DELIVERED > tonumber(was[3]) then
     write_delivered(id, tonumber(was[3]) + 1)
-    redis.call('HSET', req, 'seq', whole(#ARGV - 18), 'completion_tokens', ARGV[18])
+    redis.call('HSET', req, 'seq', whole(#ARGV - DELIVERED), 'completion_tokens', ARGV[19])
   end
   local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
   return {'OK', id, joined, math.max(1, tonumber(was[4] or '0') - claimed)}
@@ -55,17 +60,48 @@ if key ~= '' then
 end
 
 local now = server_ms()
-local counts = redis.call('HMGET', load, 'queued', 'queued_tokens', 'rate', 'rate_at')
-local queued, queued_tokens = tonumber(counts[1] or '0'), tonumber(counts[2] or '0')
-if queued + 1 > tonumber(ARGV[16]) or (queued > 0 and queued_tokens + tokens > tonumber(ARGV[17])) then
-  local rate, wait = tonumber(counts[3] or '0'), 5
-  if rate > 0 then
-    wait = math.max(1, math.min(60, queued / rate))
+local queue = base .. 'queue:' .. class .. ':' .. tenant
+
+-- How many requests will go first: all of the classes above, and by turns as many of each other tenant as of this one.
+local function requests_ahead(own, sharers)
+  local ahead = 0
+  for _, other in ipairs(CLASSES) do
+    local there = tonumber(redis.call('HGET', load, 'queued:' .. other) or '0')
+    if other == class then
+      return ahead + math.min(there, own * sharers)
+    end
+    ahead = ahead + there
   end
-  return {'BUSY', queued, string.format('%.3f', wait)}
 end
 
-local queue = base .. 'queue:' .. class .. ':' .. tenant
+-- Which bound a further request would break, or nil; and how long it would wait in ms, if that can be told. Where the
+-- queue is full in requests, a tenant with less than its share of it still gets in: one alone can't shut the others
+-- out, and the queue never holds more than twice the bound.
+local function refusal(queued, queued_tokens)
+  local own, turns = waiting_in(queue), base .. 'turns:' .. class
+  local sharers = redis.call('ZCARD', turns) + (redis.call('ZSCORE', turns, tenant) and 0 or 1)
+  local most, patience = tonumber(ARGV[16]), tonumber(ARGV[18])
+  local wait = expected_wait(base, requests_ahead(own, sharers), patience)
+  if queued + 1 > 2 * most or (queued + 1 > most and own + 1 > most / sharers) then
+    return 'requests', wait
+  end
+  if queued > 0 and queued_tokens + tokens > tonumber(ARGV[17]) then
+    return 'tokens', wait
+  end
+  if patience > 0 and wait and wait > patience then
+    return 'wait', wait
+  end
+  return nil
+end
+
+local counts = redis.call('HMGET', load, 'queued', 'queued_tokens', 'rate')
+local queued, rate = tonumber(counts[1] or '0'), tonumber(counts[3] or '0')
+local bound, wait = refusal(queued, tonumber(counts[2] or '0'))
+if bound then
+  local seconds = wait and wait / 1000 or (rate > 0 and queued / rate or 5)
+  return {'BUSY', queued, string.format('%.3f', math.max(1, math.min(60, seconds))), bound}
+end
+
 if redis.call('EXISTS', queue) == 0 then
   redis.call('XGROUP', 'CREATE', queue, GROUP, '0', 'MKSTREAM')
 end
@@ -75,15 +111,16 @@ redis.call('HINCRBY', load, 'queued_tokens', tokens)
 redis.call('HINCRBY', load, 'enqueued', 1)
 -- Position in the order of arrival: how many came before it less how many have left.
 local position = redis.call('HINCRBY', load, 'queued', 1)
+redis.call('HINCRBY', load, 'queued:' .. class, 1)
 local req = base .. 'req:' .. rid
 redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry', entry, 'attempts', 0,
   'deadline', whole(now + deadline), 'cancel', 0, 'params', ARGV[13], 'prompt_tokens', ARGV[5], 'n', ARGV[6],
   'seed', ARGV[7], 'tenant', tenant, 'priority', class, 'on_disconnect', ARGV[9], 'view', ARGV[14],
-  'seq', whole(#ARGV - 18), 'completion_tokens', ARGV[18], 'followers', api, 'ticket', whole(claimed + position),
+  'seq', whole(#ARGV - DELIVERED), 'completion_tokens', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
   't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', key)
 local life = whole(deadline + RETENTION_MS)
 redis.call('PEXPIRE', req, life)
-if #ARGV > 18 then
+if #ARGV > DELIVERED then
   write_delivered(rid, 1)
   redis.call('PEXPIRE', base .. 'log:' .. rid, life)
 end

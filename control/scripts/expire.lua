@@ -4,6 +4,7 @@
 -- Returns the request's state, or false if it is gone. A running one is its leader's to end.
 --@include clock
 --@include queue
+--@include drain
 --@include ending
 local was = redis.call('HMGET', KEYS[1], 'state', 'deadline')
 if was[1] == 'queued' and server_ms() >= tonumber(was[2]) then

@@ -6,6 +6,7 @@
 --@include bell
 --@include followers
 --@include queue
+--@include drain
 --@include ending
 --@include orphans
 local base, now = ARGV[1], server_ms()

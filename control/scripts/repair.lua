@@ -11,6 +11,7 @@
 --@include bell
 --@include turns
 --@include queue
+--@include drain
 --@include ending
 --@include requeue
 local base, rid, have = ARGV[1], ARGV[2], #ARGV - 4

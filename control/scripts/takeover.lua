@@ -8,6 +8,7 @@
 --@include fence
 --@include poisoned
 --@include queue
+--@include drain
 --@include ending
 --@include claimed
 local token, base, replica, other = ARGV[1], ARGV[2], ARGV[3], ARGV[5]

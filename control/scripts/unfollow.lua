@@ -1,11 +1,13 @@
 -- An api process stops following; when it was the last one, the request's on_disconnect applies.
 -- KEYS 1 request (hash)
 -- ARGV 1 the model's base key  2 rid  3 api id  4 t_delivered (ms) or ''
+--      5 least time to wait for another follower (ms)
 -- Returns the request's state, or false if it is gone.
 --@include clock
 --@include bell
 --@include followers
 --@include queue
+--@include drain
 --@include ending
 --@include orphans
 local was = redis.call('HMGET', KEYS[1], 'state', 'followers')
@@ -20,6 +22,6 @@ end
 local live = was[1] == 'queued' or was[1] == 'running'
 -- Only a leaving follower is a disconnect; a repeat of the call is not.
 if live and left == '' and was[2] ~= '' then
-  apply_disconnect(ARGV[1], ARGV[2], 0, server_ms())
+  apply_disconnect(ARGV[1], ARGV[2], tonumber(ARGV[5]), server_ms())
 end
 return redis.call('HGET', KEYS[1], 'state')

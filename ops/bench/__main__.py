@@ -14,6 +14,7 @@ from control.errors import FurrowError
 VERBS = {
     "load": "Load scenarios through the HTTP API.",
     "decode": "The engine alone, beside transformers' generate.",
+    "control": "What Redis adds to a step.",
     "recovery": "Ranks killed under load: the time to the next token.",
     "hang": "Ranks stopped under load: the time until it is noticed.",
     "fairness": "One heavy user beside nine light ones: what each is served.",

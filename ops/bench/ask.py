@@ -26,6 +26,9 @@ class Answer:
     """First text at the client; streams only."""
     end_ms: float = 0.0
     tokens: int = 0
+    prompt_tokens: int = 0
+    retry_after_s: float | None = None
+    """What a refusal said."""
     error: str | None = None
 
 
@@ -53,6 +56,8 @@ async def ask(base: Base, user: str, model: str, prompt: str, max_tokens: int, s
             path, data = "/v1/chat/completions", json.dumps(body).encode()
             async with request(base, "POST", path, body=data, headers=headers) as response:
                 answer.rid = response.headers.get("x-request-id", "")
+                if "retry-after" in response.headers:
+                    answer.retry_after_s = float(response.headers["retry-after"])
                 await (_read_stream if stream and response.status == 200 else _read_whole)(response, answer)
     except TimeoutError:
         answer.error = "timeout"
@@ -71,7 +76,7 @@ async def _read_whole(response: Response, answer: Answer) -> None:
     if response.status != 200:
         answer.error = f"{response.status} {kind_of(body)}"
     else:
-        answer.tokens = body["usage"]["completion_tokens"]
+        _count(answer, body["usage"])
 
 
 async def _read_stream(response: Response, answer: Answer) -> None:
@@ -86,9 +91,13 @@ async def _read_stream(response: Response, answer: Answer) -> None:
         if answer.first_ms is None and any(choice["delta"].get("content") for choice in chunk.get("choices", [])):
             answer.first_ms = now_ms()
         if chunk.get("usage"):
-            answer.tokens = chunk["usage"]["completion_tokens"]
+            _count(answer, chunk["usage"])
     if not done and answer.error is None:
         answer.error = "no [DONE]"
+
+
+def _count(answer: Answer, usage: dict[str, int]) -> None:
+    answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
 
 
 def kind_of(body: Any) -> str:

@@ -13,12 +13,13 @@ from pathlib import Path
 import msgspec
 
 from control import catalog, health
-from control.cli.serve import free_port, is_ready
+from control.cli.serve import is_ready
 from control.cli.supervisor import Part, Supervisor
 from control.clients import SyncRedis
 from control.connection import connect
 from control.embedded import EmbeddedServer
 from control.errors import ModelUnavailable
+from control.listening import free_port
 from control.messages import ModelSpec
 
 TICK_S = 0.2
@@ -31,11 +32,11 @@ def say(line: str) -> None:
 
 
 @contextmanager
-def private_farm(spec: ModelSpec, replicas: tuple[int, ...]) -> Iterator[tuple[str, str, list[str]]]:
+def private_farm(spec: ModelSpec, replicas: tuple[int, ...], *api_options: str) -> Iterator[tuple[str, str, list[str]]]:
     """Serve `spec` once per number in `replicas`, under names of their own; yields the API's URL, Redis's, the names.
 
-    The parts log errors only, unless FURROW_LOG_LEVEL says otherwise. Raises ModelUnavailable where a replica can't be
-    served.
+    `api_options` are those of `furrow api`. The parts log errors only, unless FURROW_LOG_LEVEL says otherwise.
+    Raises ModelUnavailable where a replica can't be served.
     """
     names = [spec.name] if len(replicas) == 1 else [f"{spec.name}-{index + 1}" for index in range(len(replicas))]
     with ExitStack() as stack:
@@ -50,7 +51,7 @@ def private_farm(spec: ModelSpec, replicas: tuple[int, ...]) -> Iterator[tuple[s
         supervisor = Supervisor({"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}, say)
         stack.callback(supervisor.stop)
         supervisor.start(Part("agent", "worker", ["agent"]))
-        supervisor.start(Part("api", "api", ["--host", HOST, "--port", str(port)]))
+        supervisor.start(Part("api", "api", ["--host", HOST, "--port", str(port), *api_options]))
         _wait(client, names, (HOST, port), supervisor)
         yield f"http://{HOST}:{port}", redis_url, names
 

@@ -21,6 +21,9 @@ from ops.bench.farm import private_farm, say
 from ops.bench.machine import describe
 from ops.bench.scenarios import SCENARIOS, Scenario, chosen
 
+NOBODY_REFUSED = ("--max-queue-wait", "0")
+"""The scenarios measure waiting; `furrow bench overload` measures refusing."""
+
 
 @click.command(epilog=f"Scenarios: {', '.join(SCENARIOS)}; all of them where none is named.")
 @click.argument("scenarios", nargs=-1)
@@ -62,7 +65,7 @@ def load(
         with ExitStack() as stack:
             if own:
                 say(f"{scenario.name}: starting {' + '.join(map(str, scenario.replicas))} replicas of {spec.name}")
-                farm = stack.enter_context(private_farm(spec, scenario.replicas))
+                farm = stack.enter_context(private_farm(spec, scenario.replicas, *NOBODY_REFUSED))
             else:
                 farm = (url or "", _redis(redis_url), list(models))
             result = asyncio.run(_measure(scenario, *farm))

@@ -17,9 +17,10 @@ from control.messages import ModelSpec
 from ops.bench.machine import describe
 from ops.chaos import report
 from ops.chaos.errors import ChaosError
-from ops.chaos.faults import FAULTS
+from ops.chaos.faults import FAULTS, failover
 from ops.chaos.load import Load
 from ops.chaos.prompts import questions
+from ops.chaos.replicated import TOPOLOGIES
 from ops.chaos.run import Struck, strike_all
 from ops.chaos.sabotage import CONTROLS, Sabotage
 from ops.chaos.schedule import schedule
@@ -33,6 +34,7 @@ QUESTIONS = 16
 @click.option(
     "--control", type=click.Choice(list(CONTROLS)), help="Switch one safety mechanism off: then streams must break."
 )
+@click.option("--topology", type=click.Choice(TOPOLOGIES), default="server", show_default=True, help="Of its Redis.")
 @click.option("--times", type=click.IntRange(1), default=3, show_default=True, help="Strikes of each kind.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the schedule and of what is asked.")
 @click.option("--streams", type=click.IntRange(1), default=64, show_default=True, help="Always under way.")
@@ -48,6 +50,7 @@ QUESTIONS = 16
 def chaos(
     kinds: str | None,
     control: str | None,
+    topology: str,
     times: int,
     seed: int,
     streams: int,
@@ -70,8 +73,8 @@ def chaos(
     machine = describe()
     click.echo(machine)
     sabotage = CONTROLS[control] if control else None
-    names = chosen(kinds or (",".join(sabotage.kinds) if sabotage else "all"))
-    struck, load, failure = run(spec, names, times, seed, streams, length, log_file, sabotage)
+    names = chosen(kinds or (",".join(sabotage.kinds) if sabotage else "all"), topology)
+    struck, load, failure = run(spec, names, times, seed, streams, length, log_file, topology, sabotage)
     for line in report.table(report.rows(struck, load.checked)):
         click.echo(line)
     exact = sum(not checked.findings for checked in load.checked)
@@ -104,6 +107,7 @@ def run(
     streams: int,
     length: int,
     log_file: Path | None,
+    topology: str = "server",
     sabotage: Sabotage | None = None,
 ) -> tuple[list[Struck], Load, ChaosError | None]:
     """What was struck, the load with every checked stream, and what ended the run before its time."""
@@ -111,7 +115,7 @@ def run(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-chaos-")))
         environment = sabotage.write(folder / "sabotage") if sabotage else {}
-        target = stack.enter_context(private_target(spec, folder, log_file or folder / "log", environment))
+        target = stack.enter_context(private_target(spec, folder, log_file or folder / "log", topology, environment))
         load = Load(target.urls, questions(spec.name, seed, length, QUESTIONS), streams, seed)
         load.record()
         say(f"{len(load.expected)} undisturbed streams recorded")
@@ -125,9 +129,10 @@ def run(
     return struck, load, failure
 
 
-def chosen(kinds: str) -> list[str]:
-    """Raises click.BadParameter naming a kind that does not exist."""
-    names = list(FAULTS) if kinds == "all" else [name.strip() for name in kinds.split(",")]
+def chosen(kinds: str, topology: str = "server") -> list[str]:
+    """`all` is what suits the topology. Raises click.BadParameter naming a kind that does not exist."""
+    suited = [name for name in FAULTS if name not in failover.FAULTS] if topology == "server" else failover.KINDS
+    names = list(suited) if kinds == "all" else [name.strip() for name in kinds.split(",")]
     if unknown := [name for name in names if name not in FAULTS]:
         raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(FAULTS)}", param_hint="--kinds")
     return names

@@ -22,6 +22,7 @@ from control.health import Beat, Overview, Poison
 from control.messages import ModelSpec
 from ops.chaos.errors import ChaosError
 from ops.chaos.proxy import Proxy
+from ops.chaos.replicated import Replicated, replicated
 from ops.chaos.server import ServerProcess
 
 HOST = "127.0.0.1"
@@ -43,7 +44,7 @@ class Target:
     def __init__(
         self,
         spec: ModelSpec,
-        server: ServerProcess,
+        server: ServerProcess | Replicated,
         redis_url: str,
         supervisor: Supervisor,
         log: Path,
@@ -171,24 +172,49 @@ class Target:
 
 @contextmanager
 def private_target(
-    spec: ModelSpec, folder: Path, log_file: Path, environment: Mapping[str, str] | None = None
+    spec: ModelSpec,
+    folder: Path,
+    log_file: Path,
+    topology: str = "server",
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Target]:
     """A running target whose data lie in `folder`; all of it is stopped at the end.
 
-    `environment` is its processes' own.
+    `topology`: one of TOPOLOGIES; a single server is reached through the lossy proxy. `environment` is the farm's own.
     """
     with ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab"))
-        server = ServerProcess(folder / "data")
-        stack.callback(server.stop)
-        server.start()
-        proxy = Proxy((HOST, server.port))
-        proxy.start()
-        stack.callback(proxy.stop)
+        server = stack.enter_context(
+            private_server(folder) if topology == "server" else replicated(topology, keys.ModelKeys(spec.name).bell)
+        )
+        proxy = stack.enter_context(before(server)) if isinstance(server, ServerProcess) else None
+        url = proxy.url if proxy is not None else server.url
         level = os.environ.get("FURROW_LOG_LEVEL") or "info"
-        parts = {"FURROW_REDIS_URL": proxy.url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
+        parts = {"FURROW_REDIS_URL": url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
         supervisor = Supervisor({**parts, **(environment or {})}, lambda line: None, log)
         stack.callback(supervisor.stop)
-        target = Target(spec, server, proxy.url, supervisor, log_file, proxy)
+        target = Target(spec, server, url, supervisor, log_file, proxy)
         target.start()
         yield target
+
+
+@contextmanager
+def private_server(folder: Path) -> Iterator[ServerProcess]:
+    """One server, its data in `folder`."""
+    server = ServerProcess(folder / "data")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def before(server: ServerProcess) -> Iterator[Proxy]:
+    """The lossy way to `server`."""
+    proxy = Proxy((HOST, server.port))
+    proxy.start()
+    try:
+        yield proxy
+    finally:
+        proxy.stop()

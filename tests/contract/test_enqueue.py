@@ -8,8 +8,8 @@ import pytest
 from control import requests
 from control.errors import IdempotencyConflict, QueueFull, RequestError
 from control.messages import GenerationRequest, Sampling
-from control.requests import Enqueue
-from tests.contract.conftest import MODEL, Farm, rids, token
+from control.requests import Emission, Enqueue
+from tests.contract.conftest import MODEL, Farm, last, rids, token
 
 
 def test_a_request_waits_with_all_that_a_leader_needs(farm: Farm) -> None:
@@ -85,11 +85,116 @@ def test_retry_after_follows_the_drain_rate(farm: Farm) -> None:
     """A queue that drains faster asks for less patience."""
     waits: list[float] = []
     for rate in ("0.1", "0.5"):
-        farm.client.hset(farm.keys.load, mapping={"queued": 10, "rate": rate})
+        farm.client.hset(farm.keys.load, mapping={"queued": 20, "rate": rate})
         with pytest.raises(QueueFull) as full:
             farm.put("b", max_queued_requests=10)
         waits.append(full.value.retry_after)
-    assert waits == [60.0, 20.0]
+    assert waits == [60.0, 40.0]
+
+
+def test_one_tenant_can_not_shut_the_others_out(farm: Farm) -> None:
+    """Where the queue is full, who has less than an equal share of it still gets in, up to twice the bound."""
+    for index in range(4):
+        farm.put(f"a{index}", tenant="a", max_queued_requests=4)
+    with pytest.raises(QueueFull, match="as many requests as it may"):
+        farm.put("a4", tenant="a", max_queued_requests=4)
+    farm.put("b0", tenant="b", max_queued_requests=4)
+    farm.put("b1", tenant="b", max_queued_requests=4)
+    with pytest.raises(QueueFull):
+        farm.put("b2", tenant="b", max_queued_requests=4)
+    farm.put("c0", tenant="c", max_queued_requests=4)
+    farm.put("d0", tenant="d", max_queued_requests=4)
+    with pytest.raises(QueueFull):
+        farm.put("e0", tenant="e", max_queued_requests=4)
+    assert farm.load("queued") == 8
+
+
+def busy(farm: Farm, seconds: float, ends: float) -> None:
+    """The queue was worked off for so long lately, and so many requests ended meanwhile."""
+    farm.client.hset(farm.keys.load, mapping={"busy_ms": 1000 * seconds, "busy_ends": ends, "busy_since": 1})
+
+
+def test_the_queue_is_bounded_by_the_wait_to_be_expected(farm: Farm) -> None:
+    """At two a second three may wait where one and a half seconds are allowed, and the refusal says why."""
+    busy(farm, seconds=10, ends=19)
+    for rid in ("a", "b", "c", "d"):
+        farm.put(rid, max_queue_wait_ms=1500)
+    with pytest.raises(QueueFull, match="the wait would be too long") as full:
+        farm.put("e", max_queue_wait_ms=1500)
+    assert (full.value.bound, full.value.queued, full.value.retry_after) == ("wait", 4, 2.0)
+    assert farm.put("f", max_queue_wait_ms=0).position == 5
+
+
+def test_the_wait_counts_turns_and_classes(farm: Farm) -> None:
+    """Behind a tenant's backlog another waits for its turn only, and a higher class not at all."""
+    busy(farm, seconds=10, ends=9)
+    for index in range(9):
+        farm.put(f"a{index}", tenant="a")
+    farm.put("b0", tenant="b", max_queue_wait_ms=2000)
+    farm.put("b1", tenant="b", max_queue_wait_ms=2000)
+    with pytest.raises(QueueFull):
+        farm.put("b2", tenant="b", max_queue_wait_ms=2000)
+    farm.put("c0", tenant="c", priority="high", max_queue_wait_ms=2000)
+    with pytest.raises(QueueFull):
+        farm.put("d0", tenant="d", priority="low", max_queue_wait_ms=2000)
+
+
+@pytest.mark.parametrize(("seconds", "ends"), [(0.0, 0.0), (19.0, 0.0), (19.0, 3.9)])
+def test_nobody_is_refused_by_a_guess(farm: Farm, seconds: float, ends: float) -> None:
+    """A farm that was hardly busy, or saw hardly an end and not for long, has no rate yet."""
+    busy(farm, seconds, ends)
+    for index in range(20):
+        farm.put(f"a{index}", max_queue_wait_ms=2000)
+
+
+def test_a_busy_farm_that_ends_nothing_is_believed_in_the_end(farm: Farm) -> None:
+    """After ten times the limit without an end the next one is taken to be due: one may wait, more are too many."""
+    busy(farm, seconds=21, ends=0)
+    farm.put("a", max_queue_wait_ms=2000)
+    with pytest.raises(QueueFull):
+        farm.put("b", max_queue_wait_ms=2000)
+
+
+def test_the_rate_is_taken_only_while_something_waits(farm: Farm) -> None:
+    """What ends on a farm without a queue says nothing of how fast a queue drains."""
+    lease = farm.lead()
+    farm.put("a")
+    farm.claim(lease)
+    farm.emit(lease, Emission("a", 1, [last(1)], "finished"))
+    assert farm.client.hmget(farm.keys.load, "busy_since", "busy_ends") == [None, None]
+    for rid in ("b", "c", "d"):
+        farm.put(rid)
+    farm.claim(lease, requests_=1)
+    farm.emit(lease, Emission("b", 1, [last(1)], "finished"))
+    farm.client.hincrby(farm.keys.load, "busy_since", -300)
+    farm.claim(lease, requests_=1)
+    assert float(farm.client.hget(farm.keys.load, "busy_ends") or 0) == pytest.approx(1, abs=0.05)
+    assert 250 < float(farm.client.hget(farm.keys.load, "busy_ms") or 0) < 5000
+    farm.claim(lease)
+    assert farm.client.hget(farm.keys.load, "busy_since") is None
+
+
+def test_a_burst_on_a_farm_with_room_is_not_judged_by_an_old_rate(farm: Farm) -> None:
+    """Where the last claim left nothing waiting there is room, however slow the farm was before."""
+    busy(farm, seconds=100, ends=10)
+    farm.client.hdel(farm.keys.load, "busy_since")
+    for index in range(20):
+        farm.put(f"a{index}", max_queue_wait_ms=1000)
+
+
+def test_only_the_last_ends_count(farm: Farm) -> None:
+    """A rate of long ago is forgotten after some ends, fast or slow."""
+    busy(farm, seconds=1000, ends=16)
+    lease = farm.lead()
+    for index in range(101):
+        farm.put(f"a{index}")
+    for index in range(100):
+        farm.claim(lease, requests_=1)
+        farm.emit(lease, Emission(f"a{index}", 1, [last(1)], "finished"))
+    farm.client.hset(farm.keys.load, "busy_since", 1)
+    farm.claim(lease, requests_=0)
+    assert 15 < float(farm.client.hget(farm.keys.load, "busy_ends") or 0) <= 16
+    assert float(farm.client.hget(farm.keys.load, "busy_ms") or 0) < 40_000
 
 
 def test_a_claim_makes_room(farm: Farm) -> None:

@@ -18,6 +18,7 @@ from control.transient import transient
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.harmless import harmless, outage_s
+from ops.chaos.server import ServerProcess
 from ops.chaos.target import Target
 
 MARK = "chaos:mark"
@@ -226,6 +227,8 @@ def wilful(fault: Callable[[Target, random.Random], str]) -> Fault:
     """A server that does not do what is asked of it was not struck: NoEffect."""
 
     def strike(target: Target, random: random.Random) -> str:
+        if not isinstance(target.server, ServerProcess):
+            raise NoEffect("this farm's Redis is more than one server; only failovers strike it")
         try:
             return fault(target, random)
         except (redis.RedisError, RedisUnavailable) as error:

@@ -28,6 +28,16 @@ def test_the_official_client(api: ApiProcess, leader: ScriptedLeader, capsys: py
     scope["client"].close()  # type: ignore[attr-defined]
 
 
+def test_the_transport_that_resumes(
+    api: ApiProcess, leader: ScriptedLeader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The snippet for the resuming transport prints the answer."""
+    scope: dict[str, object] = {}
+    exec(snippet("ResumingTransport", api.url), scope)
+    assert capsys.readouterr().out == "you said Count to thirty."
+    scope["client"].close()  # type: ignore[attr-defined]
+
+
 def test_the_client_that_resumes(
     api: ApiProcess, leader: ScriptedLeader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

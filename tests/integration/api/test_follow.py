@@ -14,6 +14,7 @@ from api.settings import ApiSettings
 from control import requests
 from control.connection import arun, connect_async
 from control.keys import ModelKeys
+from control.lease import acquire
 from control.messages import GenerationRequest, LogEntry, Sampling
 from tests.leader import ScriptedLeader
 from tests.servers import Server
@@ -72,3 +73,38 @@ async def test_another_tenant_sees_nothing(client: Any, leader: ScriptedLeader) 
     stranger = follower.open("tiny", "secret", "somebody else", asyncio.Event())
     await follower.refresh([stranger])
     assert isinstance(stranger.error, Exception) and stranger.take() == []
+
+
+async def emitted(client: Any, rid: str) -> tuple[ModelKeys, list[LogEntry]]:
+    """A running request of a model without a leader, with three tokens in its log."""
+    params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=9))
+    lease = await arun(client, acquire("rolled", "r0", rid, 1))
+    assert lease is not None
+    await arun(client, requests.enqueue(requests.Enqueue(rid=rid, model="rolled", params=params, tenant="t")))
+    await arun(client, requests.claim(lease, 9, 99, False))
+    entries = [LogEntry(seq, 0, 40 + seq) for seq in (1, 2, 3)]
+    await arun(client, requests.emit(lease, [requests.Emission(rid, 1, entries)]))
+    await client.delete(lease.keys.lock)
+    return lease.model_keys, entries
+
+
+@pytest.mark.parametrize("quiet_reads", [0, 1], ids=["with its state", "the log alone"])
+async def test_a_log_that_was_set_back_is_given_back(client: Any, quiet_reads: int) -> None:
+    """Whichever way the follower reads, it notices that Redis has less than was given, and writes it back."""
+    keys, entries = await emitted(client, f"back{quiet_reads}")
+    rid = f"back{quiet_reads}"
+    follower = Follower(client, SETTINGS)
+    feed = follower.open("rolled", rid, "t", asyncio.Event())
+    await follower.refresh([feed])
+    assert feed.take() == entries
+    await client.delete(keys.log(rid))
+    await client.xadd(keys.log(rid), {"e": "[1,0,41]"}, id="1-0")
+    await client.hset(keys.request(rid), "seq", 1)
+    feed.quiet_reads = quiet_reads
+    follower.start()
+    async with asyncio.timeout(10):
+        while await requests.read_logs(client, "rolled", {rid: 0}) != {rid: entries}:
+            await asyncio.sleep(0.005)
+    assert await client.hget(keys.request(rid), "seq") == "3"
+    assert feed.take() == [] and feed.error is None
+    await follower.stop()

@@ -159,6 +159,42 @@ def test_unknown_routes_and_methods(http: httpx.Client) -> None:
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
 
 
+def test_a_wrong_method_is_told_the_right_ones(http: httpx.Client) -> None:
+    """A 405 names the methods in its header, and HEAD is a GET without its body."""
+    wrong = http.delete("/v1/models")
+    assert (wrong.status_code, "GET" in wrong.headers["allow"]) == (405, True)
+    for path in ("/v1/models", "/v1/models/tiny", "/health", "/ready"):
+        head, get = http.head(path), http.get(path)
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+    assert http.head("/v1/requests/x/events").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("fields", "legal"),
+    [
+        ({"priority": "urgent"}, "'high', 'low', 'normal'"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "'user'"),
+        ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "'text'"),
+    ],
+)
+def test_a_value_that_is_none_of_several(http: httpx.Client, fields: dict[str, Any], legal: str) -> None:
+    """The refusal names the value and those that are served."""
+    message = http.post(CHAT, json=chat("x") | fields).json()["error"]["message"]
+    assert "Invalid enum value" in message and legal in message
+
+
+@pytest.mark.parametrize("half", [r"\ud83d", r"\ude00", r"\uDE00\uD83D"])
+def test_half_a_character(http: httpx.Client, half: str) -> None:
+    """A lone surrogate is named; the whole pair is a character."""
+    body = r'{"messages": [{"role": "user", "content": "a%sb"}]}'
+    refused = http.post(CHAT, content=body % half)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_json")
+    assert f"{half[:6]} is half of a surrogate pair" in refused.json()["error"]["message"]
+    whole = http.post(CHAT, content=body % r"\ud83d\ude00")
+    assert whole.json()["choices"][0]["message"]["content"] == "you said a😀b"
+
+
 def test_request_ids(http: httpx.Client, leader: ScriptedLeader) -> None:
     """X-Request-ID is ours and the id of the answer; the client's own comes back beside it and is never used."""
     response = http.post(CHAT, json=chat("x"), headers={"x-request-id": "mine"})

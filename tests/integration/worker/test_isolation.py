@@ -244,7 +244,8 @@ def test_blows_from_outside_condemn_nobody(
     scene.ask_all(asked)
     assert scene.answers(list(expected)) == expected
     assert left == [0] and scene.epoch() > before and scene.buried() == []
-    assert sizes == ([4] * times if blow is lost else [4, 4, 2, 1, 1])
+    # The first of these epochs had no crash before it, so it is one step ahead of Redis when it hears of the lock.
+    assert sizes == ([4, 0] + [4] * (times - 2) if blow is lost else [4, 4, 2, 1, 1])
 
 
 def test_without_a_crash_nothing_is_written_and_nothing_read(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from control import catalog, health, requests
 from control.errors import GroupError
@@ -17,6 +19,7 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
 from tests.models import make
 from worker import executor as executor_module
+from worker import progress as progress_module
 from worker import sampling as sampling_module
 from worker import serving as serving_module
 from worker.assets import read_assets
@@ -52,6 +55,31 @@ def test_a_load_that_fails_ends_the_process_with_its_reason(redis: ReplicaRedis,
     assert catalog.get_assets(redis.client, MODEL) is None
 
 
+def test_a_load_that_takes_long_keeps_the_lock(
+    redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The side thread renews it all the while, and no step's deadline counts; what is asked meanwhile waits."""
+    go_on, real = threading.Event(), executor_module.load
+    monkeypatch.setattr(executor_module, "load", lambda *a, **k: go_on.wait(15.0) and real(*a, **k))
+    monkeypatch.setattr(progress_module, "UNKNOWN_STEP_S", 0.0)
+    monkeypatch.setattr(progress_module, "STEP_FLOOR_S", 0.0)
+    scene = LeaderScene(redis, folder)
+    try:
+        epoch = until(scene.epoch, 15.0)
+        scene.ask("waits", max_tokens=3)
+        renewals, left = 0, 0
+        while renewals < 3:
+            left, before = redis.client.pttl(redis.keys.lock), left
+            renewals += left > before > 0
+            assert left > 0, "the lock has lapsed"
+        assert scene.state("waits") == "queued"
+        monkeypatch.undo()
+        go_on.set()
+        assert len(scene.answer("waits")) == 3 and scene.epoch() == epoch
+    finally:
+        scene.stop()
+
+
 def poisoned(scene: LeaderScene) -> None:
     write_poison(scene.redis.client, MODEL, REPLICA, scene.epoch(), -1, "exited", "a test says so")
 
@@ -79,32 +107,6 @@ def test_an_epoch_that_ends_costs_no_token_and_no_weight(
     assert [entry.seq for entry in scene.log("struck")] == list(range(1, len(expected) + 1))
     assert scene.redis.client.hget(scene.keys.request("struck"), "attempts") == "2"
     assert len(loads) == already, "the weights were loaded again"
-
-
-ROLL_BACK = """
-local entries = redis.call('XRANGE', KEYS[1], '-', '+')
-redis.call('DEL', KEYS[1])
-local kept = #entries - tonumber(ARGV[1])
-for i = 1, kept do redis.call('XADD', KEYS[1], entries[i][1], unpack(entries[i][2])) end
-redis.call('HSET', KEYS[2], 'seq', kept)
-"""
-
-
-def roll_back(scene: LeaderScene, rid: str, entries: int) -> None:
-    """What a failover does that had not replicated the last entries."""
-    scene.redis.client.eval(ROLL_BACK, 2, scene.keys.log(rid), scene.keys.request(rid), entries)
-
-
-def test_a_log_that_is_elsewhere_is_believed(scene: LeaderScene) -> None:
-    """A leader whose memory and whose log disagree starts over from the log; the answer is whole all the same."""
-    scene.ask("whole")
-    expected = scene.answer("whole")
-    before = scene.epoch()
-    scene.ask("struck")
-    scene.under_way("struck")
-    roll_back(scene, "struck", entries=5)
-    assert scene.answer("struck") == expected
-    assert scene.epoch() > before, "the fault had no effect"
 
 
 def test_a_second_leader_waits_and_then_continues(scene: LeaderScene) -> None:
@@ -179,6 +181,24 @@ def test_a_row_that_fails_ends_its_request_and_no_other(scene: LeaderScene, monk
     [failed] = [end for end in (scene.log("first")[-1], scene.log("second")[-1]) if end.finish == "error"]
     assert failed.token is None and "nan=1" in (failed.cause or "")
     assert scene.epoch() == before
+
+
+def test_a_step_that_fails_is_logged_with_its_requests(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks know sequences and say which command failed: the leader's line says whose it was."""
+    until(scene.epoch, 15.0)
+    real, faults = Executor.run_step, [MemoryError("once")]
+
+    def run_step(executor: Executor, command: Any, sample: Any) -> Any:
+        if faults and command.sequences:
+            raise faults.pop()
+        return real(executor, command, sample)
+
+    monkeypatch.setattr(Executor, "run_step", run_step)
+    with capture_logs() as lines:
+        scene.ask("r", max_tokens=3)
+        scene.answer("r")
+    [line] = [line for line in lines if line["event"] == "the step failed"]
+    assert list(line["requests"].values()) == ["r"] and line["seq"] > 0
 
 
 def test_the_phases_of_a_request_are_stamped(scene: LeaderScene) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from litestar.exceptions import HTTPException
 
@@ -32,7 +34,9 @@ def test_statuses(error: Exception, status: int, kind: str, code: str | None) ->
     """Status, type and code of each kind; those worth a retry say when; no inside is told."""
     found = problem(error)
     assert (found.status, found.body.error.type, found.body.error.code) == (status, kind, code)
-    assert ("retry-after" in found.headers) == (status in (429, 503))
+    final = code in ("deadline_exceeded", "idempotency_conflict")
+    assert ("retry-after" in found.headers) == (status in (429, 503) and not final)
+    assert found.headers.get("x-should-retry") == ("false" if final else None)
     assert "secret" not in found.body.error.message
 
 
@@ -48,5 +52,14 @@ def test_what_the_framework_refuses_names_what_was_asked() -> None:
 
 
 def test_retry_after_in_both_units() -> None:
-    """Whole seconds for HTTP, milliseconds for the SDKs."""
-    assert problem(errors.QueueFull("m", 3, 2.4)).headers == {"retry-after": "2", "retry-after-ms": "2400"}
+    """Whole seconds for HTTP, at least one; milliseconds for the SDKs; at most what an SDK obeys."""
+    for wait, least, most in ((0.2, 0.2, 0.25), (2.4, 2.4, 3.0), (60.0, 60.0, 60.0)):
+        headers = problem(errors.QueueFull("m", 3, wait)).headers
+        assert least * 1000 <= int(headers["retry-after-ms"]) <= most * 1000
+        assert int(headers["retry-after"]) == max(1, math.ceil(int(headers["retry-after-ms"]) / 1000))
+
+
+def test_refused_together_is_not_back_together() -> None:
+    """Equal refusals name times that are spread over a quarter of the wait."""
+    waits = [int(problem(errors.QueueFull("m", 3, 10.0)).headers["retry-after-ms"]) for _ in range(100)]
+    assert max(waits) - min(waits) > 1000

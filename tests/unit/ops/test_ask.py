@@ -13,7 +13,7 @@ import pytest
 from ops.bench.ask import ask
 from ops.bench.client import Base, request
 
-USAGE = {"choices": [], "usage": {"completion_tokens": 2}}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
 BROKEN = {"error": {"type": "server_error", "code": None}}
 TEXT = {"choices": [{"index": 0, "delta": {"content": "hi"}}]}
@@ -67,7 +67,7 @@ async def test_a_stream_gives_its_times_and_tokens() -> None:
 
 async def test_a_whole_answer_gives_its_tokens() -> None:
     """Without a stream there is no first token to see."""
-    body = json.dumps({"usage": {"completion_tokens": 5}}).encode()
+    body = json.dumps({"usage": {"prompt_tokens": 9, "completion_tokens": 5}}).encode()
     async with answering(head(content_length=str(len(body)), x_request_id="r-2"), body) as base:
         answer = await ask(base, "user-0", "demo", "hello", 5, stream=False)
     assert (answer.rid, answer.tokens, answer.error, answer.first_ms) == ("r-2", 5, None, None)

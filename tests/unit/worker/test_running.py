@@ -39,8 +39,29 @@ def test_an_emission_is_kept_until_redis_took_it() -> None:
     request = RunningRequest.from_claim(claimed([]))
     request.append(0, 5)
     assert request.emission() == request.emission()
-    request.emitted()
-    assert request.emission().entries == [] and request.next_seq == 2
+    request.emitted(request.emission())
+    assert (request.emission().seq, request.emission().entries) == (2, [])
+
+
+def test_what_comes_while_an_emission_is_under_way_waits_for_the_next() -> None:
+    """The next step's token is neither lost nor counted as taken."""
+    request = RunningRequest.from_claim(claimed([]))
+    request.append(0, 5)
+    under_way = request.emission()
+    request.append(0, 6, "length")
+    request.emitted(under_way)
+    assert under_way.done is None
+    assert (request.emission().entries, request.emission().done) == ([LogEntry(2, 0, 6, "length")], "finished")
+
+
+def test_a_log_that_lost_its_end_is_sent_again_from_memory() -> None:
+    """Also what an earlier leader produced; a log that is ahead, or refuses what it expects, can't be served so."""
+    request = RunningRequest.from_claim(claimed([LogEntry(1, 0, 5), LogEntry(2, 0, 6)]))
+    request.append(0, 7)
+    assert not request.rewind(request.emission(), 5)
+    assert not request.rewind(request.emission(), 3)
+    assert request.rewind(request.emission(), 2)
+    assert request.emission().entries == [LogEntry(2, 0, 6), LogEntry(3, 0, 7)]
 
 
 def test_an_ended_choice_takes_nothing_more() -> None:

@@ -1,0 +1,72 @@
+"""The web server's life: serving, draining after a signal, and the end of what outlives the grace."""
+
+from __future__ import annotations
+
+import time
+from types import FrameType
+from typing import Any, cast
+
+import structlog
+import uvicorn
+
+from api.connection import ClientConnection, ServerConfig
+from api.head import answering_head
+from api.process import Process
+
+log = structlog.stdlib.get_logger(__name__)
+
+_FAREWELL_S = 2.0
+"""How long interrupted streams may take to hand over their last event."""
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, that goes on listening while it drains, so that whoever comes is told to go elsewhere.
+
+    After the first signal new requests get 503 and what runs goes on for the grace. Then, or at a second signal, every
+    stream is told that it is interrupted. Connections that do not take even that are cut.
+    """
+
+    def __init__(self, app: Any, process: Process) -> None:
+        settings = process.settings
+        config = ServerConfig(
+            answering_head(app),
+            reader_timeout=settings.reader_timeout,
+            host=settings.host,
+            port=settings.port,
+            loop="uvloop",
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            # For bytes of ended answers that are still on their way: no handler runs any more by then.
+            timeout_graceful_shutdown=max(1, round(settings.grace)),
+        )
+        super().__init__(config)
+        self._process = process
+        self._until: float | None = None
+        self._hurry = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # In a signal handler nothing but flags is safe; the next tick acts on them.
+        self._hurry = self._process.draining
+        self._process.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._process.draining:
+            self._drain(time.monotonic())
+        return await super().on_tick(counter)
+
+    def _drain(self, now: float) -> None:
+        process, running = self._process, len(self.server_state.tasks)
+        if self._until is None:
+            self._until = now + process.settings.grace
+            log.info("draining", action="drain", running=running, grace_s=process.settings.grace)
+        if not running:
+            self.should_exit = True
+        elif not process.interrupted and (self._hurry or now >= self._until):
+            log.warning("interrupting what still runs", action="interrupt", running=running)
+            process.interrupt()
+            self._until = now + _FAREWELL_S
+        elif process.interrupted and now >= self._until:
+            for connection in list(self.server_state.connections):
+                cast(ClientConnection, connection).abort()
+            self.should_exit = True

@@ -1,0 +1,24 @@
+"""The address that a part of the farm listens on, checked before anything is started."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from control.errors import SettingsError
+
+
+def free_port(host: str, port: int) -> int:
+    """`port` if it can be bound, a free one for 0. Raises SettingsError naming the option at fault and the remedy."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                remedy = "give --host an address of this machine, or 0.0.0.0 for all of them"
+            else:
+                remedy = "choose another --port"
+            raise SettingsError(f"can't listen on {host}:{port}: {error.strerror}; {remedy}") from error
+        return int(probe.getsockname()[1])

@@ -1,0 +1,59 @@
+-- How fast a model works its queue off; needs clock. Only the time in which something waits although a leader has just
+-- claimed all it had room for says anything about that: `busy_ms`, with the requests that ended in it, `busy_ends`.
+-- `busy_since` is the moment up to which it is counted, absent while nothing waits. Both fade with each end, so that
+-- the last DRAIN_ENDS count, whether they took a second or minutes; and with the time in which nothing waits.
+local DRAIN_ENDS = 16
+local DRAIN_IDLE_MS = 30000
+-- The books are kept this often, not with every step; a longer silence (a recovery, a load) is not counted as work.
+local DRAIN_TICK_MS = 100
+local DRAIN_GAP_MS = 5000
+
+-- After a claim: count the time since the last one if something has waited all along.
+local function account_for_claim(base, now)
+  local load = base .. 'load'
+  local was = redis.call('HMGET', load, 'queued', 'busy_since', 'busy_ms', 'busy_ends', 'busy_at')
+  local waits, since = tonumber(was[1] or '0') > 0, tonumber(was[2] or '')
+  if (not waits and not since) or (waits and since and now - since < DRAIN_TICK_MS) then
+    return
+  end
+  local busy, ends = tonumber(was[3] or '0'), tonumber(was[4] or '0')
+  if since then
+    busy = busy + math.min(now - since, DRAIN_GAP_MS)
+  else
+    local fade = math.exp(-math.max(0, now - tonumber(was[5] or whole(now))) / DRAIN_IDLE_MS)
+    busy, ends = busy * fade, ends * fade
+  end
+  redis.call('HSET', load, 'busy_ms', string.format('%.3f', busy), 'busy_ends', string.format('%.3f', ends),
+    'busy_at', whole(now))
+  if waits then
+    redis.call('HSET', load, 'busy_since', whole(now))
+  else
+    redis.call('HDEL', load, 'busy_since')
+  end
+end
+
+-- A request that ran has ended while others wait.
+local function account_for_end(base)
+  local load = base .. 'load'
+  local was = redis.call('HMGET', load, 'busy_since', 'busy_ms', 'busy_ends')
+  if was[1] then
+    local fade = 1 - 1 / DRAIN_ENDS
+    redis.call('HSET', load, 'busy_ms', string.format('%.3f', tonumber(was[2] or '0') * fade),
+      'busy_ends', string.format('%.3f', tonumber(was[3] or '0') * fade + 1))
+  end
+end
+
+-- Milliseconds in which `ahead` requests will have gone, or nil where that can't be told: nothing waited at the last
+-- claim, or too little has been seen since: neither a few ends nor TOO_LONG times the `patience` (ms) without them.
+-- The next end is taken to be due now, so no estimate is for ever.
+local ENDS_ENOUGH = 4
+local TOO_LONG = 10
+
+local function expected_wait(base, ahead, patience)
+  local was = redis.call('HMGET', base .. 'load', 'busy_since', 'busy_ms', 'busy_ends')
+  local busy, ends = tonumber(was[2] or '0'), tonumber(was[3] or '0')
+  if not was[1] or busy == 0 or (ends < ENDS_ENOUGH and busy < TOO_LONG * patience) then
+    return nil
+  end
+  return ahead * busy / (ends + 1)
+end

@@ -1,0 +1,108 @@
+"""A leader's exchange with Redis: what a step produced goes out, what waits comes in, in one round trip.
+
+It may be under way while the next step is computed: then a thread of its own waits for the answer. There is never more
+than one, and its answer is taken before the next one starts, so the leader is ahead of Redis by one step at most.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import TypeVar
+
+from control import requests
+from control.clients import SyncRedis
+from control.commands import wait_for_work
+from control.connection import Call, run, run_every
+from control.errors import Lost, RedisUnavailable
+from control.lease import Lease
+from control.outage import outage
+from control.requests import Claims, Emission, EmitResult
+
+LOOP = "leader"
+"""Its name where loops say that they wait for Redis."""
+AWAY_S = 0.2
+"""Between tries while Redis is away and a finished step is held."""
+
+T = TypeVar("T")
+
+
+class Exchange:
+    """One epoch's way to Redis. While Redis is away every call waits; `check` ends that when the epoch is over.
+
+    A context manager around the leader's work in the epoch: what is under way at its end still gets through if it can.
+    """
+
+    def __init__(self, client: SyncRedis, blocking: SyncRedis, lease: Lease, check: Callable[[], None]) -> None:
+        self._client, self._blocking, self._lease, self._check = client, blocking, lease, check
+        self._thread = ThreadPoolExecutor(1, "exchange")
+        self._under_way: Future[tuple[EmitResult, Claims]] | None = None
+        self._leaving = threading.Event()
+        self._was_away = False
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leaving.set()
+        self._thread.shutdown()
+
+    def deliver(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
+        """Emit the rows and run `claim`. Raises EpochOver."""
+        return self._round_trip(rows, claim)
+
+    def start(self, rows: list[Emission], claim: Call[Claims]) -> None:
+        """As `deliver`, in the background; `finish` brings the outcome."""
+        # A thread begins without its starter's context: model, rank and epoch belong on this one's lines too.
+        self._under_way = self._thread.submit(contextvars.copy_context().run, self._round_trip, rows, claim)
+
+    def finish(self) -> tuple[EmitResult, Claims] | None:
+        """Wait for what `start` began, None where nothing is under way. Raises EpochOver."""
+        under_way, self._under_way = self._under_way, None
+        return under_way.result() if under_way is not None else None
+
+    def _round_trip(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
+        calls: list[Call[EmitResult] | Call[Claims]] = [requests.emit(self._lease, rows), claim]
+        # Where Redis can serve only one of them just now both are sent again: what was done already is recognised.
+        emitted, claims = self.hold(lambda: run_every(self._client, calls))
+        return emitted, claims
+
+    def wait_for_work(self, bell: str, block_ms: int) -> None:
+        """Return once the bell rang after `bell`, for a request, a cancel or poison, or after `block_ms`."""
+        try:
+            wait_for_work(self._blocking, self._lease, bell, block_ms)
+        except RedisUnavailable:
+            time.sleep(AWAY_S)
+
+    def was_away(self) -> bool:
+        """Whether Redis was away since the last time that this was asked: what it has now may be older than before."""
+        was_away, self._was_away = self._was_away, False
+        return was_away
+
+    def try_once(self, call: Call[T]) -> T:
+        """Run one call. Raises RedisUnavailable."""
+        return run(self._client, call)
+
+    def held(self, call: Call[T]) -> T:
+        """Run one call, when Redis is there."""
+        return self.hold(lambda: run(self._client, call))
+
+    def hold(self, attempt: Callable[[], T]) -> T:
+        """Run `attempt` until Redis answers: a finished step is held, never thrown away, and nothing is poisoned."""
+        while True:
+            try:
+                answer = attempt()
+                outage.goes_on(LOOP)
+                return answer
+            except RedisUnavailable as error:
+                outage.waits(LOOP, error)
+                self._was_away = True
+                self._check()
+                if self._leaving.wait(AWAY_S):
+                    raise Lost("the epoch was left while Redis was away") from error
