@@ -14,8 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
 
-import structlog
-
 from control import requests
 from control.clients import SyncRedis
 from control.commands import wait_for_work
@@ -24,8 +22,6 @@ from control.errors import Lost, RedisUnavailable
 from control.lease import Lease
 from control.outage import outage
 from control.requests import Claims, Emission, EmitResult
-
-log = structlog.get_logger()
 
 LOOP = "leader"
 """Its name where loops say that they wait for Redis."""

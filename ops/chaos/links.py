@@ -106,6 +106,11 @@ class Link:
         self._connecting: asyncio.Task[None] | None = None
         self.open = True
 
+    @property
+    def alive(self) -> bool:
+        """Whether bytes pass."""
+        return self.open and not self._silent
+
     def made(self, end: End) -> None:
         """The client is there: go on to the server, unless all of this is to lead nowhere."""
         if end is self.client and not self._silent:

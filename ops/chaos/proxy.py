@@ -80,7 +80,7 @@ class Proxy(Lossy):
         """Reset every open connection for which `chosen()`; how many they were. Nothing hinders them to come back."""
 
         async def strike() -> int:
-            links = [link for link in self._links if chosen()]
+            links = [link for link in self._links if link.alive and chosen()]
             for link in links:
                 link.cut()
             self.counts.cut += len(links)
@@ -121,7 +121,7 @@ class Proxy(Lossy):
 
         async def strike() -> int:
             self.black = newcomers
-            links = [link for link in self._links if chosen()]
+            links = [link for link in self._links if link.alive and chosen()]
             for link in links:
                 link.silence()
             return len(links)

@@ -66,17 +66,22 @@ class Sabotage:
 
 CONTROLS = {
     "no-seq-check": Sabotage(
-        # A reader drops what it has seen; the next epoch, which takes the log for what was produced, goes on from it.
-        "emit appends whatever it is given, so that a repeat after a lost answer is in the log twice",
+        "emit appends and numbers whatever it is given, so that a repeat after a lost answer is in the log twice",
         "control.scripts",
         """
 rewrite_scripts(
     module,
     ("elseif tonumber(f[3]) + 1 ~= seq or f[2] ~= 'running' then", "elseif false then"),
-    ("local last = seq - 1\\n", "local last = tonumber(f[3])\\n"),
+    (
+        "local last = seq - 1\\n",
+        "local last = tonumber(f[3])\\n"
+        "for i = 1, count do\\n"
+        "  ARGV[first + i - 1] = string.gsub(ARGV[first + i - 1], '^%[%d+', '[' .. whole(last + i))\\n"
+        "end\\n",
+    ),
 )
 """,
-        ("drop-replies", "leader-kill"),
+        ("drop-replies",),
     ),
     "no-replay": Sabotage(
         "a new epoch continues each request from its prompt alone, as if nothing had been produced",

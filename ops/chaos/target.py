@@ -105,9 +105,7 @@ def private_target(
         proxy: Proxy | None = None
         if topology == "server":
             server: ServerProcess | Replicated = stack.enter_context(private_server(folder))
-            proxy = Proxy((HOST, server.port))
-            proxy.start()
-            stack.callback(proxy.stop)
+            proxy = stack.enter_context(before(server))
         else:
             server = stack.enter_context(replicated(topology, keys.ModelKeys(spec.name).bell))
         url = proxy.url if proxy is not None else server.url
@@ -129,3 +127,14 @@ def private_server(folder: Path) -> Iterator[ServerProcess]:
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def before(server: ServerProcess) -> Iterator[Proxy]:
+    """The lossy way to `server`."""
+    proxy = Proxy((HOST, server.port))
+    proxy.start()
+    try:
+        yield proxy
+    finally:
+        proxy.stop()

@@ -10,26 +10,35 @@ from contextlib import contextmanager
 
 import psutil
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from control.errors import RedisUnavailable
 from control.transient import transient
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.harmless import harmless, outage_s
+from ops.chaos.server import ServerProcess
 from ops.chaos.target import Target
 
 MARK = "chaos:mark"
 """A key of ours: what became of it shows what became of the data."""
 PATIENCE_S = 60.0
 REFUSED_WITHIN_S = 20.0
+LOADING_S = (1.5, 3.0)
+BALLAST = 4096
+"""Entries more in the append-only file: a server looks up from loading once in a thousand of them."""
 NOWHERE = ("127.0.0.1", "1")
 """No server listens there."""
 
 
 @contextmanager
 def operator(target: Target) -> Iterator[redis.Redis]:
-    """A client straight to the server that waits as long as it takes."""
-    with redis.Redis.from_url(target.server.url, socket_timeout=PATIENCE_S, decode_responses=True) as client:
+    """A client straight to the server that waits as long as it takes, and tells what it met: no retries of its own."""
+    retry = Retry(NoBackoff(), 0)
+    with redis.Redis.from_url(
+        target.server.url, socket_timeout=PATIENCE_S, retry=retry, decode_responses=True
+    ) as client:
         yield client
 
 
@@ -129,7 +138,8 @@ def refusing(target: Target, word: str, random: random.Random) -> Iterator[Calla
             else:
                 raise NoEffect("a write was accepted")
             try:
-                target.until(lambda: refusals(client, word) > before + 1, f"writes are refused with {word}")
+                what = f"the farm's writes are refused with {word}"
+                target.until(lambda: refusals(client, word) > before + 1, what, REFUSED_WITHIN_S)
             except ChaosError as error:
                 raise NoEffect(str(error)) from error
             return f"{refusals(client, word) - before} commands refused with {word}"
@@ -138,9 +148,9 @@ def refusing(target: Target, word: str, random: random.Random) -> Iterator[Calla
 
 
 def refusals(client: redis.Redis, word: str) -> int:
-    """How many commands the server has refused so; 6.2 counts those inside scripts as plain errors."""
-    stats = client.info("errorstats")
-    return sum(int(stats.get(f"errorstat_{name}", {}).get("count", 0)) for name in (word, "ERR"))
+    """How many commands the server has refused so; before 7.0 those inside scripts count as plain errors."""
+    stats, old = client.info("errorstats"), str(client.info("server")["redis_version"]).startswith("6.")
+    return sum(int(stats.get(f"errorstat_{name}", {}).get("count", 0)) for name in ((word, "ERR") if old else (word,)))
 
 
 def out_of_memory(target: Target, random: random.Random) -> str:
@@ -171,10 +181,15 @@ def cannot_save(target: Target, random: random.Random) -> str:
 
 def loading(target: Target, random: random.Random) -> str:
     """Killed, and slow to load its append-only file: it answers LOADING meanwhile."""
-    server, seconds = target.server, min(3.0, outage_s(random))
+    server, seconds = target.server, random.uniform(*LOADING_S)
     with operator(target) as client:
-        client.set(MARK, "1")
-        entries = max(1, int(client.info("persistence")["aof_current_size"]) // BYTES_AN_ENTRY)
+        client.bgrewriteaof()  # so that what will be loaded is known: the keys, and what comes after them
+        target.until(lambda: not client.info("persistence")["aof_rewrite_in_progress"], "the file is rewritten")
+        pipeline = client.pipeline(transaction=False)
+        for _ in range(BALLAST):
+            pipeline.incr(MARK)
+        pipeline.execute()
+        entries = int(client.dbsize()) + BALLAST
     before = server.run_id()
     server.kill()
     server.launch(f"key-load-delay {int(1e6 * seconds / entries)}")
@@ -198,10 +213,6 @@ def loading(target: Target, random: random.Random) -> str:
     return f"run id {before[:8]} -> {server.run_id()[:8]}, {refused} of our commands answered with LOADING"
 
 
-BYTES_AN_ENTRY = 120
-"""Of the append-only file, about; only how long loading takes depends on it."""
-
-
 def read_only(target: Target, random: random.Random) -> str:
     """Made the replica of a server that is not there, as by a failover that goes wrong, and a primary again."""
     with operator(target) as client, refusing(target, "READONLY", random) as proof:
@@ -216,6 +227,8 @@ def wilful(fault: Callable[[Target, random.Random], str]) -> Fault:
     """A server that does not do what is asked of it was not struck: NoEffect."""
 
     def strike(target: Target, random: random.Random) -> str:
+        if not isinstance(target.server, ServerProcess):
+            raise NoEffect("this farm's Redis is more than one server; only failovers strike it")
         try:
             return fault(target, random)
         except (redis.RedisError, RedisUnavailable) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,29 @@ def test_redis_goes_away_and_comes_back(tmp_path: Path) -> None:
                 assert httpx.get(f"{api.url}/ready").status_code == 503
                 assert httpx.get(f"{api.url}/health").status_code == 200
                 server.start()
+                leader.resume()
+                assert text + text_of(found) == "you said hello"
+        leader.stop()
+
+
+def test_a_redis_that_says_nothing_is_refused_for_and_waited_for(tmp_path: Path) -> None:
+    """A server that stands still closes no connection: new requests get their 503 all the same, the stream goes on."""
+    with serving(NEW) as server:
+        leader = ScriptedLeader(server.url)
+        leader.start()
+        assert server.process is not None
+        with running_api(server.url, tmp_path) as api:
+            leader.pause()
+            with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=30) as response:
+                found = events(response.iter_lines())
+                leader.step(3)
+                text = ""
+                while len(text) < 3:
+                    text += next(found).text
+                server.process.send_signal(signal.SIGSTOP)
+                refused = [httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=10) for _ in range(4)]
+                server.process.send_signal(signal.SIGCONT)
+                assert {(one.status_code, one.headers["retry-after"]) for one in refused} == {(503, "1")}
                 leader.resume()
                 assert text + text_of(found) == "you said hello"
         leader.stop()

@@ -12,6 +12,7 @@ from control.connection import connect
 from control.errors import EpochOver, Fenced, Lost, Poisoned
 from control.health import Beat, beat, heartbeats, read_poison, write_poison
 from control.lease import Lease
+from control.outage import Outage
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.servers import serving
@@ -155,13 +156,8 @@ def test_a_main_thread_that_leaves_in_time_lives(redis: ReplicaRedis, ends: list
 
 def test_redis_away_ends_nothing(redis: ReplicaRedis, monkeypatch: pytest.MonkeyPatch) -> None:
     """The epoch is kept while Redis can't be reached, and goes on when it is back with its data."""
-    missed: list[str] = []
-
-    class Recorder:
-        def warning(self, event: str, **_: Any) -> None:
-            missed.append(event)
-
-    monkeypatch.setattr(pulse_module, "log", Recorder())
+    voice = Outage()
+    monkeypatch.setattr(pulse_module, "outage", voice)
     with serving() as server, connect(server.url) as client:
         own = ReplicaRedis(server.url, client, redis.stack)
         lease = own.lead(WORLD)
@@ -171,7 +167,7 @@ def test_redis_away_ends_nothing(redis: ReplicaRedis, monkeypatch: pytest.Monkey
             client.config_set("appendonly", "yes")
             until(lambda: client.info()["aof_rewrite_in_progress"] == 0, 5.0)
             server.kill()
-            until(lambda: missed, 5.0)
+            until(lambda: voice.seconds, 5.0)
             pulse.check()
             server.options = ("appendonly yes",)
             server.start()
