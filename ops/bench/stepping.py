@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from control.connection import Call, connect, connect_blocking, run
 from control.lease import Lease, acquire
-from control.messages import GenerateStep, GenerationRequest, ModelSpec, Sampling
+from control.messages import GenerateStep, GenerationRequest, Sampling
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
 from worker.engine.step import Sample, StepResult
 from worker.exchange import Exchange
@@ -168,7 +168,7 @@ def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], None],
         scheduler = Scheduler(kv_tokens=rows * (steps + 100), token_budget=512, max_sequences=256)
         exchange = stack.enter_context(TimedExchange(client, blocking, lease, pulse.check))
         roster = Roster(lease, exchange, scheduler, Finisher(lambda ids: ""))
-        siblings = Siblings(client, lease, ModelSpec(name=MODEL, source=""))
+        siblings = Siblings(client, lease)
         serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
         if not overlap:
             serving.overlap_below_s = 0.0

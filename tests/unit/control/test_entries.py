@@ -12,14 +12,14 @@ from control.requests.emit import encode_entry
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        (LogEntry(1, 0, 42), b"[1,0,42]"),
-        (LogEntry(2, 1, 42, "stop", "token"), b'[2,1,42,"stop","token"]'),
-        (LogEntry(3, 0, None, "cancelled"), b'[3,0,null,"cancelled"]'),
-        (LogEntry(4, 0, 42, logprobs=TokenLogprobs(-0.5)), b"[4,0,42,null,null,[-0.5,[]]]"),
-        (LogEntry(5, 0, 42, "stop", ",null]"), b'[5,0,42,"stop",",null]"]'),
+        (LogEntry(1, 0, 42), "[1,0,42]"),
+        (LogEntry(2, 1, 42, "stop", "token"), '[2,1,42,"stop","token"]'),
+        (LogEntry(3, 0, None, "cancelled"), '[3,0,null,"cancelled"]'),
+        (LogEntry(4, 0, 42, logprobs=TokenLogprobs(-0.5)), "[4,0,42,null,null,[-0.5,[]]]"),
+        (LogEntry(5, 0, 42, "stop", ",null]"), '[5,0,42,"stop",",null]"]'),
     ],
 )
-def test_an_entry_is_short_and_comes_back(entry: LogEntry, text: bytes) -> None:
+def test_an_entry_is_short_and_comes_back(entry: LogEntry, text: str) -> None:
     """The absent tail is left out, and reading gives the entry again."""
     assert encode_entry(entry) == text
     assert decode_entry(text) == entry
