@@ -5,26 +5,30 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
 
-from control import logs
-from control.cli.options import DTYPES, build_spec
+from control import catalog, logs
+from control.cli.options import DTYPES, build_spec, connect_to_farm, redis_option
+from control.clients import SyncRedis
 from control.errors import FurrowError
 from control.messages import ModelSpec
+from ops.bench.client import Base
 from ops.bench.machine import describe
 from ops.chaos import report
 from ops.chaos.errors import ChaosError
-from ops.chaos.faults import FAULTS, failover
+from ops.chaos.faults import FAULTS, ON_ANY_FARM, suited
 from ops.chaos.load import Load
 from ops.chaos.prompts import questions
 from ops.chaos.replicated import TOPOLOGIES
 from ops.chaos.run import Struck, strike_all
 from ops.chaos.sabotage import CONTROLS, Sabotage
 from ops.chaos.schedule import schedule
-from ops.chaos.target import private_target
+from ops.chaos.target import Target, private_target
+from ops.chaos.view import View
 
 QUESTIONS = 16
 
@@ -39,6 +43,9 @@ QUESTIONS = 16
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the schedule and of what is asked.")
 @click.option("--streams", type=click.IntRange(1), default=64, show_default=True, help="Always under way.")
 @click.option("--length", type=click.IntRange(8), default=160, show_default=True, help="Tokens of a stream, at most.")
+@click.option("--url", "urls", multiple=True, help="Strike the farm behind this API; repeat for more of its APIs.")
+@redis_option
+@click.option("--model", default="demo", show_default=True, help="With --url: the model to ask and strike.")
 @click.option("--source", default="demo", show_default=True, help="The model that is served.")
 @click.option("--tp", type=click.IntRange(1), default=2, show_default=True, help="Ranks.")
 @click.option("--devices", default="cpu", show_default=True, help="One per rank.")
@@ -55,6 +62,9 @@ def chaos(
     seed: int,
     streams: int,
     length: int,
+    urls: tuple[str, ...],
+    redis_url: str | None,
+    model: str,
     source: str,
     tp: int,
     devices: str,
@@ -62,19 +72,31 @@ def chaos(
     report_file: Path | None,
     log_file: Path | None,
 ) -> None:
-    """Strike a private farm again and again under streaming load; every stream must be that of an undisturbed run.
+    """Strike a farm again and again under streaming load; every stream must be that of an undisturbed run.
+
+    Without --url it is a private one. A farm that runs already is struck by the kinds that need only its ranks'
+    processes, which must be on this machine.
 
     Exit status 1 if a stream is not exact, if a strike can't be shown to have taken effect, or if the farm does not
     come back. With --control it is the other way round: 1 if every stream is exact all the same.
     """
-    spec = build_spec(
-        source, name=None, tp=tp, devices=devices, dtype=dtype, max_context=None, kv_tokens=None, quant=None
-    )
     machine = describe()
     click.echo(machine)
     sabotage = CONTROLS[control] if control else None
-    names = chosen(kinds or (",".join(sabotage.kinds) if sabotage else "all"), topology)
-    struck, load, failure = run(spec, names, times, seed, streams, length, log_file, topology, sabotage)
+    if sabotage is not None and urls:
+        raise click.UsageError("--control breaks a farm on purpose: it starts its own, so leave --url out")
+    names = chosen(
+        kinds or (",".join(sabotage.kinds) if sabotage else "all"), list(ON_ANY_FARM) if urls else suited(topology)
+    )
+    with ExitStack() as stack:
+        if urls:
+            target: View = attached(connect_to_farm(redis_url), model, urls)
+        else:
+            spec = build_spec(
+                source, name=None, tp=tp, devices=devices, dtype=dtype, max_context=None, kv_tokens=None, quant=None
+            )
+            target = stack.enter_context(own_farm(spec, log_file, sabotage, topology))
+        struck, load, failure = run(target, names, times, seed, streams, length)
     for line in report.table(report.rows(struck, load.checked)):
         click.echo(line)
     exact = sum(not checked.findings for checked in load.checked)
@@ -99,42 +121,51 @@ def judge(sabotage: Sabotage, broken: int) -> None:
     click.echo(f"as it must be: {broken} streams are broken, because {sabotage.what}")
 
 
+@contextmanager
+def own_farm(spec: ModelSpec, log_file: Path | None, sabotage: Sabotage | None, topology: str) -> Iterator[Target]:
+    """A private target in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="furrow-chaos-") as name:
+        folder = Path(name)
+        environment = sabotage.write(folder / "sabotage") if sabotage else {}
+        with private_target(spec, folder, log_file or folder / "log", environment, topology) as target:
+            yield target
+
+
+def attached(client: SyncRedis, model: str, urls: Sequence[str]) -> View:
+    """The farm that serves `model` behind `urls`. Raises ChaosError where it does not, or not on this machine."""
+    spec = catalog.get_spec(client, model)
+    if spec is None:
+        raise ChaosError(f"the farm does not know the model {model!r}; name one that it serves with --model")
+    bases = [Base.of(url) for url in urls]
+    target = View(spec, client, [(base.host, base.port) for base in bases])
+    if len(here := target.rank_pids()) < spec.tp:
+        raise ChaosError(f"of the {spec.tp} ranks of {model!r} only {sorted(here)} run on this machine and beat")
+    return target
+
+
 def run(
-    spec: ModelSpec,
-    kinds: list[str],
-    times: int,
-    seed: int,
-    streams: int,
-    length: int,
-    log_file: Path | None,
-    topology: str = "server",
-    sabotage: Sabotage | None = None,
+    target: View, kinds: list[str], times: int, seed: int, streams: int, length: int
 ) -> tuple[list[Struck], Load, ChaosError | None]:
     """What was struck, the load with every checked stream, and what ended the run before its time."""
     struck: list[Struck] = []
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-chaos-")))
-        environment = sabotage.write(folder / "sabotage") if sabotage else {}
-        target = stack.enter_context(private_target(spec, folder, log_file or folder / "log", topology, environment))
-        load = Load(target.urls, questions(spec.name, seed, length, QUESTIONS), streams, seed)
-        load.record()
-        say(f"{len(load.expected)} undisturbed streams recorded")
-        load.start()
-        failure: ChaosError | None = None
-        try:
-            strike_all(target, load, schedule(kinds, times, seed), streams, struck, say)
-            load.stop(target.until)
-        except ChaosError as error:
-            failure = error
+    load = Load(target.urls, questions(target.spec.name, seed, length, QUESTIONS), streams, seed)
+    load.record()
+    say(f"{len(load.expected)} undisturbed streams recorded")
+    load.start()
+    failure: ChaosError | None = None
+    try:
+        strike_all(target, load, schedule(kinds, times, seed), streams, struck, say)
+        load.stop(target.until)
+    except ChaosError as error:
+        failure = error
     return struck, load, failure
 
 
-def chosen(kinds: str, topology: str = "server") -> list[str]:
-    """`all` is what suits the topology. Raises click.BadParameter naming a kind that does not exist."""
-    suited = [name for name in FAULTS if name not in failover.FAULTS] if topology == "server" else failover.KINDS
-    names = list(suited) if kinds == "all" else [name.strip() for name in kinds.split(",")]
-    if unknown := [name for name in names if name not in FAULTS]:
-        raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(FAULTS)}", param_hint="--kinds")
+def chosen(kinds: str, known: Sequence[str]) -> list[str]:
+    """Raises click.BadParameter naming a kind that does not exist here."""
+    names = list(known) if kinds == "all" else [name.strip() for name in kinds.split(",")]
+    if unknown := [name for name in names if name not in known]:
+        raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(known)}", param_hint="--kinds")
     return names
 
 

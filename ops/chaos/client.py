@@ -17,7 +17,7 @@ from ops.chaos.prompts import Question
 PATH = "/v1/chat/completions"
 SILENCE_LIMIT_S = 30.0
 """Without a byte, not even a keep-alive, the connection counts as broken."""
-LIMIT_S = 240.0
+LIMIT_S = 600.0
 """For a whole stream."""
 PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 

@@ -15,7 +15,7 @@ from ops.chaos.client import Attempt, stream
 from ops.chaos.errors import ChaosError
 from ops.chaos.prompts import Question
 
-END_WITHIN_S = 300.0
+END_WITHIN_S = 660.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ops.chaos.errors import NoEffect
-from ops.chaos.faults import FAULTS
+from ops.chaos.faults import FAULTS, ON_ANY_FARM
 from ops.chaos.load import Load
 from ops.chaos.schedule import Strike
 from ops.chaos.target import Target
+from ops.chaos.view import View
 
 UNDER_WAY = 0.75
 """Share of the streams that must have had an event since the farm was whole before a calm strike."""
-UNDER_WAY_WITHIN_S = 60.0
+UNDER_WAY_WITHIN_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Struck:
 
 
 def strike_all(
-    target: Target,
+    target: View,
     load: Load,
     strikes: Sequence[Strike],
     streams: int,
@@ -64,10 +65,14 @@ def strike_all(
     target.wait_until_whole()
 
 
-def _strike(target: Target, load: Load, strike: Strike, since: float) -> Struck:
+def _strike(target: View, load: Load, strike: Strike, since: float) -> Struck:
     streams, began = load.running(since), time.monotonic()
     try:
-        proof = FAULTS[strike.kind](target, random.Random(strike.seed))
+        draw = random.Random(strike.seed)
+        if isinstance(target, Target):
+            proof = FAULTS[strike.kind](target, draw)
+        else:
+            proof = ON_ANY_FARM[strike.kind](target, draw)
     except NoEffect as error:
         return Struck(strike, began, time.monotonic(), streams, None, f"{error} ")
     return Struck(strike, began, time.monotonic(), streams, proof)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.farm import clean_environment
+from tests.farm import Farm, clean_environment, until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -32,6 +32,24 @@ def test_no_stream_is_lost_in_a_short_run(tmp_path: Path) -> None:
     assert [row["proved"] for row in report["kinds"]] == [1] * 5
     assert all(row["streams"] == row["exact"] > 0 for row in report["kinds"])
     assert report["streams"] == report["exact"] >= 16
+
+
+def test_a_farm_that_runs_already_can_be_struck(farm: Farm, tmp_path: Path) -> None:
+    """An operator names its API and its Redis; the leader is killed, and no stream of it is lost."""
+    epoch = farm.redis.get("furrow:{demo}:r0:epoch")
+    until(farm.ready)
+    where = ("--url", f"http://{farm.address}", "--redis", farm.redis_url)
+    what = ("--kinds", "leader-kill", "--times", "1", "--streams", "6", "--length", "48")
+    status, report, output = chaos(tmp_path / "report.json", *where, *what)
+    assert status == 0, output
+    assert report["streams"] == report["exact"] >= 6
+    assert farm.redis.get("furrow:{demo}:r0:epoch") != epoch
+
+
+def test_what_a_running_farm_can_t_be_struck_with_is_refused(farm: Farm, tmp_path: Path) -> None:
+    """Its agent, its APIs and its Redis are somebody else's."""
+    status, _, output = chaos(tmp_path / "report.json", "--url", f"http://{farm.address}", "--kinds", "redis-kill")
+    assert status != 0 and "redis-kill" in output and "rank-kill" in output
 
 
 def test_an_unknown_kind_is_named(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ops.chaos.faults import failover, moments, network, processes, servers
 from ops.chaos.faults.fault import Fault
+from ops.chaos.faults.processes import ON_ANY_FARM
 
-__all__ = ["FAULTS", "Fault"]
+__all__ = ["FAULTS", "ON_ANY_FARM", "Fault", "suited"]
 
 FAULTS: dict[str, Fault] = {
     **processes.FAULTS,
@@ -14,3 +15,9 @@ FAULTS: dict[str, Fault] = {
     **network.FAULTS,
     **failover.FAULTS,
 }
+
+
+def suited(topology: str) -> list[str]:
+    """The kinds that make sense for a Redis of that topology."""
+    alone = [name for name in FAULTS if name not in failover.FAULTS]
+    return alone if topology == "server" else list(failover.KINDS)

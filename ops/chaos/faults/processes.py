@@ -13,14 +13,15 @@ import psutil
 
 from control.connection import run
 from control.messages import GenerationRequest, Sampling
-from control.requests import Enqueue, enqueue
+from control.requests import Enqueue, cancel, enqueue
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.target import Target
+from ops.chaos.view import View
 
-EFFECT_WITHIN_S = 60.0
-"""A rank that must start anew imports for seconds, more on a busy machine."""
-LONG_PROMPT = 1500
+EFFECT_WITHIN_S = 180.0
+"""A rank that must start anew imports for seconds, on a machine that is far too busy for a minute."""
+LONG_PROMPT = 8000
 """Tokens."""
 BETWEEN_S = 0.15
 """The time between two epochs is a part of this where a standby is ready."""
@@ -28,7 +29,7 @@ BETWEEN_S = 0.15
 T = TypeVar("T")
 
 
-def proved(target: Target, condition: Callable[[], T], what: str) -> T:
+def proved(target: View, condition: Callable[[], T], what: str) -> T:
     """As `Target.until`, but raises NoEffect: what is waited for is the proof."""
     try:
         return target.until(condition, what, EFFECT_WITHIN_S)
@@ -36,7 +37,7 @@ def proved(target: Target, condition: Callable[[], T], what: str) -> T:
         raise NoEffect(str(error)) from error
 
 
-def replaced(target: Target, rank: int, pid: int, epoch: int) -> str:
+def replaced(target: View, rank: int, pid: int, epoch: int) -> str:
     """The proof that a rank process has gone: another one is the rank, in a later epoch."""
 
     def newcomer() -> int | None:
@@ -46,10 +47,10 @@ def replaced(target: Target, rank: int, pid: int, epoch: int) -> str:
     return f"pid {pid} -> {proved(target, newcomer, f'rank {rank} is not pid {pid}, in a later epoch than {epoch}')}"
 
 
-def strike_rank(rank: int, number: signal.Signals) -> Fault:
+def strike_rank(rank: int, number: signal.Signals) -> Callable[[View, random.Random], str]:
     """Send a signal to one rank of the group."""
 
-    def strike(target: Target, random: random.Random) -> str:
+    def strike(target: View, random: random.Random) -> str:
         pid, epoch = target.rank_pid(rank), target.epoch()
         target.send(pid, number)
         try:
@@ -61,7 +62,7 @@ def strike_rank(rank: int, number: signal.Signals) -> Fault:
     return strike
 
 
-def stop_in_recovery(target: Target, random: random.Random) -> str:
+def stop_in_recovery(target: View, random: random.Random) -> str:
     """Kill one rank, and stop another while the group is between two epochs or on its way into the next."""
     killed, stopped = random.sample(range(target.spec.tp), 2) if target.spec.tp > 1 else (0, 0)
     gone, pid, epoch = target.rank_pid(killed), target.rank_pid(stopped), target.epoch()
@@ -102,30 +103,33 @@ def long_request(model: str, random: random.Random) -> Enqueue:
     return Enqueue(rid=f"{random.getrandbits(128):032x}", model=model, params=params, tenant="chaos")
 
 
-def starve(target: Target, random: random.Random) -> str:
+def starve(target: View, random: random.Random) -> str:
     """Let a rank have no more memory than it has, and ask for more with a long prompt, until an allocation fails."""
     rank = random.randrange(target.spec.tp)
     pid, epoch = target.rank_pid(rank), target.epoch()
     process = psutil.Process(pid)
     before = process.rlimit(psutil.RLIMIT_AS)
+    request = long_request(target.spec.name, random)
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms // 2, before[1]))
     try:
-        run(target.client, enqueue(long_request(target.spec.name, random)))
+        run(target.client, enqueue(request))
         what = f"rank {rank} (pid {pid}) needs more memory than it has"
         poison = proved(target, lambda: next((one for one in target.poisons() if one.epoch >= epoch), None), what)
     finally:
         with suppress(psutil.NoSuchProcess):
             process.rlimit(psutil.RLIMIT_AS, before)
+        run(target.client, cancel(target.spec.name, request.rid, request.tenant))
     return f"rank {rank} (pid {pid}): {poison.kind}: {poison.message[:80]}"
 
 
-FAULTS: dict[str, Fault] = {
+ON_ANY_FARM: dict[str, Callable[[View, random.Random], str]] = {
     "rank-kill": strike_rank(1, signal.SIGKILL),
     "leader-kill": strike_rank(0, signal.SIGKILL),
     "rank-stop": strike_rank(1, signal.SIGSTOP),
     "leader-stop": strike_rank(0, signal.SIGSTOP),
     "stop-in-recovery": stop_in_recovery,
-    "agent-kill": kill_agent,
-    "api-kill": kill_api,
     "out-of-memory": starve,
 }
+"""Need nothing but the ranks' processes, so a farm that somebody else runs can be struck too."""
+
+FAULTS: dict[str, Fault] = {**ON_ANY_FARM, "agent-kill": kill_agent, "api-kill": kill_api}

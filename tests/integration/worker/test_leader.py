@@ -122,6 +122,23 @@ def test_a_second_leader_waits_and_then_continues(scene: LeaderScene) -> None:
     assert scene.answer("struck") == expected
 
 
+def test_a_leader_that_drains_finishes_what_it_runs_and_claims_nothing(scene: LeaderScene) -> None:
+    """Also over the end of an epoch; then it stops by itself, and what waits is left to others."""
+    scene.ask("whole")
+    expected = scene.answer("whole")
+    scene.ask("running")
+    scene.under_way("running")
+    before = scene.epoch()
+    scene.leader.draining = True
+    poisoned(scene)
+    until(lambda: scene.epoch() > before, 15.0)
+    scene.ask("late")
+    assert scene.answer("running") == expected
+    until(lambda: not scene.thread.is_alive(), 15.0)
+    assert scene.ended == [] and scene.state("late") == "queued" and scene.log("late") == []
+    assert scene.redis.client.get(scene.redis.keys.lock) is None
+
+
 def test_a_cancelled_request_stops_within_a_step_and_frees_its_memory(scene: LeaderScene) -> None:
     """Its log ends without a token, and a request that needs all the memory is served."""
     scene.ask("leaves")

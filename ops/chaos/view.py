@@ -1,0 +1,130 @@
+"""A farm as whoever strikes it sees it: what it says of itself in Redis, and its ranks' processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import psutil
+
+from control import farm, health, keys
+from control.cli.serve import is_ready
+from control.clients import SyncRedis
+from control.connection import read, run
+from control.errors import RedisUnavailable
+from control.health import Beat, Overview, Poison
+from control.messages import ModelSpec
+from ops.chaos.errors import ChaosError
+
+TICK_S = 0.01
+WHOLE_WITHIN_S = 240.0
+EFFECT_WITHIN_S = 30.0
+REPLICA = "r0"
+
+T = TypeVar("T")
+
+
+class View:
+    """A farm that somebody else runs; `addresses` are those of its API processes."""
+
+    def __init__(self, spec: ModelSpec, client: SyncRedis, addresses: list[tuple[str, int]]) -> None:
+        self.spec, self.client, self.addresses = spec, client, addresses
+
+    @property
+    def urls(self) -> list[str]:
+        """Of its API processes."""
+        return [f"http://{host}:{port}" for host, port in self.addresses]
+
+    def tend(self) -> None:
+        """Called again and again while something is waited for."""
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def until(self, condition: Callable[[], T], what: str, seconds: float = EFFECT_WITHIN_S, tick: float = TICK_S) -> T:
+        """The first true value of `condition`; a server that can't be reached counts as not yet.
+
+        Raises ChaosError naming `what`.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            self.tend()
+            try:
+                if value := condition():
+                    return value
+            except RedisUnavailable:
+                pass
+            if time.monotonic() > deadline:
+                raise ChaosError(f"not within {seconds:.0f} s: {what}")
+            time.sleep(tick)
+
+    def rest(self, seconds: float) -> None:
+        """Let the farm run on for a while."""
+        until = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() >= until, "the end of a rest", seconds + 1.0)
+
+    def whole(self) -> bool:
+        """Every rank is ready in the current epoch, and every API process answers."""
+        return self.overview().state == "loaded" and all(map(is_ready, self.addresses))
+
+    def wait_until_whole(self, *, standby: bool = False) -> None:
+        """`standby`: also until the host has a process ready to take the next dead rank's place."""
+
+        def there() -> bool:
+            return self.whole() and (not standby or self.standby_state() == "ready")
+
+        try:
+            self.until(there, "the farm is whole again", WHOLE_WITHIN_S)
+        except ChaosError as error:
+            with suppress(RedisUnavailable):
+                raise ChaosError(f"{error}: {self.overview().state}: {self.overview().detail}") from error
+            raise
+
+    # --- what the farm says of itself -------------------------------------------------------------------------------
+
+    def overview(self) -> Overview:
+        return health.overview(self.client, self.spec.name)
+
+    def epoch(self) -> int:
+        return health.read_epoch(self.client, self.spec.name, REPLICA)
+
+    def beat(self, rank: int) -> Beat | None:
+        return health.heartbeats(self.client, self.spec.name, REPLICA, self.spec.tp)[rank]
+
+    def poisons(self) -> list[Poison]:
+        """How epochs ended that were poisoned, newest first."""
+        return run(self.client, health.poison_history(self.spec.name, REPLICA))
+
+    def standby_state(self) -> str | None:
+        """off, starting or ready; None where no host beats."""
+        hosts = farm.known_hosts(self.client)
+        said = [run(self.client, read("HGET", keys.host(host), "standby", parse=lambda word: word)) for host in hosts]
+        return next((word for word in said if word), None)
+
+    # --- processes --------------------------------------------------------------------------------------------------
+
+    def rank_pids(self) -> dict[int, int]:
+        """The ranks that beat and whose processes live on this machine."""
+        beats = health.heartbeats(self.client, self.spec.name, REPLICA, self.spec.tp)
+        return {rank: beat.pid for rank, beat in enumerate(beats) if beat is not None and lives_as(rank, beat.pid)}
+
+    def rank_pid(self, rank: int) -> int:
+        """The rank's process, waited for if it is just being started."""
+        return self.until(lambda: self.rank_pids().get(rank), f"rank {rank} has a process", WHOLE_WITHIN_S)
+
+    def send(self, pid: int, number: signal.Signals) -> None:
+        """As `kill` does; a process that has just ended by itself is no error here: its proof will be missing."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def lives_as(rank: int, pid: int) -> bool:
+    """Whether the process exists here and calls itself that rank."""
+    try:
+        process = psutil.Process(pid)
+        return process.name() == f"furrow-rank-{rank}" and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
