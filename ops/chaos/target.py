@@ -127,14 +127,3 @@ def private_server(folder: Path) -> Iterator[ServerProcess]:
         yield server
     finally:
         server.stop()
-
-
-@contextmanager
-def before(server: ServerProcess) -> Iterator[Proxy]:
-    """The lossy way to `server`."""
-    proxy = Proxy((HOST, server.port))
-    proxy.start()
-    try:
-        yield proxy
-    finally:
-        proxy.stop()

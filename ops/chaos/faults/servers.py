@@ -26,7 +26,7 @@ MARK = "chaos:mark"
 PATIENCE_S = 60.0
 REFUSED_WITHIN_S = 20.0
 LOADING_S = (1.5, 3.0)
-BALLAST = 4096
+BALLAST = 16_384
 """Entries more in the append-only file: a server looks up from loading once in a thousand of them."""
 NOWHERE = ("127.0.0.1", "1")
 """No server listens there."""

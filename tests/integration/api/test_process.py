@@ -100,7 +100,7 @@ def test_too_long_a_wait_is_refused_unless_it_does_not_matter(
         thread.start()
         until(lambda index=index: redis_client.hget(ModelKeys("tiny").load, "queued") == str(index + 1))
     refused = ask()
-    assert refused.status_code == 429 and refused.headers["retry-after"] == "10"
+    assert refused.status_code == 429 and 10 <= int(refused.headers["retry-after"]) <= 13, "10 s, and up to a quarter more"
     assert "priority low" in refused.json()["error"]["message"]
     leader.claiming = True
     for thread in threads:
