@@ -19,7 +19,7 @@ from control.messages import Assignment, LoadDenseShard, ModelAssets
 from control.outage import outage
 from control.text import Decode
 from worker.backoff import Backoff
-from worker.exchange import Exchange
+from worker.exchange import LOOP, Exchange
 from worker.executor import Executor
 from worker.group import Group
 from worker.models.gates import ModelFiles
@@ -28,7 +28,7 @@ from worker.pulse import Pulse
 from worker.roster import Roster
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
-from worker.serving import LOOP, PEER_FAILED, STEP_FAILED, Serving
+from worker.serving import PEER_FAILED, STEP_FAILED, Serving
 from worker.siblings import Siblings
 
 log = structlog.get_logger()
