@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from types import FrameType
@@ -44,7 +45,7 @@ from control.settings import Settings
 @click.option("--max-queued", default=4096, show_default=True, type=click.IntRange(1), help="Requests; beyond it 429.")
 @click.option(
     "--max-queue-wait",
-    default=3.0,
+    default=60.0,
     show_default=True,
     type=click.FloatRange(0),
     help="Seconds that a request may expect to wait; beyond it 429. 0: however long.",
@@ -94,6 +95,9 @@ def main(
 
 def serve(settings: ApiSettings) -> None:
     """Serve until a signal, then drain for up to the grace period."""
+    # Each client is an open file, and the usual soft limit of 1024 is less than what may wait in the queue.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     app = create_app(settings)
     server = Server(app, app.state.process)
 

@@ -11,6 +11,7 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
+from api.bodies import TooManyBodies
 from api.settings import MAX_BODY_BYTES
 from control import errors
 
@@ -114,6 +115,8 @@ def problem(error: BaseException, asked: str = "this request") -> Problem:
         return found
     if isinstance(error, errors.QueueFull):
         return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(error.retry_after))
+    if isinstance(error, TooManyBodies):
+        return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(1.0))
     if isinstance(error, errors.ModelUnavailable):
         return _problem(503, str(error), "server_error", None, "model_unavailable", error.retry_after)
     if isinstance(error, errors.RedisUnavailable):

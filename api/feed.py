@@ -5,8 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from api.token_log import TokenLog
 from control.messages import LogEntry
 from control.requests import Enqueue
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Enqueue).decode
 
 BUFFER_ENTRIES = 256
 """Entries that wait for a reader that is slower than the model; whatever comes after is read from the log later."""
@@ -16,7 +22,7 @@ class Feed:
     """Delivers a request's log entries from seq 1, in order, each once.
 
     Entries arrive from the live channel and from reads of the log, in any mixture and with repeats; what does not fit
-    is forgotten and fetched again. What was handed out is kept, one entry a token, until the reader is done: after a
+    is forgotten and fetched again. What was handed out is kept, packed, until the reader is done: after a
     failover it may be the only copy.
     """
 
@@ -33,9 +39,8 @@ class Feed:
         """Place in the model's queue, from 1; None when it is not known."""
         self.error: Exception | None = None
         """Why no more entries will come, where the log has no end of its own."""
-        self.origin: Enqueue | None = None
-        """What was enqueued, if it was by this process: enough to bring the request back after a loss of data."""
-        self.entries: list[LogEntry] = []
+        self._origin: bytes | None = None
+        self.entries = TokenLog()
         """Everything that was handed out or is ready, from seq 1: what Redis must know too, or is told again."""
         self.diverged = False
         """Whether something arrived that contradicts it: nothing more is taken until the log has been repaired."""
@@ -48,6 +53,18 @@ class Feed:
     def on_hungry(self, call: Callable[[Feed], None]) -> None:
         """Have `call` fetch from the log when the buffer is empty and entries are known to be missing."""
         self._on_hungry = call
+
+    @property
+    def origin(self) -> Enqueue | None:
+        """What was enqueued, if it was by this process: enough to bring the request back after a loss of data.
+
+        Kept packed, a few bytes for each token of the prompt: it is needed rarely, and every open stream has one.
+        """
+        return None if self._origin is None else _unpack(self._origin)
+
+    @origin.setter
+    def origin(self, origin: Enqueue | None) -> None:
+        self._origin = None if origin is None else _pack(origin)
 
     @property
     def have(self) -> int:

@@ -97,6 +97,11 @@ class Models:
     def overviews(self) -> list[health.Overview]:
         return [self._overviews[name] for name in sorted(self._overviews)]
 
+    def overview(self, name: str) -> health.Overview | None:
+        """How the farm has a model, as last seen; None for a name that it does not know."""
+        real = self._real_name(name)
+        return self._overviews.get(real) if real is not None else None
+
     def steps(self, name: str) -> int:
         """Commands that the model's leaders have completed, as last seen: it changes as long as there is progress."""
         overview = self._overviews.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from api.bodies import Bodies
 from api.canary import Canary
 from api.errors import ShuttingDown
 from api.follow import Follower
@@ -27,6 +28,7 @@ class Process:
         self.client = hardened(connect_async(settings.redis_url))
         self._sync_client = connect(settings.redis_url)
         self.metrics = Metrics()
+        self.bodies = Bodies(settings.max_bodies_bytes)
         self.models = Models(self._sync_client, settings)
         self.follower = Follower(self.client, settings)
         self.orphans = OrphanReaper(self._sync_client)

@@ -16,9 +16,10 @@ def bring_back(feed: Feed, now_ms: int) -> Call[Enqueued] | None:
 
     The seed is part of the parameters, so what comes after the prefix is what would have come.
     """
-    if feed.origin is None:
+    origin = feed.origin
+    if origin is None:
         return None
-    origin, deadline_ms = feed.origin, feed.origin.deadline_ms
+    deadline_ms = origin.deadline_ms
     if deadline_ms:
         # At least a millisecond: a request whose time has passed ends as expired, by the same rules as any other.
         deadline_ms = max(1, deadline_ms - (now_ms - origin.received_ms))
@@ -27,7 +28,7 @@ def bring_back(feed: Feed, now_ms: int) -> Call[Enqueued] | None:
         msgspec.structs.replace(
             origin,
             deadline_ms=deadline_ms,
-            delivered=feed.entries,
+            delivered=feed.entries[:],
             max_queued_requests=NO_BOUND,
             max_queued_tokens=NO_BOUND,
             max_queue_wait_ms=0,
@@ -42,4 +43,4 @@ def set_back(feed: Feed, followed: Followed, had: int) -> bool:
 
 def give_back(feed: Feed, api: str) -> Call[Repaired]:
     """Bring the request's log to what was delivered; its parse raises LogConflict where something else stands."""
-    return repair(feed.model, feed.rid, api, feed.tenant, feed.entries)
+    return repair(feed.model, feed.rid, api, feed.tenant, feed.entries[:])

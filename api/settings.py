@@ -28,9 +28,11 @@ class ApiSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     max_body_bytes: int = MAX_BODY_BYTES
+    max_bodies_bytes: int = 4 * MAX_BODY_BYTES
+    """Bodies that are read, checked and tokenised at one time; beyond it 429."""
     max_queued_requests: int = 4096
     max_queued_tokens: int = 16 * 1024 * 1024
-    max_queue_wait: float = 3.0
+    max_queue_wait: float = 60.0
     """Beyond an expected wait of so long a request is refused, unless its priority is low; 0: never."""
     keep_alive: float = 10.0
     early_refusal: float = 2.0

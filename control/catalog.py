@@ -11,7 +11,6 @@ from control.clients import SyncRedis
 from control.connection import Call, read, run, run_every
 from control.keys import ModelKeys
 from control.messages import ModelAssets, ModelSpec
-from control.placement import replica_names
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -60,9 +59,52 @@ def tombstone(client: SyncRedis, model: str) -> bool:
 def forget(client: SyncRedis, spec: ModelSpec) -> None:
     """The last step of an unload: the model is not known any more. Its epochs are, because they only grow."""
     model_keys = ModelKeys(spec.name)
-    statuses = [model_keys.replica(replica).status for replica in replica_names(spec)]
+    names = {*run(client, replicas(spec.name)), *(f"r{index}" for index in range(spec.replicas))}
+    statuses = [model_keys.replica(replica).status for replica in sorted(names)]
     run(client, read("SREM", keys.MODELS, spec.name, parse=int))
-    run(client, read("DEL", model_keys.spec, model_keys.assets, *statuses, parse=int))
+    known = (model_keys.spec, model_keys.assets, model_keys.replicas, model_keys.weights)
+    run(client, read("DEL", *known, *statuses, parse=int))
+
+
+class Assigned(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a replica that some host was given: which revision of the specification it runs, on how many ranks."""
+
+    revision: int
+    tp: int
+
+
+def replicas(model: str) -> Call[dict[str, Assigned]]:
+    """The replicas that were assigned and have not been retired, by name."""
+
+    def parse(reply: dict[str, str]) -> dict[str, Assigned]:
+        return {name: msgspec.json.decode(text, type=Assigned) for name, text in reply.items()}
+
+    return read("HGETALL", ModelKeys(model).replicas, parse=parse)
+
+
+def put_replica(model: str, replica: str, assigned: Assigned) -> Call[int]:
+    """Note that the replica was assigned."""
+    return read("HSET", ModelKeys(model).replicas, replica, msgspec.json.encode(assigned).decode(), parse=int)
+
+
+def put_weights(model: str, replica: str, fingerprint: str) -> Call[int]:
+    """Note from which weights the replica's tokens come, before it claims anything."""
+    return read("HSET", ModelKeys(model).weights, replica, fingerprint, parse=int)
+
+
+def retire(model: str, replica: str) -> Call[int | None]:
+    """Forget a replica that no host has any more, and give what it left back to the queue; how many requests that was.
+
+    None while it holds its lock: then it is not gone. Running it again is harmless.
+    """
+    model_keys = ModelKeys(model)
+    replica_keys = model_keys.replica(replica)
+
+    def parse(reply: int) -> int | None:
+        return None if reply < 0 else reply
+
+    named = (replica_keys.lock, replica_keys.epoch, model_keys.replicas, model_keys.weights)
+    return Call("retire", named, (model_keys.base, replica_keys.base, replica), parse)
 
 
 def put_assets(model: str, assets: ModelAssets) -> Call[bool]:

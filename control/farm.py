@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from control import keys
+from control import catalog, keys
 from control.clients import SyncRedis
 from control.connection import read, run, run_every
 from control.messages import Assignment, encode
@@ -36,9 +36,17 @@ def known_hosts(client: SyncRedis) -> list[str]:
 def living_hosts(client: SyncRedis) -> list[Host]:
     """The hosts whose agent beats now."""
     names = known_hosts(client)
-    devices = run_every(client, [read("HGET", keys.host(name), "devices", parse=_text) for name in names])
+    words = [read("HGET", keys.host(name), "devices", parse=_text) for name in names]
+    drained, *devices = run_every(client, [read("SMEMBERS", keys.DRAINED, parse=set), *words])
     found = zip(names, devices, strict=True)
-    return [Host(name, tuple(filter(None, text.split(",")))) for name, text in found if text is not None]
+    return [
+        Host(name, tuple(filter(None, text.split(","))), name in drained) for name, text in found if text is not None
+    ]
+
+
+def drain(client: SyncRedis, host_id: str, drained: bool = True) -> bool:
+    """Keep replicas away from the host and let those that it has move, or undo that; False if nothing changed."""
+    return run(client, read("SADD" if drained else "SREM", keys.DRAINED, host_id, parse=bool))
 
 
 def assignments(client: SyncRedis, host_id: str) -> list[Assignment]:
@@ -52,13 +60,18 @@ def assignments(client: SyncRedis, host_id: str) -> list[Assignment]:
 
 def assign(client: SyncRedis, host_id: str, assignment: Assignment) -> None:
     """Give the host a replica's ranks to run."""
-    field = f"{assignment.spec.name} {assignment.replica}"
+    spec = assignment.spec
+    field = f"{spec.name} {assignment.replica}"
+    # Its name first: what was left behind under a name that nobody knows would never be looked for.
+    run(
+        client, catalog.put_replica(spec.name, assignment.replica, catalog.Assigned(revision=spec.revision, tp=spec.tp))
+    )
     run(client, read("HSET", keys.assignments(host_id), field, encode(assignment), parse=int))
 
 
-def withdraw(client: SyncRedis, host_id: str, assignment: Assignment) -> None:
-    """Ask the host to drain and stop the ranks; it removes the assignment when that is done."""
-    assign(client, host_id, msgspec.structs.replace(assignment, withdrawn=True))
+def withdraw(client: SyncRedis, host_id: str, assignment: Assignment, at_once: bool = False) -> None:
+    """Ask the host to drain and stop the ranks, or to stop them at once; it removes the assignment when it has."""
+    assign(client, host_id, msgspec.structs.replace(assignment, withdrawn=True, at_once=at_once))
 
 
 def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str) -> None:

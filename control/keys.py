@@ -113,6 +113,14 @@ class ModelKeys:
         return f"{self.base}spec"
 
     @property
+    def replicas(self) -> str:  # hash replica -> JSON revision, tp: placement, agents -> all; until it is retired
+        return f"{self.base}replicas"
+
+    @property
+    def weights(self) -> str:  # hash replica -> fingerprint of its weights: leader -> claim; until it is retired
+        return f"{self.base}weights"
+
+    @property
     def assets(self) -> str:  # hash: leader -> api (tokenizer, template, generation config, context length)
         return f"{self.base}assets"
 
@@ -175,6 +183,7 @@ class ReplicaKeys:
 
 MODELS = f"{PREFIX}models"  # set of model names: operator -> all
 PLACEMENT_LOCK = f"{PREFIX}placement:lock"  # string host: agents; 2 s
+DRAINED = f"{PREFIX}drained"  # set of host ids: operator -> placement; until the drain is undone
 HOSTS = f"{PREFIX}hosts"  # set of host ids ever seen: agents -> placement
 APIS = f"{PREFIX}apis"  # set of api ids ever seen: apis -> operator
 

@@ -12,12 +12,16 @@ from control.keys import ModelKeys, ReplicaKeys
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to lead `replica` of `model` in `epoch`; `owner` is unique to the process."""
+    """The right to lead `replica` of `model` in `epoch`; `owner` is unique to the process.
+
+    `weights` is the fingerprint of those that the replica's tokens come from; without one it continues any request.
+    """
 
     model: str
     replica: str
     owner: str
     epoch: int
+    weights: str = ""
 
     @property
     def token(self) -> str:
@@ -48,7 +52,9 @@ def granted(reply: list[Any]) -> list[Any]:
     return reply[1:]
 
 
-def acquire(model: str, replica: str, owner: str, world_size: int, floor: int = 0) -> Call[Lease | None]:
+def acquire(
+    model: str, replica: str, owner: str, world_size: int, floor: int = 0, weights: str = ""
+) -> Call[Lease | None]:
     """Take the lock if it is free and begin a new epoch, greater than any before and than `floor`.
 
     None while another holds it. Deletes the command and reply streams of older epochs and their poison.
@@ -56,7 +62,7 @@ def acquire(model: str, replica: str, owner: str, world_size: int, floor: int = 
     keys = ReplicaKeys(model, replica)
 
     def parse(reply: int | None) -> Lease | None:
-        return Lease(model, replica, owner, int(reply)) if reply else None
+        return Lease(model, replica, owner, int(reply), weights) if reply else None
 
     return Call("acquire", (keys.lock, keys.epoch, keys.poison), (owner, keys.base, world_size, floor), parse)
 

@@ -248,10 +248,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     max_context: int | None = None
     kv_tokens: int | None = None
-    spread: bool = False
-    """The ranks of a replica go to as many hosts as live, not to one."""
+    spread: bool = False  # the ranks of a replica go to as many hosts as live, not to one
+    drain_s: int = 300  # how long a replica that is to go may finish what it runs; the rest is given back then
+    surge: bool = True  # one more replica than wanted may run while others are replaced
     revision: int = 1
-    """Grows with each change; a replica of an older revision is replaced."""
+    """Grows with each change that a running replica can't follow; a replica of an older revision is replaced."""
     unload: bool = False
     """The tombstone: only this means unload, never the absence of a spec."""
 
@@ -266,6 +267,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """One per entry of `ranks`."""
     withdrawn: bool = False
     """The tombstone: its host drains and stops the ranks. A missing assignment changes nothing."""
+    at_once: bool = False  # with the tombstone: another host has these ranks, so nothing is finished first
 
 
 class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):

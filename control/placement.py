@@ -1,11 +1,12 @@
-"""Placement as a pure function of state: (desired models, hosts, what is assigned) → what to change.
+"""Where ranks go: the rooms that hosts have, and the devices that a replica gets there. Data in, data out.
 
-It is run again and again by the agent that holds the placement lock, until desired and actual are the same.
+control/rollout.py decides which replicas there shall be, and asks here for a place.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from control.messages import Assignment, ModelSpec
@@ -13,10 +14,12 @@ from control.messages import Assignment, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host whose agent beats. `devices` are its accelerators; every host can run CPU ranks."""
+    """A host whose agent beats. `devices` are its accelerators; every host can run CPU ranks. A `drained` one gets
+    nothing new, and what it has moves away."""
 
     id: str
     devices: tuple[str, ...] = ()
+    drained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,12 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Take the replica from the host; its agent drains and stops the ranks."""
+    """Take the replica from the host; its agent drains and stops the ranks, or stops them `at_once`."""
 
     host: str
     model: str
     replica: str
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,60 +52,33 @@ class Unplaceable:
 Action = Assign | Withdraw | Unplaceable
 
 
-def replica_names(spec: ModelSpec) -> list[str]:
-    return [f"r{index}" for index in range(spec.replicas)]
-
-
 Parts = dict[str, Assignment]
 """Of one replica: the ranks that living hosts hold, by host id."""
 
 
-def plan(specs: list[ModelSpec], hosts: list[Host], held: dict[str, list[Assignment]]) -> list[Action]:
-    """What brings the farm nearer to `specs`.
-
-    `held` maps a host id, living or not, to its assignments. A host that no longer beats loses what it holds; an
-    assignment whose model has no spec at all stays, because absence never means unload. A host that was thought dead
-    and comes back with ranks that another one has by now loses them.
-    """
-    wanted = {(spec.name, replica): spec for spec in specs if not spec.unload for replica in replica_names(spec)}
-    known = {spec.name for spec in specs}
-    room = Room(hosts)
-    actions: list[Action] = []
-    parts: dict[tuple[str, str], Parts] = {}
-    leaving: set[tuple[str, str]] = set()
-    for host_id, assignments in held.items():
-        for assignment in assignments:
-            place = (assignment.spec.name, assignment.replica)
-            spec = wanted.get(place)
-            others = parts.setdefault(place, {})
-            obsolete = assignment.spec.name in known and (spec is None or spec.revision != assignment.spec.revision)
-            twice = any(set(assignment.ranks) & set(part.ranks) for part in others.values())
-            if host_id not in room.free or obsolete or twice:
-                actions.append(Withdraw(host_id, *place))
-            if host_id not in room.free:
-                continue
-            if obsolete or twice or assignment.withdrawn:
-                leaving.add(place)  # its successor waits until the ranks have ended
-            others[host_id] = assignment
-            room.take(host_id, assignment.devices)
-    for (model, replica), spec in wanted.items():
-        if (model, replica) not in leaving:
-            actions += _place(spec, replica, parts.get((model, replica), {}), room)
-    return actions
-
-
 class Room:
-    """What the living hosts have left while a plan is made: `free` accelerators and a count of replicas, by host id."""
+    """What the hosts that take replicas have left while a plan is made: `free` accelerators and a count of replicas, by
+    host id."""
 
-    def __init__(self, hosts: list[Host]) -> None:
-        self.hosts = hosts
-        self.free = {host.id: list(host.devices) for host in hosts}
+    def __init__(self, hosts: Iterable[Host]) -> None:
+        self.hosts = [host for host in hosts if not host.drained]
+        self.free = {host.id: list(host.devices) for host in self.hosts}
         self.crowd: Counter[str] = Counter()
 
     def take(self, host_id: str, devices: list[str]) -> None:
         """One more replica, or a part of one, is on the host."""
         self.crowd[host_id] += 1
-        self.free[host_id] = [device for device in self.free[host_id] if device not in devices]
+        if host_id in self.free:
+            self.free[host_id] = [device for device in self.free[host_id] if device not in devices]
+
+    def without(self, parts: Parts) -> Room:
+        """What there would be if the replica of these `parts` were gone."""
+        room = Room(self.hosts)
+        room.crowd = self.crowd - Counter(parts.keys())
+        for host in self.hosts:
+            held = parts[host.id].devices if host.id in parts else []
+            room.free[host.id] = [one for one in host.devices if one in self.free[host.id] or one in held]
+        return room
 
     def emptiest(self) -> list[Host]:
         """Those with the fewest replicas first."""
@@ -112,8 +89,11 @@ class Room:
         return sorted(self.emptiest(), key=lambda host: (host.id not in parts, -len(self.free[host.id])))
 
 
-def _place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Action]:
-    """Give the ranks that nobody holds to one host if one has the devices, else to several."""
+def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Action]:
+    """Give the ranks that nobody holds to one host if one has the devices, else to several, and take them from `room`.
+
+    Where no host has them the answer is one Unplaceable.
+    """
     there = {rank for part in parts.values() for rank in part.ranks}
     missing = [rank for rank in range(spec.tp) if rank not in there]
     if not missing:

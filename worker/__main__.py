@@ -41,6 +41,8 @@ def run_agent() -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    # Children inherit it: a leader that is only starting must not die of being told to drain.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     agent.run()
 
 

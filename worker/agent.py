@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 import structlog
 
@@ -116,19 +117,25 @@ class Agent:
         held = {(a.spec.name, a.replica): a for a in farm.assignments(self._client, self._host.id)}
         for place, replica in self._replicas.items():
             if place not in held and not replica.stopping:
-                farm.assign(self._client, self._host.id, replica.assignment)
+                again = msgspec.structs.replace(replica.assignment, withdrawn=replica.draining)
+                farm.assign(self._client, self._host.id, again)
                 catalog.restore_spec(self._client, replica.assignment.spec)
         for place, assignment in held.items():
             replica = self._replicas.get(place)
             if assignment.withdrawn:
                 self._refused.pop(place, None)
+                self._preparing.pop(place, None)
                 if replica is None:
                     farm.remove_assignment(self._client, self._host.id, *place)
                     health.clear_status(self._client, *place)
-                else:
+                elif assignment.at_once:
                     replica.stop()
+                else:
+                    self._drain(replica)
             elif replica is not None and assignment.spec.revision == replica.assignment.spec.revision:
                 replica.assignment = assignment  # ranks of a host that was lost may have been added
+            elif replica is not None and not replica.stopping:
+                farm.assign(self._client, self._host.id, replica.assignment)  # an older one runs: it is to be replaced
             elif replica is None and self._refused.get(place) != assignment.spec.revision:
                 self._prepare(place, assignment)
 
@@ -155,6 +162,12 @@ class Agent:
         )
         self._watches[place] = Watch(self._client, self._replicas[place])
         self._report(*place, "running", "", assignment)
+
+    def _drain(self, replica: ReplicaProcesses) -> None:
+        if not replica.draining:
+            log.info("drains", model=replica.place[0], replica=replica.place[1])
+            self._report(*replica.place, "draining", "finishes what it runs", replica.assignment)
+        replica.drain(led=run(self._client, lease.holder(*replica.place)) is not None)
 
     def _tend(self, replica: ReplicaProcesses) -> None:
         replica.spawn_missing()
@@ -189,6 +202,8 @@ class Agent:
         if replica is None or not replica.ended(exit):
             return
         what = f"rank {exit.rank} (pid {exit.pid}) {describe(exit.status)}"
+        if replica.draining and exit.status == STOPPED:
+            replica.stop()  # its leader has finished, and the others with it
         if replica.failed is not None or (replica.stopping and exit.status == STOPPED):
             log.info("rank ended", model=exit.place[0], rank=exit.rank, status=what)
             return
@@ -212,7 +227,7 @@ class Agent:
         if holder is not None and holder.rpartition(":")[0] == replica.owner(exit.pid):
             run(self._client, lease.release_token(model, name, holder))
         if not notice.given_up:
-            state = "backoff" if replica.attempts > 1 else "running"
+            state = "draining" if replica.draining else "backoff" if replica.attempts > 1 else "running"
             self._report(model, name, state, notice.what, replica.assignment)
         elif exit.status == REFUSED:
             self._give_up(replica, cause or notice.what)

@@ -22,6 +22,7 @@ from worker.backoff import Backoff
 from worker.exchange import LOOP, Exchange
 from worker.executor import Executor
 from worker.group import Group
+from worker.models.fingerprint import fingerprint
 from worker.models.gates import ModelFiles
 from worker.progress import Progress
 from worker.pulse import Pulse
@@ -35,8 +36,8 @@ log = structlog.get_logger()
 
 POLL_S = 0.05
 """Between tries for the lock."""
-DRAIN_LIMIT_S = 60.0
-"""How long an unload waits for the requests that run."""
+DISPLACED_S = 5.0
+"""A lock that is held for so long is another leader's, not one that the process before this one left."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,9 @@ class Leader:
         self._steps = 0
         self._trying = False
         self._epoch = 0
+        self._weights = fingerprint(files, self._spec.dtype)
+        self.draining = False
+        """Told to claim nothing more, and to stop once what runs is finished."""
         self.stopping = False
 
     def run(self) -> None:
@@ -106,13 +110,20 @@ class Leader:
             time.sleep(POLL_S)
 
     def _acquire(self) -> Lease | None:
-        """Wait for the lock; None when told to stop."""
-        waited = False
+        """Wait for the lock; None when told to stop, or to drain while another leads for good."""
+        waited, begun = False, time.monotonic()
         while not self.stopping:
             try:
                 lease = run(
                     self._client,
-                    acquire(self._spec.name, self._replica, self._owner, self._executor.world_size, floor=self._epoch),
+                    acquire(
+                        self._spec.name,
+                        self._replica,
+                        self._owner,
+                        self._executor.world_size,
+                        floor=self._epoch,
+                        weights=self._weights,
+                    ),
                 )
                 outage.goes_on(LOOP)
                 if lease is not None:
@@ -120,6 +131,8 @@ class Leader:
                 if not waited:
                     log.info("waiting for the lock")
                     waited = True
+                if self.draining and time.monotonic() - begun > DISPLACED_S:
+                    return None
             except RedisUnavailable as error:
                 outage.waits(LOOP, error)
             time.sleep(POLL_S)
@@ -156,13 +169,15 @@ class Leader:
         )
         exchange = Exchange(self._client, self._blocking, lease, pulse.check)
         roster = Roster(lease, exchange, scheduler, Finisher(self._decode))
-        siblings = Siblings(self._client, lease, self._spec)
+        siblings = Siblings(self._client, lease)
         serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
         try:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for
                 serving.adopt()
-                serving.run(lambda: self.stopping)
-                self._wind_down(serving, group)
+                serving.run(lambda: self._is_over(roster))
+                serving.give_back()  # to the queue, where the next epoch or another replica finds it
+                group.shutdown()
+                self.stopping = True
         except EpochOver as over:
             if not isinstance(over, Fenced | Lost):
                 self._poison(lease, getattr(over, "kind", "epoch_over"), str(over))
@@ -170,14 +185,10 @@ class Leader:
         finally:
             self._steps, self._trying = serving.steps, serving.trying
 
-    def _wind_down(self, serving: Serving, group: Group) -> None:
-        """An unload lets what runs finish; a plain stop gives it back to the queue, where the next epoch finds it."""
-        spec = catalog.get_spec(self._client, self._spec.name)
-        if spec is None or spec.unload:
-            limit = time.monotonic() + DRAIN_LIMIT_S
-            serving.run(lambda: not serving.busy or time.monotonic() > limit)
-        serving.give_back()
-        group.shutdown()
+    def _is_over(self, roster: Roster) -> bool:
+        """At once when told to stop; when draining, once what runs is finished."""
+        roster.draining = self.draining
+        return self.stopping or (self.draining and not roster.busy)
 
     def _leave(self, lease: Lease) -> None:
         self._executor.leave()
@@ -198,10 +209,19 @@ class Leader:
         )
 
     def _publish(self, kv_tokens: int, formation: health.Formation) -> None:
-        """Put what the API needs into the catalog; a model counts as served only once this is there."""
+        """Put what the API needs into the catalog; a model counts as served only once this is there.
+
+        And what this replica is, before it claims anything: its siblings and the claims of others go by that.
+        """
+        name, assigned = self._spec.name, catalog.Assigned(revision=self._spec.revision, tp=self._spec.tp)
         assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
-        put = catalog.put_assets(self._spec.name, assets)
-        run_every(self._client, [put, health.note_formation(self._spec.name, self._replica, formation)])
+        words = [
+            catalog.put_replica(name, self._replica, assigned),
+            catalog.put_weights(name, self._replica, self._weights),
+            catalog.put_assets(name, assets),
+            health.note_formation(name, self._replica, formation),
+        ]
+        run_every(self._client, words)
 
     def _poison(self, lease: Lease, kind: str, message: str) -> None:
         try:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import structlog
 
-from control import catalog, farm
+from control import catalog, farm, health
 from control.clients import SyncRedis
+from control.connection import run, run_every
 from control.messages import Assignment, ModelSpec
-from control.placement import Action, Assign, Unplaceable, Withdraw, plan
+from control.placement import Action, Assign, Unplaceable, Withdraw
 from control.requests.waiting import abandon, expire_waiting
+from control.rollout import Place, is_settled, plan
 
 log = structlog.get_logger()
 
@@ -28,6 +30,7 @@ class Planner:
     def __init__(self, client: SyncRedis, unplaceable: Report) -> None:
         self._client, self._unplaceable = client, unplaceable
         self._expired = 0.0
+        self._told: set[Place] = set()
 
     def turn(self) -> None:
         """Bring assignments in line with the desired models."""
@@ -35,9 +38,35 @@ class Planner:
         held = {host: farm.assignments(self._client, host) for host in farm.known_hosts(self._client)}
         hosts = farm.living_hosts(self._client)
         living = {host.id for host in hosts}
-        for action in plan(specs, hosts, held):
+        states: dict[str, set[Place]] = {"loaded": set(), "failed": set()}
+        if not is_settled(specs, hosts, held):
+            for overview in health.overviews(self._client):
+                for replica in overview.replicas:
+                    states.setdefault(replica.state, set()).add((overview.model, replica.replica))
+        actions = plan(specs, hosts, held, states["loaded"], states["failed"])
+        for action in actions:
             self._write(action, held, living)
+        self._take_back({(one.model, one.replica) for one in actions if isinstance(one, Unplaceable)})
+        placed = [one.assignment for one in actions if isinstance(one, Assign)]
+        self._retire(specs, [*placed, *(one for host, given in held.items() if host in living for one in given)])
         self._tidy(specs, held)
+
+    def _take_back(self, told: set[Place]) -> None:
+        """A reason why a replica can't be placed must not outlive itself."""
+        for model, replica in self._told - told:
+            health.clear_status(self._client, model, replica)
+        self._told = told
+
+    def _retire(self, specs: list[ModelSpec], present: list[Assignment]) -> None:
+        """Forget replicas that no living host has: what they left behind waits for others."""
+        names = [spec.name for spec in specs]
+        known = run_every(self._client, [catalog.replicas(name) for name in names])
+        here = {(one.spec.name, one.replica) for one in present}
+        for model, replica in [(name, one) for name, found in zip(names, known, strict=True) for one in found]:
+            if (model, replica) not in here:
+                returned = run(self._client, catalog.retire(model, replica))
+                if returned is not None:
+                    log.info("retired", model=model, replica=replica, returned_requests=returned)
 
     def _write(self, action: Action, held: dict[str, list[Assignment]], living: set[str]) -> None:
         match action:
@@ -46,10 +75,11 @@ class Planner:
                 farm.assign(self._client, host, assignment)
             case Withdraw(host, model, replica) if host not in living:
                 farm.remove_assignment(self._client, host, model, replica)
-            case Withdraw(host, model, replica):
+            case Withdraw(host, model, replica, at_once):
                 for assignment in held[host]:
                     if (assignment.spec.name, assignment.replica) == (model, replica) and not assignment.withdrawn:
-                        farm.withdraw(self._client, host, assignment)
+                        log.info("withdraws", host=host, model=model, replica=replica)
+                        farm.withdraw(self._client, host, assignment, at_once)
             case Unplaceable(model, replica, why):
                 self._unplaceable(model, replica, why)
 

@@ -40,6 +40,7 @@ def run_rank() -> int:
     name_process(f"furrow-rank-{rank}")
     logs.configure(settings.log_format, settings.log_level)
     structlog.contextvars.bind_contextvars(model=spec.name, replica=assignment.replica, rank=rank)
+    life: Leader | Rank
     clients = connect(settings.redis_url), connect_blocking(settings.redis_url), connect(settings.redis_url)
     try:
         check_device(device)
@@ -47,7 +48,7 @@ def run_rank() -> int:
         executor = Executor(rank, spec.tp, device)
         if rank == 0:
             files = gates.inspect(Path(os.environ["FURROW_FOLDER"]))
-            life: Leader | Rank = Leader(
+            life = leader = Leader(
                 clients,
                 assignment,
                 f"{host_id()}/{os.getpid()}",
@@ -56,6 +57,11 @@ def run_rank() -> int:
                 executor,
                 rendezvous_address(clients[0]),
             )
+
+            def drain(_signal: int, _frame: FrameType | None) -> None:
+                leader.draining = True
+
+            signal.signal(signal.SIGUSR1, drain)
         else:
             life = Rank(*clients, spec.name, assignment.replica, executor)
 

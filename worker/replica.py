@@ -21,7 +21,9 @@ log = structlog.get_logger()
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Before the n-th spawn without having been ready in between; after the last the replica is `failed`."""
 STOP_LIMIT_S = 75.0
-"""For a leader to drain or give back its requests before it is killed."""
+"""For a leader to finish its step and give back its requests before it is killed."""
+LEADERLESS_S = 10.0
+"""A group that drains and has had no leader for so long, on whichever host, is not coming back."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class ReplicaProcesses:
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     attempts: int = 0
     due: float = 0.0
+    served: bool = False
+    """Whether its group was ever ready."""
+    drain_by: float | None = None
+    led_at: float | None = None
+    """When a group that drains was last seen to have a leader."""
     stop_by: float | None = None
     failed: str | None = None
     """Why it was given up; None while it lives."""
@@ -55,6 +62,11 @@ class ReplicaProcesses:
     @property
     def place(self) -> tuple[str, str]:
         return self.assignment.spec.name, self.assignment.replica
+
+    @property
+    def draining(self) -> bool:
+        """Asked to go: it finishes what it runs, and what dies meanwhile is started again for that."""
+        return self.drain_by is not None
 
     @property
     def stopping(self) -> bool:
@@ -113,12 +125,29 @@ class ReplicaProcesses:
 
     def ready(self) -> None:
         """The group served: earlier failures are forgiven."""
-        self.attempts = 0
+        self.attempts, self.served = 0, True
 
     def kill(self, rank: int) -> None:
         """End a rank that hangs; SIGKILL ends a stopped process too."""
         if rank in self.processes:
             self.processes[rank].send_signal(signal.SIGKILL)
+
+    def drain(self, led: bool) -> None:
+        """Let it finish what it runs. Call in every tick: a leader that is only starting does not hear it.
+
+        One that has never served has nothing to finish, and past the limit the rest is given back. Ranks whose leader
+        is on another host hear of the end from it; `led` says whether there is one.
+        """
+        now = time.monotonic()
+        if self.drain_by is None:
+            self.drain_by = now + self.assignment.spec.drain_s
+        self.led_at = now if led else self.led_at or now
+        here = 0 in self.assignment.ranks
+        late = now > self.drain_by if here else now - self.led_at > LEADERLESS_S
+        if late or not self.served or self.failed is not None:
+            self.stop()
+        elif 0 in self.processes:
+            self.processes[0].send_signal(signal.SIGUSR1)
 
     def stop(self, host_leaves: bool = False) -> None:
         """Ask for an orderly end: the leader first, which then tells its ranks to shut down.

@@ -36,6 +36,8 @@ class Roster:
         self._recounting = False
         """Whether the claim that was asked for last brings all that is this replica's, and not just what is new."""
         self.isolation = Isolation(lease, exchange.held)
+        self.draining = False
+        """Whether nothing new is claimed, nor taken over, because the replica is to go."""
         self.bell = "0"
         """The id of the last ring of the bell that a claim has answered."""
 
@@ -54,7 +56,7 @@ class Roster:
         self._recounting |= self._exchange.was_away()
         scheduler = self._scheduler
         ahead = AHEAD_STEPS * scheduler.token_budget - scheduler.backlog
-        room, tokens = scheduler.room() if not self.isolation.active else (0, 0)
+        room, tokens = scheduler.room() if not (self.isolation.active or self.draining) else (0, 0)
         if not scheduler.has_work:
             tokens = requests.ANY_TOKENS  # a head that can never fit is then refused instead of blocking its queue
         return requests.claim(self._lease, room, tokens, adopt=self._recounting, ahead_tokens=max(0, ahead))

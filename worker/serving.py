@@ -66,11 +66,6 @@ class Serving:
         """Steps completed: acknowledged by every rank and emitted."""
 
     @property
-    def busy(self) -> bool:
-        """Whether any request is in this leader's hands."""
-        return self._roster.busy
-
-    @property
     def trying(self) -> bool:
         """Whether the last step was a trial of requests that may have crashed the group."""
         return self._roster.isolation.trying
@@ -94,7 +89,7 @@ class Serving:
         while not stopping():
             self._check()
             self._roster.convene()
-            if not self._roster.isolation.active:
+            if not (self._roster.isolation.active or self._roster.draining):
                 self._take_over()
             if self._scheduler.has_work:
                 self._step()

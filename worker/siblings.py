@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 
+from control import catalog
 from control.clients import SyncRedis
 from control.connection import run_every
 from control.lease import Lease, holder
-from control.messages import ModelSpec
-from control.placement import replica_names
 
 LOOK_EVERY_S = 1.0
 GONE_AFTER_S = 5.0
@@ -16,11 +15,14 @@ GONE_AFTER_S = 5.0
 
 
 class Siblings:
-    """Looked at in every turn of a leader; asks Redis once a second, in one round trip. One for each epoch."""
+    """Looked at in every turn of a leader; asks Redis once a second, in one round trip. One for each epoch.
 
-    def __init__(self, client: SyncRedis, lease: Lease, spec: ModelSpec) -> None:
-        self._client, self._model = client, lease.model
-        self._names = [name for name in replica_names(spec) if name != lease.replica]
+    Replicas come and go meanwhile: the ones that are looked at are those that were known at the last look.
+    """
+
+    def __init__(self, client: SyncRedis, lease: Lease) -> None:
+        self._client, self._model, self._replica = client, lease.model, lease.replica
+        self._names: list[str] = []
         self._absent: dict[str, float] = {}
         self._told: set[str] = set()
         self._looked = 0.0
@@ -31,11 +33,12 @@ class Siblings:
         Raises RedisUnavailable.
         """
         now = time.monotonic()
-        if not self._names or now - self._looked < LOOK_EVERY_S:
+        if now - self._looked < LOOK_EVERY_S:
             return []
         if now - self._looked > 3 * LOOK_EVERY_S:
             self._absent.clear()  # Redis was away, or this leader: nobody could renew, or nobody looked
-        holders = run_every(self._client, [holder(self._model, name) for name in self._names])
+        looks = [holder(self._model, name) for name in self._names]
+        known, *holders = run_every(self._client, [catalog.replicas(self._model), *looks])
         self._looked = time.monotonic()
         gone = []
         for name, token in zip(self._names, holders, strict=True):
@@ -45,4 +48,7 @@ class Siblings:
             elif now - self._absent.setdefault(name, now) >= GONE_AFTER_S and name not in self._told:
                 self._told.add(name)
                 gone.append(name)
+        self._names = sorted(known.keys() - {self._replica})
+        for name in self._absent.keys() - known.keys():
+            del self._absent[name]
         return gone

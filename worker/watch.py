@@ -60,7 +60,7 @@ class Watch:
         epoch = health.read_epoch(self._client, model, name)
         beats = health.heartbeats(self._client, model, name, self._replica.assignment.spec.tp)
         if beats[0] is not None and beats[0].phase == "ready":
-            if self._replica.attempts:
+            if self._replica.attempts and not self._replica.draining:
                 health.write_status(self._client, model, name, "running", "")
             self._replica.ready()
         poison = health.read_poison(self._client, model, name)

@@ -72,15 +72,8 @@ async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[An
     ongoing: Ongoing | None = None
     try:
         process.refuse_when_draining()
-        body = await request.body()
-        caller = caller.identified(authenticate(request), body, _idempotency_key(request))
-        parsed = parse(body)
-        last = request.headers.get("last-event-id")
-        if last and parsed.stream:
-            ongoing = await process.submitter.resume(parse_cursor(last), caller, parsed.model)
-        else:
-            ongoing = await process.submitter.submit(parsed, caller)
-        if parsed.stream:
+        ongoing, streams = await _begin(request, caller, parse)
+        if streams:
             await ongoing.settle()
             return streamed(ongoing, caller)
         response = await _whole(request, ongoing)
@@ -93,6 +86,19 @@ async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[An
         if ongoing is not None:
             ongoing.left()
         raise
+
+
+async def _begin(request: Http, caller: Caller, parse: Callable[[bytes], Body]) -> tuple[Ongoing, bool]:
+    """Put the request on its way; whether it streams. Body and prompt end here: the answer needs neither."""
+    submitter = process_of(request).submitter
+    tenant, key = authenticate(request), _idempotency_key(request)
+    async with process_of(request).bodies.reading(request) as body:
+        caller = caller.identified(tenant, body, key)
+        parsed = parse(body)
+        last = request.headers.get("last-event-id")
+        if last and parsed.stream:
+            return await submitter.resume(parse_cursor(last), caller, parsed.model), True
+        return await submitter.submit(parsed, caller), bool(parsed.stream)
 
 
 def streamed(ongoing: Ongoing, caller: Caller) -> Response[Any]:

@@ -35,7 +35,14 @@ async def retrieve_model(request: Request[Any, Any, Any], model: FromPath[str]) 
 
 
 def _card(request: Request[Any, Any, Any], name: str) -> ModelCard:
-    assets = process_of(request).models.assets(name)
-    if assets is None:
-        return ModelCard(id=name, created=0)
-    return ModelCard(id=name, created=assets.created, max_model_len=assets.context_length)
+    models = process_of(request).models
+    assets, overview = models.assets(name), models.overview(name)
+    return ModelCard(
+        id=name,
+        created=assets.created if assets is not None else 0,
+        max_model_len=assets.context_length if assets is not None else None,
+        state=overview.state if overview is not None else None,
+        revision=overview.revision if overview is not None else None,
+        replicas=overview.wanted if overview is not None else None,
+        rolled_out=overview.rolled_out if overview is not None else None,
+    )

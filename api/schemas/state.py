@@ -49,11 +49,19 @@ def request_status(rid: str, model: str, fields: dict[str, str], position: int |
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
+    """What a model is, and how the farm has it. While a change is rolled out, `rolled_out` of the `replicas` that are
+    wanted serve its `revision`.
+    """
+
     id: str
     object: str = "model"
     created: int
     owned_by: str = "furrow"
     max_model_len: int | None = None
+    state: str | None = None
+    revision: int | None = None
+    replicas: int | None = None
+    rolled_out: int | None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -15,6 +15,7 @@ VERBS = {
     "worker": ("control.cli.parts", "Run this host's agent, which runs the ranks that the farm assigns to it."),
     "api": ("control.cli.parts", "Run one HTTP API process."),
     "models": ("control.cli.models", "Load, unload and list the models of the farm."),
+    "drain": ("control.cli.drain", "Empty a host, or replace one replica, without failing a request."),
     "dead": ("control.cli.dead", "List, show, retry and drop requests that crashed their group."),
     "bench": ("control.cli.parts", "Run the load scenarios and the offline benchmark."),
     "chaos": ("control.cli.parts", "Strike a farm with faults under load and check every stream."),

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
+import msgspec
 
 from control import catalog, health
 from control.cli.options import build_spec, connect_to_farm, model_options, redis_option
-from control.errors import ModelNotFound, SettingsError
+from control.clients import SyncRedis
+from control.errors import ModelNotFound, ModelUnavailable, SettingsError
+from control.messages import ModelSpec
+
+TICK_S = 0.1
+_DRAIN = "Seconds for which a replica that is to go may finish what it runs."
+wait_option = click.option("--wait", is_flag=True, help="Return only when as many serve as are wanted, and no others.")
 
 
 @click.group()
@@ -19,27 +27,106 @@ def models() -> None:
 @models.command()
 @click.argument("model")
 @model_options
-@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Copies that share the queue.")
+@click.option("--replicas", type=click.IntRange(1), help="Copies that share the queue [default: as many as now, or 1].")
 @click.option("--spread", is_flag=True, help="Ranks on as many hosts as there are, instead of on one that has room.")
+@click.option("--drain-s", type=click.IntRange(0), default=300, show_default=True, help=_DRAIN)
+@click.option("--surge/--in-place", default=True, help="Whether one more replica may run while others are replaced.")
 @click.option("--if-needed", is_flag=True, help="Succeed where MODEL is loaded already with these settings.")
+@wait_option
 @redis_option
-def load(model: str, redis_url: str | None, if_needed: bool, **options: Any) -> None:
-    """Make MODEL (`demo`, a folder or a Hugging Face repository) part of the farm's desired state."""
+def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replicas: int | None, **options: Any) -> None:
+    """Make MODEL (`demo`, a folder or a Hugging Face repository) part of the farm's desired state.
+
+    Where it is loaded with other settings or from another source its replicas are replaced one by one, without failing
+    a request.
+    """
     spec = build_spec(model, **options)
     client = connect_to_farm(redis_url)
     known = catalog.get_spec(client, spec.name)
-    if known is not None and known.unload:
-        raise SettingsError(
-            f"model '{spec.name}' is being unloaded; wait until `furrow models list` no longer shows it"
-        )
+    if known is not None:
+        check_stays(known)
+    spec = msgspec.structs.replace(spec, replicas=replicas or (known.replicas if known is not None else 1))
     failed = health.overview(client, spec.name).state == "failed"
     if known is not None and catalog.same(known, spec) and not failed:
         if if_needed:
             click.echo(f"{spec.name}: already desired with these settings.")
             return
-        raise SettingsError(f"model '{spec.name}' is already loaded with these settings; nothing was changed")
-    catalog.put_spec(client, spec, again=failed)
-    click.echo(f"{spec.name}: desired. `furrow models list` shows when it is loaded.")
+        raise SettingsError(
+            f"model '{spec.name}' is already loaded with these settings; nothing was changed. "
+            f"If its files are new, use `furrow models reload {spec.name}`"
+        )
+    revision = catalog.put_spec(client, spec, again=failed)
+    if known is not None and revision != known.revision:
+        click.echo(f"{spec.name}: revision {revision} is desired. `furrow models list` shows how far it is rolled out.")
+    else:
+        click.echo(f"{spec.name}: desired. `furrow models list` shows when it is loaded.")
+    if wait:
+        wait_until_rolled_out(client, spec.name)
+
+
+@models.command()
+@click.argument("name")
+@wait_option
+@redis_option
+def reload(name: str, wait: bool, redis_url: str | None) -> None:
+    """Start the replicas of the model NAME anew, one by one: its files have changed, say. No request fails."""
+    client = connect_to_farm(redis_url)
+    spec = find_spec(client, name)
+    revision = catalog.put_spec(client, spec, again=True)
+    click.echo(f"{name}: revision {revision} is desired.")
+    if wait:
+        wait_until_rolled_out(client, name)
+
+
+@models.command()
+@click.argument("name")
+@click.option("--replicas", type=click.IntRange(1), required=True, help="Copies that share the queue.")
+@wait_option
+@redis_option
+def scale(name: str, replicas: int, wait: bool, redis_url: str | None) -> None:
+    """Run more or fewer replicas of the model NAME: those that go finish what they run."""
+    client = connect_to_farm(redis_url)
+    spec = find_spec(client, name)
+    catalog.put_spec(client, msgspec.structs.replace(spec, replicas=replicas))
+    click.echo(f"{name}: {replicas} {'replica is' if replicas == 1 else 'replicas are'} desired.")
+    if wait:
+        wait_until_rolled_out(client, name)
+
+
+def find_spec(client: SyncRedis, name: str) -> ModelSpec:
+    """Raises ModelNotFound, or SettingsError for one that is on its way out."""
+    spec = catalog.get_spec(client, name)
+    if spec is None:
+        raise ModelNotFound(name, [one.name for one in catalog.list_specs(client)])
+    check_stays(spec)
+    return spec
+
+
+def check_stays(spec: ModelSpec) -> None:
+    """Raises SettingsError where the model is being unloaded."""
+    if spec.unload:
+        raise SettingsError(
+            f"model '{spec.name}' is being unloaded; wait until `furrow models list` no longer shows it"
+        )
+
+
+def wait_until_rolled_out(client: SyncRedis, name: str) -> None:
+    """Tell what changes until all is as desired. Raises ModelUnavailable where the new revision can't be served."""
+    last = ""
+    while True:
+        overview = health.overview(client, name)
+        line = f"{name}: revision {overview.revision}, {overview.rolled_out} of {overview.wanted} replicas"
+        leaving = len(overview.replicas) - overview.wanted
+        line += f", {leaving} to go" if leaving > 0 else ""
+        if line != last:
+            click.echo(line)
+            last = line
+        if overview.is_rolled_out:
+            return
+        for replica in overview.replicas:
+            if replica.state == "failed" and replica.revision == overview.revision:
+                raise ModelUnavailable(name, f"failed (replica {replica.replica})", replica.detail)
+        time.sleep(TICK_S)
 
 
 @models.command()
@@ -56,16 +143,21 @@ def unload(name: str, redis_url: str | None) -> None:
 @models.command(name="list")
 @redis_option
 def list_models(redis_url: str | None) -> None:
-    """Show every model with its replicas: state, host, devices, epoch, last step, and what is wrong."""
+    """Show every model with its replicas: revision, state, host, devices, epoch, last step, and what is wrong.
+
+    While a change is rolled out a line at the end says how far it is.
+    """
     client = connect_to_farm(redis_url)
-    rows = [("MODEL", "REPLICA", "STATE", "HOST", "DEVICES", "EPOCH", "STEP", "QUEUED", "DETAIL")]
-    for overview in health.overviews(client):
+    overviews = health.overviews(client)
+    rows = [("MODEL", "REPLICA", "STATE", "REVISION", "HOST", "DEVICES", "EPOCH", "STEP", "QUEUED", "DETAIL")]
+    for overview in overviews:
         for replica in overview.replicas:
             rows.append(
                 (
                     overview.model,
                     replica.replica,
                     replica.state,
+                    str(replica.revision),
                     replica.host or "-",
                     ",".join(replica.devices) or "-",
                     str(replica.epoch or "-"),
@@ -80,3 +172,7 @@ def list_models(redis_url: str | None) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for overview in overviews:
+        if len({replica.revision for replica in overview.replicas}) > 1:
+            done = f"{overview.rolled_out} of {overview.wanted} replicas"
+            click.echo(f"{overview.model}: revision {overview.revision} is rolled out on {done}.")

@@ -58,6 +58,8 @@ def build_spec(
     quant: str | None,
     replicas: int = 1,
     spread: bool = False,
+    drain_s: int = 300,
+    surge: bool = True,
 ) -> ModelSpec:
     """The desired state that the options describe. Raises RequestError, DevicesError or SettingsError."""
     if quant is not None:
@@ -69,6 +71,8 @@ def build_spec(
         tp=tp,
         replicas=replicas,
         spread=spread,
+        drain_s=drain_s,
+        surge=surge,
         devices=parse_devices(devices, tp),
         dtype=dtype,
         max_context=max_context,

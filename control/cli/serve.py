@@ -18,11 +18,11 @@ from control import catalog, farm, health
 from control.cli.options import build_spec, connect_to_farm, model_options, redis_option
 from control.cli.supervisor import Part, Supervisor
 from control.clients import SyncRedis
+from control.connection import run
 from control.embedded import EmbeddedServer
 from control.errors import ModelUnavailable
 from control.listening import free_port
 from control.messages import ModelSpec
-from control.placement import replica_names
 from control.process import die_with_parent
 from control.requests.waiting import abandon
 
@@ -118,7 +118,7 @@ def desire(client: SyncRedis, spec: ModelSpec, alone: bool) -> None:
             for assignment in farm.assignments(client, host):
                 if assignment.spec.name != spec.name:
                     farm.remove_assignment(client, host, assignment.spec.name, assignment.replica)
-        for replica in replica_names(spec):
+        for replica in [*run(client, catalog.replicas(spec.name)), *(f"r{index}" for index in range(spec.replicas))]:
             health.clear_status(client, spec.name, replica)
     catalog.put_spec(client, spec)
 

@@ -1,8 +1,10 @@
-"""The state of every model and replica, read in two round trips: for the operator, for /ready and for refusals."""
+"""The state of every model and replica, read in three round trips: for the operator, for /ready, for refusals, and for
+the rollout of a change."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from control import catalog
@@ -15,15 +17,16 @@ from control.health.status import status_of
 from control.keys import ModelKeys
 from control.lease import holder
 from control.messages import ModelSpec
-from control.placement import replica_names
+from control.rollout import free_names, in_order
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOverview:
     """`seq` is the leader's last completed step; `devices` and `beats` are by rank, as far as they are heard; `host`
-    names the hosts of those that are, comma between."""
+    names the hosts of those that are, comma between. `revision` is that of the specification which it runs."""
 
     replica: str
+    revision: int
     state: ReplicaState
     detail: str
     host: str
@@ -35,14 +38,22 @@ class ReplicaOverview:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """`queued` requests wait for the model; `revision` is its specification's."""
+    """`queued` requests wait for the model; `revision` is its specification's, `wanted` how many replicas that asks
+    for, and `rolled_out` how many of this revision serve."""
 
     model: str
     state: ReplicaState
     detail: str
     queued: int
     revision: int
+    wanted: int
+    rolled_out: int
     replicas: list[ReplicaOverview]
+
+    @property
+    def is_rolled_out(self) -> bool:
+        """Whether as many serve as are wanted, of the newest revision, and nothing else is left."""
+        return self.rolled_out == self.wanted == len(self.replicas)
 
 
 def overviews(client: SyncRedis) -> list[Overview]:
@@ -54,31 +65,41 @@ def overview(client: SyncRedis, model: str) -> Overview:
     """One model; an unknown one is loading, with the reason. Raises RedisUnavailable."""
     spec = catalog.get_spec(client, model)
     if spec is None:
-        return Overview(model, "loading", "the farm does not know the model yet", 0, 0, [])
+        return Overview(model, "loading", "the farm does not know the model yet", 0, 0, 0, 0, [])
     return _overview(client, spec)
 
 
 def _overview(client: SyncRedis, spec: ModelSpec) -> Overview:
     model = ModelKeys(spec.name)
-    calls: list[Call[Any]] = [
+    about: list[Call[Any]] = [
         read("HGET", model.load, "queued", parse=_count),
         read("EXISTS", model.assets, parse=bool),
+        catalog.replicas(spec.name),
     ]
-    names = replica_names(spec)
-    for name in names:
+    queued, served, assigned = run_every(client, about)
+    known = _known(spec, assigned)
+    calls: list[Call[Any]] = []
+    for name, (_, tp) in known.items():
         calls += [status_of(spec.name, name), epoch_of(spec.name, name), holder(spec.name, name)]
-        calls += [poison_of(spec.name, name), *(read_beat(spec.name, name, rank) for rank in range(spec.tp))]
-    found = run_every(client, calls)
-    queued, served = found[:2]
-    width = 4 + spec.tp
+        calls += [poison_of(spec.name, name), *(read_beat(spec.name, name, rank) for rank in range(tp))]
+    found = iter(run_every(client, calls))
     replicas = [
-        _replica(spec, served, name, found[2 + width * i : 2 + width * (i + 1)]) for i, name in enumerate(names)
+        _replica(spec, served, name, revision, list(islice(found, 4 + tp))) for name, (revision, tp) in known.items()
     ]
-    state, detail = model_state([(replica.state, replica.detail) for replica in replicas])
-    return Overview(spec.name, state, detail, queued, spec.revision, replicas)
+    state, detail = model_state([(replica.state, replica.detail) for replica in replicas], spec.unload)
+    done = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)
+    return Overview(spec.name, state, detail, queued, spec.revision, spec.replicas, done, replicas)
 
 
-def _replica(spec: ModelSpec, served: bool, name: str, found: list[Any]) -> ReplicaOverview:
+def _known(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) -> dict[str, tuple[int, int]]:
+    """Revision and number of ranks of every replica: those that were assigned, and those that are still to be."""
+    known = {name: (assigned[name].revision, assigned[name].tp) for name in in_order(assigned)}
+    current = sum(revision == spec.revision for revision, _ in known.values())
+    missing = 0 if spec.unload else max(0, spec.replicas - current)
+    return known | dict.fromkeys(islice(free_names(known), missing), (spec.revision, spec.tp))
+
+
+def _replica(spec: ModelSpec, served: bool, name: str, revision: int, found: list[Any]) -> ReplicaOverview:
     status, epoch, token, poison, *beats = found
     view = ReplicaView(spec.unload, served, status, epoch, token is not None, poison, beats)
     state, detail = replica_state(view)
@@ -86,6 +107,7 @@ def _replica(spec: ModelSpec, served: bool, name: str, found: list[Any]) -> Repl
     hosts = dict.fromkeys(beat.host for beat in beats if beat is not None and beat.host)
     return ReplicaOverview(
         replica=name,
+        revision=revision,
         state=state,
         detail=detail,
         host=",".join(hosts) or (status.host if status else ""),

@@ -49,8 +49,8 @@ def replica_state(view: ReplicaView) -> tuple[ReplicaState, str]:
     status = view.status
     if view.unload:
         return ("draining", "") if view.locked else ("unloading", "")
-    if status is not None and status.state == "failed":
-        return "failed", status.detail
+    if status is not None and status.state in ("failed", "draining"):
+        return status.state, status.detail
     if view.poison is not None and view.poison.epoch == view.epoch:
         return "poisoned", f"rank {view.poison.rank}: {view.poison.kind}: {view.poison.message}"
     obstacle = _obstacle(view)
@@ -77,8 +77,14 @@ def _obstacle(view: ReplicaView) -> str | None:
     return None if view.served_before else "the model's assets are not published yet"
 
 
-def model_state(replicas: Sequence[tuple[ReplicaState, str]]) -> tuple[ReplicaState, str]:
-    """A model is as well as its best replica; `failed` needs all of them to be."""
+def model_state(replicas: Sequence[tuple[ReplicaState, str]], unload: bool = False) -> tuple[ReplicaState, str]:
+    """A model is as well as its best replica; `failed` needs all of them to be.
+
+    While its last replica goes to make room for the next one, requests wait: only an unload takes a model away.
+    """
     if not replicas:
-        return "loading", "no replica is wanted"
-    return min(replicas, key=lambda replica: _BEST_FIRST.index(replica[0]))
+        return ("unloading", "") if unload else ("loading", "no replica is wanted")
+    state, detail = min(replicas, key=lambda replica: _BEST_FIRST.index(replica[0]))
+    if state == "draining" and not unload:
+        return "recovering", "it is being replaced"
+    return state, detail

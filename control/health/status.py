@@ -10,7 +10,7 @@ from control.clients import SyncRedis
 from control.connection import Call, read, run
 from control.keys import ReplicaKeys
 
-AgentState = Literal["starting", "running", "backoff", "failed", "stopped"]
+AgentState = Literal["starting", "running", "backoff", "draining", "failed", "stopped"]
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,11 +55,12 @@ def claim(
     queue, where classes, fairness, other replicas and a cancel still reach it. `adopt` first
     takes everything that was delivered to this replica and has not ended, room or not: do it on a new epoch, and after
     RedisUnavailable, when a claim's answer may have been lost for good. Running the same Call again is harmless.
-    Raises Lost, Fenced or Poisoned.
+    A request whose tokens came from other weights than the lease's is left to replicas that have them, or ends with an
+    error where none is known. Raises Lost, Fenced or Poisoned.
     """
     keys, model = lease.keys, lease.model_keys
     args = (lease.token, model.base, lease.replica, secrets.token_hex(8), room_requests, room_tokens)
-    args += (int(adopt), ahead_tokens)
+    args += (int(adopt), ahead_tokens, lease.weights)
     return Call("claim", (keys.lock, keys.epoch, keys.poison, keys.claim, model.bell), args, _claims)
 
 
@@ -71,7 +72,7 @@ def takeover(lease: Lease, other_replica: str) -> Call[Claims]:
     """
     keys, model, other = lease.keys, lease.model_keys, ReplicaKeys(lease.model, other_replica)
     named = (keys.lock, keys.epoch, keys.poison, keys.claim, model.bell, other.lock, other.epoch)
-    args = (lease.token, model.base, lease.replica, secrets.token_hex(8), other_replica)
+    args = (lease.token, model.base, lease.replica, secrets.token_hex(8), other_replica, lease.weights)
     return Call("takeover", named, args, _claims)
 
 

@@ -1,4 +1,4 @@
--- Handing requests to a leader; needs queue and ending.
+-- Handing requests to a leader; needs queue, ending, delivered and weights.
 
 -- What a leader gets of a request: everything it needs to begin or to go on. The log is empty for a fresh one.
 local function describe(base, rid)
@@ -14,7 +14,7 @@ local function describe(base, rid)
 end
 
 -- A leader takes over a request that has been delivered before, to `token` or to another epoch. False if it is over.
-local function adopt(base, class, tenant, id, rid, token, now)
+local function adopt(base, class, tenant, id, rid, token, weights, now)
   local req = base .. 'req:' .. rid
   local f = redis.call('HMGET', req, 'state', 'owner', 'cancel', 'deadline', 'entry')
   if (f[1] ~= 'running' and f[1] ~= 'queued') or f[5] ~= id then
@@ -29,6 +29,12 @@ local function adopt(base, class, tenant, id, rid, token, now)
     end_request(base, rid, 'expired', 'expired', 'deadline passed', now)
     return false
   end
+  local others = other_weights(base, rid, weights)
+  if others then
+    pass_on(base, rid, others, now)
+    return false
+  end
+  note_weights(base, rid, weights)
   -- Adopting twice in one epoch (a lost reply) is one attempt.
   if f[2] ~= token then
     redis.call('HSET', req, 'owner', token, 'state', 'running', 'replica', string.match(KEYS[1], ':([^:]+):lock$'))
@@ -38,31 +44,16 @@ local function adopt(base, class, tenant, id, rid, token, now)
 end
 
 -- Everything that was delivered to `consumer` and has not ended, room or not: somebody waits for it. What another
--- replica left is claimed for this one.
-local MOST_PENDING = 100000
-
-local function adopt_all(base, consumer, replica, token, now, claimed)
-  for _, class in ipairs(CLASSES) do
-    for _, tenant in ipairs(redis.call('ZRANGE', base .. 'served:' .. class, 0, -1)) do
-      local queue, pending = base .. 'queue:' .. class .. ':' .. tenant, {}
-      if redis.call('EXISTS', queue) == 1 then
-        last_delivered(queue) -- makes sure of the group
-        pending = redis.call('XPENDING', queue, GROUP, '-', '+', MOST_PENDING, consumer)
-      end
-      for _, delivered in ipairs(pending) do
-        local id = delivered[1]
-        local entry = redis.call('XRANGE', queue, id, id)[1]
-        if not entry then
-          redis.pcall('XACK', queue, GROUP, id) -- deleted while it was pending
-        else
-          if consumer ~= replica then
-            redis.call('XCLAIM', queue, GROUP, replica, 0, id, 'JUSTID')
-          end
-          if adopt(base, class, tenant, id, entry[2][2], token, now) then
-            claimed[#claimed + 1] = describe(base, entry[2][2])
-          end
-        end
-      end
+-- replica left is claimed for this one, except what began with other weights: its own replica may come back to it.
+local function adopt_all(base, consumer, replica, token, weights, now, claimed)
+  for _, left in ipairs(delivered_to(base, consumer)) do
+    local class, tenant, id, rid = unpack(left)
+    local stays = consumer ~= replica and other_weights(base, rid, weights)
+    if consumer ~= replica and not stays then
+      redis.call('XCLAIM', base .. 'queue:' .. class .. ':' .. tenant, GROUP, replica, 0, id, 'JUSTID')
+    end
+    if not stays and adopt(base, class, tenant, id, rid, token, weights, now) then
+      claimed[#claimed + 1] = describe(base, rid)
     end
   end
 end

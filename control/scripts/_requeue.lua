@@ -1,19 +1,23 @@
--- A running request goes back into its queue, to be claimed by any replica; its log stays. Needs bell, turns and queue.
+-- Putting a request that was delivered, or sits undelivered at a queue's head, back at the end of its queue; needs bell,
+-- turns and queue. Its log stays, so whoever claims it goes on where it was.
+
 local function put_back(base, rid)
   local req, load = base .. 'req:' .. rid, base .. 'load'
-  local f = redis.call('HMGET', req, 'priority', 'tenant', 'entry', 'prompt_tokens')
-  local class, tenant, tokens = f[1], f[2], f[4]
-  local queue = base .. 'queue:' .. class .. ':' .. tenant
+  local f = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens')
+  local class, tenant, tokens = f[2], f[3], f[5]
   -- The new entry first: a stream that is never empty keeps its group and its tenant's turn.
-  local entry = redis.call('XADD', queue, '*', 'rid', rid, 'tokens', tokens)
-  remove(base, class, tenant, f[3])
-  redis.call('HINCRBY', load, 'queued_tokens', tokens)
-  redis.call('HINCRBY', load, 'enqueued', 1)
-  local position = redis.call('HINCRBY', load, 'queued', 1)
-  redis.call('HINCRBY', load, 'queued:' .. class, 1)
-  local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
+  local entry = redis.call('XADD', base .. 'queue:' .. class .. ':' .. tenant, '*', 'rid', rid, 'tokens', tokens)
+  remove(base, class, tenant, f[4])
+  if f[1] == 'running' then
+    redis.call('HINCRBY', load, 'queued_tokens', tokens)
+    redis.call('HINCRBY', load, 'enqueued', 1)
+    local position = redis.call('HINCRBY', load, 'queued', 1)
+    redis.call('HINCRBY', load, 'queued:' .. class, 1)
+    local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
+    redis.call('HSET', req, 'ticket', whole(claimed + position))
+    ring(base, 'requeue', rid)
+  end
   redis.call('HDEL', req, 'suspect') -- suspicion belongs to the replica whose group it was in
-  redis.call('HSET', req, 'state', 'queued', 'owner', '', 'entry', entry, 'ticket', whole(claimed + position))
+  redis.call('HSET', req, 'state', 'queued', 'owner', '', 'entry', entry)
   begin_waiting(base, class, tenant)
-  ring(base, 'requeue', rid)
 end

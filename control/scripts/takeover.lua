@@ -3,13 +3,19 @@
 -- KEYS 1 lock (string)  2 epoch (string)  3 poison (hash)  4 the replica's last claim (string)  5 bell (stream)
 --      6 the other's lock (string)  7 the other's epoch (string)
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id  4 id of this call, any text  5 the other's id
+--      6 fingerprint of the leader's weights, or ''
 -- Returns as claim does.
 --@include clock
 --@include fence
 --@include poisoned
+--@include turns
 --@include queue
+--@include bell
 --@include drain
 --@include ending
+--@include requeue
+--@include weights
+--@include delivered
 --@include claimed
 local token, base, replica, other = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
 local refused = fence(token) or poisoned(token)
@@ -24,7 +30,7 @@ if redis.call('EXISTS', KEYS[6]) == 1 then
   return {'OK', last_bell(KEYS[5]), {}}
 end
 local now, claimed = server_ms(), {}
-adopt_all(base, other, replica, token, now, claimed)
+adopt_all(base, other, replica, token, ARGV[6], now, claimed)
 -- Only where something was taken: the ranks of a replica that is merely late would follow the epoch for nothing.
 if #claimed > 0 then
   local epoch = math.max(tonumber(redis.call('GET', KEYS[7]) or '0') + 1, now)

@@ -15,6 +15,7 @@ VERBS = {
     "load": "Load scenarios through the HTTP API.",
     "decode": "The engine alone, beside transformers' generate.",
     "control": "What Redis adds to a step.",
+    "rolling": "Models reloaded under load: nothing failed, truncated or changed.",
     "recovery": "Ranks killed under load: the time to the next token.",
     "hang": "Ranks stopped under load: the time until it is noticed.",
     "fairness": "One heavy user beside nine light ones: what each is served.",

@@ -29,6 +29,7 @@ class Answer:
     prompt_tokens: int = 0
     retry_after_s: float | None = None
     """What a refusal said."""
+    text: str = ""
     error: str | None = None
 
 
@@ -77,6 +78,7 @@ async def _read_whole(response: Response, answer: Answer) -> None:
         answer.error = f"{response.status} {kind_of(body)}"
     else:
         _count(answer, body["usage"])
+        answer.text = "".join(choice["message"]["content"] or "" for choice in body.get("choices", []))
 
 
 async def _read_stream(response: Response, answer: Answer) -> None:
@@ -90,6 +92,7 @@ async def _read_stream(response: Response, answer: Answer) -> None:
             answer.error = f"in the stream: {kind_of(chunk)}"
         if answer.first_ms is None and any(choice["delta"].get("content") for choice in chunk.get("choices", [])):
             answer.first_ms = now_ms()
+        answer.text += "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", []))
         if chunk.get("usage"):
             _count(answer, chunk["usage"])
     if not done and answer.error is None:

@@ -59,8 +59,10 @@ class Phase:
 @click.option("--calibrate", default=15.0, show_default=True, help="Seconds in which the capacity is measured.")
 @click.option("--times", default=10.0, show_default=True, help="Overload, as a multiple of the capacity.")
 @click.option("--kv-tokens", default=400, show_default=True, help="KV memory: it bounds how many run at once.")
-@click.option("--max-queue-wait", default=None, type=float, help="Of the API [default: the API's own default].")
-def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max_queue_wait: float | None) -> None:
+@click.option(
+    "--max-queue-wait", default=3.0, show_default=True, help="Of the API: seconds that a request may expect to wait."
+)
+def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max_queue_wait: float) -> None:
     """Measure a private farm (demo, one CPU rank) at its capacity and far beyond.
 
     The capacity is what clients get that keep every slot busy. The nominal load is as much, arriving at random
@@ -68,7 +70,7 @@ def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max
     """
     click.echo(describe())
     spec = ModelSpec(name=MODEL, source=model_source("demo"), devices=["cpu"], kv_tokens=kv_tokens)
-    options = () if max_queue_wait is None else ("--max-queue-wait", str(max_queue_wait))
+    options = ("--max-queue-wait", str(max_queue_wait))
     with private_farm(spec, (1,), *options) as (url, _, _):
         base, memory = Base.of(url), MemorySampler()
         capacity = asyncio.run(measure_capacity(base, calibrate))

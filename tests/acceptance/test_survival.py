@@ -9,9 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
+import openai
 import psutil
 import pytest
 
+from ops.client import ResumingTransport
 from tests.acceptance.streams import Received, open_stream, receive
 from tests.farm import Farm, serving_farm, until
 
@@ -98,6 +101,33 @@ def test_a_killed_api_is_replaced_and_the_client_resumes(farm: Farm) -> None:
         pass
     assert received.text == expected.text and received.finish == expected.finish
     assert len(set(received.ids)) == len(received.ids)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_the_official_client_outlives_a_killed_api(farm: Farm, stream: bool) -> None:
+    """Over the resuming transport the caller sees the undisturbed answer, made once, with no key or policy given."""
+    expected = whole(farm, LONG)
+    before = farm.redis.hget("furrow:{demo}:load", "enqueued")
+    [api] = [p for p in farm.processes() if psutil.Process(p).cmdline()[1:3] == ["-m", "api"]]
+    http = httpx.Client(transport=ResumingTransport(), timeout=60)
+    with (
+        openai.OpenAI(base_url=farm.base_url, api_key="none", max_retries=0, http_client=http) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = pool.submit(answer, client, stream)
+        until(lambda: int(farm.redis.hget("furrow:{demo}:load", "enqueued") or 0) > int(before or 0))
+        os.kill(api, signal.SIGKILL)
+        assert not asked.done(), "the answer came before the fault"
+        assert asked.result() == expected.text
+    assert int(farm.redis.hget("furrow:{demo}:load", "enqueued") or 0) == int(before or 0) + 1
+
+
+def answer(client: openai.OpenAI, stream: bool) -> str:
+    """The answer to LONG."""
+    if not stream:
+        return client.chat.completions.create(**LONG).choices[0].message.content or ""
+    chunks = client.chat.completions.create(**LONG, stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
 def kill_server(farm: Farm) -> None:

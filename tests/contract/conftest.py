@@ -35,8 +35,10 @@ class Farm:
     def run(self, call: Call[T]) -> T:
         return run(self.client, call)
 
-    def lead(self, replica: str = "r0", owner: str = "one", world_size: int = 1, floor: int = 0) -> Lease:
-        lease = self.run(acquire(MODEL, replica, owner, world_size, floor))
+    def lead(
+        self, replica: str = "r0", owner: str = "one", world_size: int = 1, floor: int = 0, weights: str = ""
+    ) -> Lease:
+        lease = self.run(acquire(MODEL, replica, owner, world_size, floor, weights))
         assert lease is not None
         return lease
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import pytest
 
 from control import catalog
 from control.messages import ModelAssets, ModelSpec
@@ -40,6 +43,17 @@ def test_the_revision_grows_with_changes_only(farm: Farm) -> None:
     assert found is not None
     assert found.max_context is None
     assert catalog.same(found, changed)
+
+
+@pytest.mark.parametrize("followed", [{"replicas": 3}, {"drain_s": 5}, {"surge": False}])
+def test_what_replicas_can_follow_is_no_new_revision(farm: Farm, followed: dict[str, Any]) -> None:
+    """It is written down all the same; with anything else, or when asked for, the revision grows once."""
+    assert catalog.put_spec(farm.client, SPEC) == 1
+    changed = msgspec.structs.replace(SPEC, **followed)
+    assert catalog.put_spec(farm.client, changed) == 1
+    assert catalog.get_spec(farm.client, MODEL) == changed
+    assert catalog.put_spec(farm.client, msgspec.structs.replace(SPEC, tp=1)) == 2
+    assert catalog.put_spec(farm.client, msgspec.structs.replace(SPEC, tp=1), again=True) == 3
 
 
 def test_a_tombstone_asks_for_an_unload(farm: Farm) -> None:

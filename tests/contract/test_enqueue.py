@@ -186,15 +186,16 @@ def test_only_the_last_ends_count(farm: Farm) -> None:
     """A rate of long ago is forgotten after some ends, fast or slow."""
     busy(farm, seconds=1000, ends=16)
     lease = farm.lead()
-    for index in range(101):
+    farm.client.pexpire(lease.keys.lock, 60_000)
+    for index in range(49):
         farm.put(f"a{index}")
-    for index in range(100):
+    for index in range(48):
         farm.claim(lease, requests_=1)
         farm.emit(lease, Emission(f"a{index}", 1, [last(1)], "finished"))
     farm.client.hset(farm.keys.load, "busy_since", 1)
     farm.claim(lease, requests_=0)
     assert 15 < float(farm.client.hget(farm.keys.load, "busy_ends") or 0) <= 16
-    assert float(farm.client.hget(farm.keys.load, "busy_ms") or 0) < 40_000
+    assert float(farm.client.hget(farm.keys.load, "busy_ms") or 0) < 60_000
 
 
 def test_a_claim_makes_room(farm: Farm) -> None:

@@ -18,6 +18,7 @@ from control.requests import Emission, Enqueue
 from worker.suspects import Docket
 
 MODEL, HOST, OWNER = "demo", "alpha", "alpha/4711"
+WEIGHTS = "0123456789abcdef"
 FORMATION = health.Formation(epoch=41, led=42, gathered=43, joined=44, loaded=45)
 
 
@@ -42,6 +43,7 @@ def populate(client: SyncRedis, url: str) -> Populated:
     assert farm.hold_placement(client, HOST)
     farm.assign(client, HOST, Assignment(spec=spec, replica="r0", ranks=[0, 1], devices=["cpu", "cpu"]))
     health.write_status(client, MODEL, "r0", "running", "", host=HOST, tp=2)
+    run(client, catalog.put_weights(MODEL, "r0", WEIGHTS))
     lease, poisoned = _lead(client, "r0"), _lead(client, "r1")
     for rank, seq, pending in ((0, 41, 1900), (1, 40, 1800)):
         run(client, health.beat(MODEL, "r0", rank, _beat(lease, seq, pending, 4711 + rank)))

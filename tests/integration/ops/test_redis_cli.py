@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from control import keys
 from control.connection import connect
 from tests.integration.ops.cheat_sheet import SHEET, ask, pairs, questions, shell_blocks
-from tests.integration.ops.populated import FORMATION, HOST, MODEL, OWNER, Populated, populate
+from tests.integration.ops.populated import FORMATION, HOST, MODEL, OWNER, WEIGHTS, Populated, populate
 from tests.servers import NEW, OLD, Server, serving
 
 CHECKS: dict[str, Callable[[list[str], Populated], None]] = {}
@@ -120,6 +120,13 @@ def _(lines: list[str], found: Populated) -> None:
         '["cpu","cpu"]',
     )
     assert (status["state"], status["host"], status["detail"]) == ("running", HOST, "")
+
+
+@check("How far is a change rolled out?")
+def _(lines: list[str], found: Populated) -> None:
+    assert lines[:2] == ["1", "2"]
+    assert json.loads(pairs(lines[2:4])["r0"]) == {"revision": 1, "tp": 2}
+    assert pairs(lines[4:]) == {"r0": WEIGHTS}
 
 
 @check("How far is a replica, and which rank is slow?")

@@ -29,7 +29,7 @@ HOST = "host"
 
 SCRIPT = """#!/bin/sh
 # In the place of python: what $FURROW_RANK does is what the file of its name says, else it waits to be told to stop.
-trap 'exit 0' TERM
+trap 'exit 0' TERM USR1
 echo $$ >> {folder}/pids-${{FURROW_RANK:-standby}}
 [ "$3" = standby ] && exec sleep 60
 [ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURROW_RANK)
@@ -197,7 +197,7 @@ def test_a_refusal_is_not_tried_again_until_the_model_is_wanted_otherwise(scene:
     (scene.folder / "exit-0").unlink()
     scene.want(max_context=32)
     until(lambda: len(scene.pids(0)) == 2, 5.0)
-    until(lambda: scene.status().get("state") == "running", 5.0)
+    until(lambda: [one.revision for one in health.overview(scene.redis.client, MODEL).replicas] == [2], 5.0)
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis as redis_py
 from structlog.testing import capture_logs
 
 from control import catalog, health, requests
-from control.errors import GroupError, RedisUnavailable
+from control.errors import GroupError
 from control.health import write_poison
 from control.messages import Assignment, ModelSpec
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
 from tests.models import make
-from worker import exchange as exchange_module
 from worker import executor as executor_module
 from worker import progress as progress_module
 from worker import sampling as sampling_module
@@ -111,106 +109,6 @@ def test_an_epoch_that_ends_costs_no_token_and_no_weight(
     assert len(loads) == already, "the weights were loaded again"
 
 
-ROLL_BACK = """
-local entries = redis.call('XRANGE', KEYS[1], '-', '+')
-redis.call('DEL', KEYS[1])
-local kept = #entries - tonumber(ARGV[1])
-for i = 1, kept do redis.call('XADD', KEYS[1], entries[i][1], unpack(entries[i][2])) end
-redis.call('HSET', KEYS[2], 'seq', kept)
-"""
-
-
-RUN_AHEAD = """
-local seq = tonumber(redis.call('HGET', KEYS[2], 'seq'))
-for i = seq + 1, seq + 10 do redis.call('XADD', KEYS[1], i .. '-0', 'e', '[' .. i .. ',0,' .. ARGV[i] .. ']') end
-redis.call('HSET', KEYS[2], 'seq', seq + 10)
-"""
-
-
-def run_ahead(scene: LeaderScene, rid: str, tokens: list[int | None]) -> None:
-    """Ten more tokens of the answer are in the log than the leader knows of."""
-    scene.redis.client.eval(RUN_AHEAD, 2, scene.keys.log(rid), scene.keys.request(rid), *map(str, tokens))
-
-
-def roll_back(scene: LeaderScene, rid: str, entries: int) -> None:
-    """What a failover does that had not replicated the last entries."""
-    scene.redis.client.eval(ROLL_BACK, 2, scene.keys.log(rid), scene.keys.request(rid), entries)
-
-
-def test_a_log_that_lost_its_end_gets_it_from_memory(scene: LeaderScene) -> None:
-    """After a failover to a server that lagged: the leader sends again what is missing, and computes nothing anew."""
-    scene.ask("whole")
-    expected = scene.answer("whole")
-    before = scene.epoch()
-    scene.ask("struck")
-    scene.under_way("struck")
-    roll_back(scene, "struck", entries=5)
-    assert scene.answer("struck") == expected
-    assert [entry.seq for entry in scene.log("struck")] == list(range(1, len(expected) + 1))
-    assert scene.epoch() == before
-    assert scene.redis.client.hget(scene.keys.request("struck"), "attempts") == "1"
-
-
-def test_a_log_that_is_ahead_is_believed(scene: LeaderScene) -> None:
-    """What this leader never produced was continued elsewhere: it starts over from the log."""
-    scene.ask("whole")
-    expected = scene.answer("whole")
-    before = scene.epoch()
-    scene.ask("struck")
-    scene.under_way("struck")
-    run_ahead(scene, "struck", expected)
-    assert scene.answer("struck") == expected
-    assert scene.epoch() > before, "the fault had no effect"
-
-
-def one_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader's next call finds no Redis."""
-    real, calls = exchange_module.run, [1]
-
-    def run(*args: Any) -> Any:
-        if calls and calls.pop():
-            raise RedisUnavailable("a test says so")
-        return real(*args)
-
-    monkeypatch.setattr(exchange_module, "run", run)
-
-
-def test_an_end_that_a_failover_lost_is_reached_again(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader has forgotten the request, and Redis says again that it runs: after an outage the leader asks."""
-    tenant = [scene.keys.queue("normal", "t"), scene.keys.served("normal"), scene.keys.turns("normal")]
-    scene.ask("struck")
-    scene.under_way("struck")
-    with redis_py.Redis.from_url(scene.redis.url) as raw:
-        names = [scene.keys.request("struck"), scene.keys.log("struck"), *tenant]
-        pipeline = raw.pipeline(transaction=True)
-        for name in names:
-            pipeline.dump(name)
-        before = pipeline.execute()
-        expected, epoch = scene.answer("struck"), scene.epoch()
-        pipeline.delete(*names)
-        for name, value in zip(names, before, strict=True):
-            if value is not None:
-                pipeline.restore(name, 0, value, replace=True)
-        pipeline.execute()
-    assert scene.state("struck") == "running" and len(scene.log("struck")) < len(expected)
-    one_outage(monkeypatch)
-    assert scene.answer("struck") == expected
-    assert scene.epoch() == epoch
-
-
-def test_what_redis_ended_during_an_outage_is_let_go(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cancel that meets the count of what is this replica's frees the memory, and costs no epoch."""
-    scene.ask("cancelled")
-    scene.under_way("cancelled")
-    epoch = scene.epoch()
-    monkeypatch.setattr(exchange_module.Exchange, "was_away", lambda _: True)
-    scene.redis.run(requests.cancel(MODEL, "cancelled", "t"))
-    scene.answer("cancelled")
-    assert scene.state("cancelled") == "cancelled"
-    scene.ask("next", prompt=[7] * (KV_TOKENS - 20), max_tokens=20, min_tokens=20)
-    assert len(scene.answer("next")) == 20 and scene.epoch() == epoch
-
-
 def test_a_second_leader_waits_and_then_continues(scene: LeaderScene) -> None:
     """A stop gives what runs back to the queue at once; another process finds it there and goes on."""
     scene.ask("whole")
@@ -222,6 +120,23 @@ def test_a_second_leader_waits_and_then_continues(scene: LeaderScene) -> None:
     assert 0 < len(scene.log("struck")) < len(expected)
     scene.start()
     assert scene.answer("struck") == expected
+
+
+def test_a_leader_that_drains_finishes_what_it_runs_and_claims_nothing(scene: LeaderScene) -> None:
+    """Also over the end of an epoch; then it stops by itself, and what waits is left to others."""
+    scene.ask("whole")
+    expected = scene.answer("whole")
+    scene.ask("running")
+    scene.under_way("running")
+    before = scene.epoch()
+    scene.leader.draining = True
+    poisoned(scene)
+    until(lambda: scene.epoch() > before, 15.0)
+    scene.ask("late")
+    assert scene.answer("running") == expected
+    until(lambda: not scene.thread.is_alive(), 15.0)
+    assert scene.ended == [] and scene.state("late") == "queued" and scene.log("late") == []
+    assert scene.redis.client.get(scene.redis.keys.lock) is None
 
 
 def test_a_cancelled_request_stops_within_a_step_and_frees_its_memory(scene: LeaderScene) -> None:

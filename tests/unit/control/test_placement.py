@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from control.messages import Assignment, ModelSpec
-from control.placement import Assign, Host, Unplaceable, Withdraw, plan
+from control.placement import Assign, Host, Unplaceable, Withdraw
+from control.rollout import plan
 
 CPU = Host("a")
 GPUS = Host("g", ("cuda:0", "cuda:1"))
@@ -48,13 +49,6 @@ def test_only_a_tombstone_unloads() -> None:
     model = spec()
     assert plan([], [CPU], {"a": [holding(model)]}) == []
     assert plan([spec(unload=True)], [CPU], {"a": [holding(model)]}) == [Withdraw("a", "m", "r0")]
-
-
-def test_a_new_revision_replaces_the_old_one_once_it_is_gone() -> None:
-    """The old revision is withdrawn; the new one waits until its host has let go of it."""
-    old, new = spec(), spec(revision=2, dtype="float64")
-    assert plan([new], [CPU], {"a": [holding(old)]}) == [Withdraw("a", "m", "r0")]
-    assert plan([new], [CPU], {"a": []}) == [Assign("a", holding(new))]
 
 
 def test_accelerators_are_used_where_there_are_any_and_never_replaced_by_the_cpu() -> None:
@@ -134,12 +128,4 @@ def test_a_host_that_comes_back_gives_up_ranks_that_another_has() -> None:
     """It was thought dead and says again what it runs: one of the two has to let go, and nothing else moves."""
     model = spec(tp=2, spread=True)
     held = {"a": [part(model, [0, 1])], "b": [part(model, [1])]}
-    assert plan([model], [Host("a"), Host("b")], held) == [Withdraw("b", "m", "r0")]
-
-
-def test_a_new_revision_waits_until_every_part_is_gone() -> None:
-    """While one host still drains its ranks nothing of the successor is placed."""
-    old, new = spec(tp=2, spread=True), spec(tp=2, spread=True, revision=2)
-    hosts = [Host("a"), Host("b")]
-    assert plan([new], hosts, {"b": [part(old, [1])]}) == [Withdraw("b", "m", "r0")]
-    assert set(parts(plan([new], hosts, {}))) == {"a", "b"}
+    assert plan([model], [Host("a"), Host("b")], held) == [Withdraw("b", "m", "r0", at_once=True)]

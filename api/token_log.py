@@ -1,0 +1,57 @@
+"""What a reader was given of a token log, kept small: an API process holds one for each stream, to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import overload
+
+import msgspec
+
+from control.messages import LogEntry
+
+_BLOCK = 64
+"""Entries that are packed together. As objects they take some 140 bytes each, packed about 10."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[LogEntry]).decode
+
+
+class TokenLog(Sequence[LogEntry]):
+    """A list of entries that only grows. Its end is at hand; what lies further back is unpacked when asked for."""
+
+    def __init__(self) -> None:
+        self._blocks: list[bytes] = []
+        self._tail: list[LogEntry] = []
+
+    def __len__(self) -> int:
+        return _BLOCK * len(self._blocks) + len(self._tail)
+
+    def append(self, entry: LogEntry) -> None:
+        self._tail.append(entry)
+        if len(self._tail) == 2 * _BLOCK:
+            self._blocks.append(_encode(self._tail[:_BLOCK]))
+            del self._tail[:_BLOCK]
+
+    def extend(self, entries: Iterable[LogEntry]) -> None:
+        for entry in entries:
+            self.append(entry)
+
+    @overload
+    def __getitem__(self, index: int) -> LogEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[LogEntry]: ...
+    def __getitem__(self, index: int | slice) -> LogEntry | list[LogEntry]:
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            return self._between(places, places + 1)[0]
+        return self._between(places.start, places.stop)[:: places.step]
+
+    def _between(self, start: int, stop: int) -> list[LogEntry]:
+        if start >= stop:
+            return []
+        first = min(start // _BLOCK, len(self._blocks))
+        behind = -(-stop // _BLOCK)
+        found = [entry for block in self._blocks[first:behind] for entry in _decode(block)]
+        if behind > len(self._blocks):
+            found += self._tail
+        return found[start - first * _BLOCK : stop - first * _BLOCK]

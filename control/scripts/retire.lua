@@ -1,0 +1,33 @@
+-- A replica that no host has any more is forgotten, and what it left goes back to the queue. Where it left anything its
+-- epoch moves on, so that its leader, should it wake, is fenced.
+-- KEYS 1 its lock (string)  2 its epoch (string)  3 replicas (hash)  4 weights (hash)
+-- ARGV 1 the model's base key  2 the replica's base key  3 replica id
+-- Returns the number of requests that wait again, or -1 while it holds its lock.
+--@include clock
+--@include bell
+--@include turns
+--@include queue
+--@include requeue
+--@include delivered
+local base, replica = ARGV[1], ARGV[3]
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  return -1
+end
+local returned = 0
+for _, left in ipairs(delivered_to(base, replica)) do
+  local class, tenant, id, rid = unpack(left)
+  local f = redis.call('HMGET', base .. 'req:' .. rid, 'state', 'entry')
+  if f[1] == 'running' and f[2] == id then
+    put_back(base, rid)
+    returned = returned + 1
+  else
+    remove(base, class, tenant, id)
+  end
+end
+if returned > 0 then
+  redis.call('SET', KEYS[2], whole(math.max(tonumber(redis.call('GET', KEYS[2]) or '0') + 1, server_ms())))
+end
+redis.call('HDEL', KEYS[3], replica)
+redis.call('HDEL', KEYS[4], replica)
+redis.call('DEL', ARGV[2] .. 'suspects', ARGV[2] .. 'status', ARGV[2] .. 'claim')
+return returned
