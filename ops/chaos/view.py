@@ -74,6 +74,8 @@ class View:
         """`standby`: also until the host has a process ready to take the next dead rank's place."""
 
         def there() -> bool:
+            if (overview := self.overview()).state == "failed":
+                raise ChaosError(f"{self.spec.name} was given up: {overview.detail}")
             return self.whole() and (not standby or self.standby_state() == "ready")
 
         try:

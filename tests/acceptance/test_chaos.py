@@ -23,15 +23,15 @@ def chaos(report: Path, *options: str) -> tuple[int, dict[str, Any], str]:
 
 
 def test_no_stream_is_lost_in_a_short_run(tmp_path: Path) -> None:
-    """One strike of each of five kinds under sixteen streams: all proved, every stream exact."""
-    kinds = "rank-kill,leader-kill,api-kill,exit-in-collective,out-of-memory"
+    """One strike of each of three kinds under twelve streams: all proved, every stream exact."""
+    kinds = "leader-kill,api-kill,exit-in-collective"
     status, report, output = chaos(
-        tmp_path / "report.json", "--kinds", kinds, "--times", "1", "--streams", "16", "--length", "96", "--seed", "11"
+        tmp_path / "report.json", "--kinds", kinds, "--times", "1", "--streams", "12", "--length", "64", "--seed", "11"
     )
     assert status == 0, output
-    assert [row["proved"] for row in report["kinds"]] == [1] * 5
+    assert [row["proved"] for row in report["kinds"]] == [1] * 3
     assert all(row["streams"] == row["exact"] > 0 for row in report["kinds"])
-    assert report["streams"] == report["exact"] >= 16
+    assert report["streams"] == report["exact"] >= 12
 
 
 def test_a_farm_that_runs_already_can_be_struck(farm: Farm, tmp_path: Path) -> None:

@@ -55,29 +55,37 @@ def newest(target: Target, epoch: int) -> tuple[Word | None, Word | None]:
     return command, reply
 
 
-def unanswered(target: Target, op: str, after: int = 0) -> tuple[int, int] | None:
-    """Epoch and seq of a command `op` that rank 1 has not answered yet, in an epoch later than `after`."""
+def under_way(target: Target, rank: int, op: str, after: int) -> tuple[int, int] | None:
+    """Epoch and seq of a command `op` that the rank is at, in an epoch later than `after`.
+
+    Rank 1 is at it until its reply. What the leader does of a load itself is answered nowhere: it is at it until its
+    next command.
+    """
     epoch = target.epoch()
     if epoch <= after:
         return None
     command, reply = newest(target, epoch)
-    if command is None or command.op != op or (reply is not None and reply.seq >= command.seq):
+    if command is None or command.op != op:
+        return None
+    if (rank or op != LOAD) and reply is not None and reply.seq >= command.seq:
         return None
     return epoch, command.seq
 
 
 def catch(target: Target, rank: int, op: str, after: int, past: Callable[[], bool]) -> tuple[int, int, int] | None:
-    """Stop the rank while `op` is unanswered; its pid, the epoch and the seq, None once `past` it. Raises NoEffect."""
+    """Stop the rank while it is at `op`; its pid, the epoch and the seq, None once `past` it. Raises NoEffect."""
     while not past():
         try:
-            target.until(lambda: unanswered(target, op, after) or past(), f"{op} is executed", MOMENT_WITHIN_S, TICK_S)
+            target.until(
+                lambda: under_way(target, rank, op, after) or past(), f"{op} is executed", MOMENT_WITHIN_S, TICK_S
+            )
         except ChaosError as error:
             raise NoEffect(str(error)) from error
         pid = target.rank_pids().get(rank)
         if pid is None:
             continue
         target.send(pid, signal.SIGSTOP)
-        if (moment := unanswered(target, op, after)) is not None:
+        if (moment := under_way(target, rank, op, after)) is not None:
             return pid, *moment
         target.send(pid, signal.SIGCONT)
     return None
