@@ -95,7 +95,7 @@ class Standby:
 
     def _spawn(self, folders: Collection[str]) -> None:
         ours, theirs = socket.socketpair()
-        ours.settimeout(1.0)
+        ours.setblocking(False)  # the agent's turns must never wait for it; a duty fits into the socket's buffer
         command = [sys.executable, "-m", "worker", "standby", str(theirs.fileno()), *folders]
         with theirs:
             self._process = subprocess.Popen(command, env=rank_environment(self._redis_url), pass_fds=[theirs.fileno()])
@@ -104,7 +104,7 @@ class Standby:
 
     def _listen(self, channel: socket.socket) -> None:
         try:
-            self._ready = channel.recv(len(READY), socket.MSG_DONTWAIT) == READY
+            self._ready = channel.recv(len(READY)) == READY
         except OSError:  # nothing said yet
             return
         if self._ready and self._process is not None:

@@ -89,7 +89,7 @@ def test_too_long_a_wait_is_refused_unless_it_does_not_matter(
 ) -> None:
     """Where the queue drains too slowly for the default limit a request gets 429; one of low priority waits."""
     leader.claiming = False
-    slow = {"busy_ms": 100_000, "busy_ends": 9, "busy_since": 1}
+    slow = {"busy_ms": 700_000, "busy_ends": 9, "busy_since": 1}
     redis_client.hset(ModelKeys("tiny").load, mapping=slow)
 
     def ask(**fields: Any) -> httpx.Response:
@@ -100,7 +100,7 @@ def test_too_long_a_wait_is_refused_unless_it_does_not_matter(
         thread.start()
         until(lambda index=index: redis_client.hget(ModelKeys("tiny").load, "queued") == str(index + 1))
     refused = ask()
-    assert refused.status_code == 429 and 10 <= int(refused.headers["retry-after"]) <= 13, "10 s, and up to a quarter more"
+    assert refused.status_code == 429 and 60 <= int(refused.headers["retry-after"]) <= 75, "70 s, told as a minute or some more"
     assert "priority low" in refused.json()["error"]["message"]
     leader.claiming = True
     for thread in threads:
