@@ -105,7 +105,9 @@ def private_target(
         proxy: Proxy | None = None
         if topology == "server":
             server: ServerProcess | Replicated = stack.enter_context(private_server(folder))
-            proxy = stack.enter_context(before(server))
+            proxy = Proxy((HOST, server.port))
+            proxy.start()
+            stack.callback(proxy.stop)
         else:
             server = stack.enter_context(replicated(topology, keys.ModelKeys(spec.name).bell))
         url = proxy.url if proxy is not None else server.url
