@@ -49,7 +49,7 @@ def test_load_serve_unload(farm: Farm, client: openai.OpenAI, tmp_path: Path) ->
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="tiny", prompt="abc", max_tokens=8)
     assert state(farm, "demo") == "loaded"
-    until(lambda: kept(farm, "tiny") <= {"epoch", "claim", "poisons"})  # heartbeats lapse by themselves
+    until(lambda: kept(farm, "tiny") <= {"epoch", "epochs", "claim", "poisons"})  # heartbeats lapse by themselves
 
 
 def test_an_unload_waits_for_the_requests_that_run(farm: Farm, client: openai.OpenAI, tmp_path: Path) -> None:
