@@ -58,7 +58,7 @@ def strike_all(
         done.append(struck)
         wrong = sum(bool(checked.findings) for checked in list(load.checked))
         say(
-            f"{number}/{len(strikes)} {strike.kind}{' (early)' if strike.early else ''}: {struck.proof or 'NOT AS IT SHOULD:'} "
+            f"{number}/{len(strikes)} {strike.kind}{' (early)' if strike.early else ''}: {struck.proof or 'FAILED'} "
             f"{struck.detail}after {struck.ended - struck.began:.2f} s; {struck.streams} streams under way, "
             f"{len(load.checked)} ended, {wrong} wrong"
         )
