@@ -50,7 +50,9 @@ class Canary:
         wake, rid = asyncio.Event(), new_rid()
         feed = self._follower.open(served.name, rid, TENANT, wake)
         try:
-            await arun(self._client, requests.enqueue(self._request(served, rid)))
+            request = self._request(served, rid)
+            await arun(self._client, requests.enqueue(request))
+            feed.begin(request)
             deadline = time.monotonic() + PATIENCE_S
             while (left := deadline - time.monotonic()) > 0:
                 wake.clear()

@@ -39,6 +39,8 @@ class Feed:
         """Place in the model's queue, from 1; None when it is not known."""
         self.error: Exception | None = None
         """Why no more entries will come, where the log has no end of its own."""
+        self.begun = False
+        """Whether Redis has had the request: it must be there from then on; before, its absence means nothing."""
         self._origin: bytes | None = None
         self.entries = TokenLog()
         """Everything that was handed out or is ready, from seq 1: what Redis must know too, or is told again."""
@@ -54,17 +56,29 @@ class Feed:
         """Have `call` fetch from the log when the buffer is empty and entries are known to be missing."""
         self._on_hungry = call
 
+    def begin(self, origin: Enqueue | None = None) -> None:
+        """The request is in Redis. `origin`: what was enqueued, by this process or another one, where it is known."""
+        self.begun = True
+        self._origin = None if origin is None else _pack(origin)
+
     @property
     def origin(self) -> Enqueue | None:
-        """What was enqueued, if it was by this process: enough to bring the request back after a loss of data.
+        """Enough to bring the request back after a loss of data.
 
         Kept packed, a few bytes for each token of the prompt: it is needed rarely, and every open stream has one.
         """
         return None if self._origin is None else _unpack(self._origin)
 
-    @origin.setter
-    def origin(self, origin: Enqueue | None) -> None:
-        self._origin = None if origin is None else _pack(origin)
+    @property
+    def recoverable(self) -> bool:
+        """Whether `origin` is known."""
+        return self._origin is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the request has ended and all of its log is here."""
+        ended = self.fields.get("state", "queued") not in ("queued", "running")
+        return ended and self.have >= int(self.fields["seq"])
 
     @property
     def have(self) -> int:
@@ -86,11 +100,15 @@ class Feed:
         """Whether the first entry ends its choice with no token: refused by the leader, cancelled or expired."""
         return self._taken == 0 and bool(self.entries) and self.entries[0].token is None
 
-    def offer(self, entries: Sequence[LogEntry], now: float, more: bool = False, rest: bool = False) -> None:
+    def offer(
+        self, entries: Sequence[LogEntry], now: float, more: bool = False, rest: bool = False, whole: bool = False
+    ) -> None:
         """Take entries in ascending order of seq, skipping what was seen before.
 
-        `more`: the log goes on after them. `rest`: they are all that the log has from here on.
+        `more`: the log goes on after them. `rest`: they are all that the log has from here on. `whole`: take them all,
+        however far behind the reader is, because they can be had only now.
         """
+        most = len(entries) + BUFFER_ENTRIES if whole else BUFFER_ENTRIES
         self.heard_at = now
         if rest and (not entries or entries[-1].seq <= self.have):
             self._newest = self.have  # what was announced beyond is not there (any more): it will be announced again
@@ -100,7 +118,7 @@ class Feed:
             self._newest = max(self._newest, entry.seq)
             if entry.seq <= self.have:
                 self.diverged |= not same(entry, self.entries[entry.seq - 1])
-            elif entry.seq == self.have + 1 and not self.diverged and self.have - self._taken < BUFFER_ENTRIES:
+            elif entry.seq == self.have + 1 and not self.diverged and self.have - self._taken < most:
                 self.entries.append(entry)
         if not self.waiting:
             self.quiet_reads = 0

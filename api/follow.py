@@ -17,12 +17,12 @@ import structlog
 from api.channel import EventChannel
 from api.feed import BUFFER_ENTRIES, Feed
 from api.journal import now_ms
-from api.recovery import bring_back, give_back, set_back
+from api.recovery import Recovery, origin_of, set_back
 from api.settings import ApiSettings
 from control import keys, requests
 from control.clients import AsyncRedis
 from control.connection import Call, arun, arun_all, read
-from control.errors import LogConflict, RedisUnavailable, RequestNotFound
+from control.errors import RedisUnavailable, RequestNotFound
 from control.messages import EventRow, LogEntry
 from control.outage import outage
 from control.requests.claim import decode_entry
@@ -31,8 +31,6 @@ log = structlog.stdlib.get_logger(__name__)
 
 _TICK_S = 0.1
 _READ_ENTRIES = 2 * BUFFER_ENTRIES
-_MISSING_S = 10.0
-"""How long a reader waits for a lost request that another process has to bring back."""
 _EVERY_STATE = 4
 """Of the reads that bring nothing, every fourth renews the follower's registration and reads the request's state."""
 
@@ -46,6 +44,7 @@ class Follower:
         self._silence = settings.silence
         self._channel = EventChannel(client, settings.api_id, self._heard, self._missed)
         self._feeds: dict[tuple[str, str], list[Feed]] = defaultdict(list)
+        self._recovery = Recovery(client, settings.api_id, settings.lost_wait, self._want)
         self._hungry: set[Feed] = set()
         self._token_at: dict[str, float] = {}
         self._nudge = asyncio.Event()
@@ -64,7 +63,7 @@ class Follower:
         await self._channel.close()
 
     def open(self, model: str, rid: str, tenant: str, wake: asyncio.Event) -> Feed:
-        """A feed from seq 1; live entries are kept from now on."""
+        """A feed from seq 1; live entries are kept from now on. The log is read once the feed has begun."""
         feed = Feed(model, rid, tenant, wake, asyncio.get_running_loop().time())
         feed.on_hungry(self._want)
         self._feeds[model, rid].append(feed)
@@ -162,7 +161,8 @@ class Follower:
         self._hungry.clear()
         for feeds in self._feeds.values():
             due.update(feed for feed in feeds if feed.waiting and now - feed.heard_at >= self._patience(feed))
-        return due
+        # What is not enqueued yet is not missing.
+        return {feed for feed in due if feed.begun}
 
     def _patience(self, feed: Feed) -> float:
         """Seconds without news after which a log is read; longer for a request that waits in the queue."""
@@ -188,56 +188,47 @@ class Follower:
         await self._read_logs(model, log_only)
         await self._tell_positions(model, feeds)
 
+    async def meet(self, feeds: list[Feed]) -> None:
+        """Take up requests that other processes began, and learn of each what it takes to bring it back.
+
+        Raises RequestNotFound, RedisUnavailable.
+        """
+        unmet = feeds
+        while True:
+            await self.refresh(unmet)
+            for feed in feeds:
+                if feed.error is not None:
+                    raise feed.error
+            unmet = [feed for feed in feeds if not feed.fields]
+            if not unmet:
+                return
+            await asyncio.sleep(_TICK_S)  # lost since it was joined: another process may bring it back
+
     async def refresh(self, feeds: list[Feed]) -> None:
-        """Register as follower, read state and the log's rest; a request that is gone fails its feed."""
+        """Register as follower, read state and the log's rest; a request that is gone is brought back."""
         had = [feed.have for feed in feeds]
-        calls = [requests.follow(feed.model, feed.rid, self._api, feed.tenant, feed.have) for feed in feeds]
+        calls = [
+            requests.follow(feed.model, feed.rid, self._api, feed.tenant, feed.have, params=not feed.recoverable)
+            for feed in feeds
+        ]
         outcomes = await arun_all(self._client, calls) if calls else []
         now = asyncio.get_running_loop().time()
         for feed, before, followed in zip(feeds, had, outcomes, strict=True):
             if isinstance(followed, RequestNotFound):
-                await self._missing(feed, followed, now)
+                await self._recovery.gone(feed, followed, now)
             elif isinstance(followed, Exception):
                 raise followed
             else:
                 feed.missing_since = None
                 feed.quiet_reads += 1
                 feed.fields = followed.fields
-                feed.offer(followed.entries, now, rest=True)
+                if not feed.recoverable:
+                    feed.begin(origin_of(feed, followed, self._api, now_ms()))
+                # The prompt of a request that has ended is gone: who does not know it can't have it computed again.
+                feed.offer(followed.entries, now, rest=True, whole=not feed.recoverable)
                 if set_back(feed, followed, before):
-                    await self._give_back(feed)
+                    await self._recovery.give_back(feed)
                 feed.wake.set()
-
-    async def _give_back(self, feed: Feed) -> None:
-        """Redis has lost entries that this process was given: they are written back before anything else is read."""
-        try:
-            repaired = await arun(self._client, give_back(feed, self._api))
-        except LogConflict as error:
-            feed.fail(error)
-            return
-        except RequestNotFound:
-            return  # gone since: the next look brings it back
-        feed.repaired()
-        self._want(feed)
-        if repaired != "same":
-            log.warning("gave a token log back", action="repair", rid=feed.rid, seq=feed.have, outcome=repaired)
-
-    async def _missing(self, feed: Feed, error: RequestNotFound, now: float) -> None:
-        """Redis has lost the request: bring it back, or wait a while for the process that can."""
-        feed.heard_at = now
-        if feed.have == 0 and feed.origin is None and feed.missing_since is None and not feed.fields:
-            feed.fail(error)  # it never was, or is another tenant's
-            return
-        feed.missing_since = feed.missing_since or now
-        call = bring_back(feed, now_ms())
-        if call is not None:
-            await arun(self._client, call)
-            log.warning("brought a lost request back", action="bring_back", rid=feed.rid, delivered=feed.have)
-            await self._give_back(
-                feed
-            )  # ends it where its end was delivered, and tells where another had brought it back
-        elif now - feed.missing_since > _MISSING_S:
-            feed.fail(error)
 
     async def _read_logs(self, model: str, feeds: list[Feed]) -> None:
         had = [feed.have for feed in feeds]

@@ -40,6 +40,8 @@ class ApiSettings:
     wait_warning: float = 2.0
     silence: float = 0.5
     """Without news of a request for so long, its log is read."""
+    lost_wait: float = 10.0
+    """How long a client waits for a request that Redis has lost, and that another process may bring back."""
     grace: float = 30.0
     """How long open streams may go on after SIGTERM."""
     reader_timeout: float = 60.0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
+from api.errors import ShuttingDown
 from api.feed import Feed
 from api.follow import Follower
 from api.intake import Body, Caller, take_in
@@ -16,7 +19,11 @@ from api.settings import ApiSettings
 from control import requests
 from control.clients import AsyncRedis
 from control.connection import arun, arun_all
-from control.errors import RequestError, RequestNotFound
+from control.errors import ModelNotFound, RequestError, RequestNotFound
+
+log = structlog.stdlib.get_logger(__name__)
+
+_LOOK_AGAIN_S = 0.2
 
 
 class Submitter:
@@ -55,8 +62,8 @@ class Submitter:
                     self._follower.close(feeds.pop())
                     feeds.append(self._follower.open(served.name, enqueued.rid, caller.tenant, wake))
                     first = enqueued.rid if member == 0 else first
-                else:
-                    feeds[-1].origin = origin
+                # What was joined may have another seed than the one drawn here.
+                feeds[-1].begin(origin if feeds[-1].rid == rid and first == caller.rid else None)
                 feeds[-1].position = enqueued.position
         except BaseException:
             self._abandon(feeds)
@@ -70,8 +77,27 @@ class Submitter:
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Ongoing:
         """Follow a request that is known by its id, and suppress what the cursor says was sent; no places: nothing.
 
-        Raises RequestNotFound if it is gone, or another tenant's.
+        Places prove that the request was there. If it is not, Redis may have lost it a moment ago: whoever follows it
+        gets the time to bring it back. Raises RequestNotFound if it is gone, or another tenant's.
         """
+        clock = asyncio.get_running_loop().time
+        began, wait, told = clock(), self._settings.lost_wait if cursor.places else 0.0, False
+        while True:
+            try:
+                return await self._take_up(cursor, caller, model)
+            except (RequestNotFound, ModelNotFound) as error:
+                if clock() - began >= wait:
+                    raise
+                if not told:
+                    log.info(
+                        "waits for a request that is not there", action="await_lost", rid=cursor.rid, why=str(error)
+                    )
+                    told = True
+            if self._interrupted():
+                raise ShuttingDown("This API process is shutting down. Send the request to another one.")
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _take_up(self, cursor: Cursor, caller: Caller, model: str | None) -> Ongoing:
         served, fields = await self.find(cursor.rid, caller.tenant, model)
         view = decode_view(fields["view"])
         if view.member:
@@ -112,10 +138,7 @@ class Submitter:
     ) -> Ongoing:
         """Take up a request that somebody began: its own view says how it is shown."""
         try:
-            await self._follower.refresh(feeds)
-            for feed in feeds:
-                if feed.error is not None:
-                    raise feed.error
+            await self._follower.meet(feeds)
         except BaseException:
             self._abandon(feeds)
             raise

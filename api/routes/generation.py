@@ -96,9 +96,11 @@ async def _begin(request: Http, caller: Caller, parse: Callable[[bytes], Body]) 
         caller = caller.identified(tenant, body, key)
         parsed = parse(body)
         last = request.headers.get("last-event-id")
-        if last and parsed.stream:
-            return await submitter.resume(parse_cursor(last), caller, parsed.model), True
-        return await submitter.submit(parsed, caller), bool(parsed.stream)
+        if not (last and parsed.stream):
+            return await submitter.submit(parsed, caller), bool(parsed.stream)
+        model = parsed.model
+    del body, parsed  # a request that Redis has lost is waited for
+    return await submitter.resume(parse_cursor(last), caller, model), True
 
 
 def streamed(ongoing: Ongoing, caller: Caller) -> Response[Any]:

@@ -46,6 +46,8 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     """Refused where the measured drain rate lets expect a longer wait; 0: however long."""
     delivered: list[LogEntry] = []
     """After a loss of data: what the client has already, written to the log first. Begins at seq 1."""
+    lost: bool = False
+    """It was accepted before, and Redis has lost it: no bound refuses it, and its key joins it to no other request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def enqueue(request: Enqueue) -> Call[Enqueued]:
         *(deadline_ms, request.on_disconnect, request.api, request.idempotency_key, request.body_hash),
         *(encode(params), request.view, request.received_ms),
         *(request.max_queued_requests, request.max_queued_tokens, request.max_queue_wait_ms),
-        sum(entry.token is not None for entry in request.delivered),
+        *(sum(entry.token is not None for entry in request.delivered), int(request.lost)),
         *(encode_entry(entry) for entry in request.delivered),
     )
     return Call("enqueue", (keys.load,), args, parse)

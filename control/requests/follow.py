@@ -15,10 +15,15 @@ from control.requests.claim import decode_entry
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """`fields` is the request's hash without its params; `entries` the log after what the follower has."""
+    """`fields` is the request's hash without its params; `entries` the log after what the follower has.
+
+    `params` is their JSON, "" where they were not asked for or the request has ended; `server_ms` the server's clock.
+    """
 
     fields: dict[str, str]
     entries: list[LogEntry]
+    params: str
+    server_ms: int
 
     @property
     def ended(self) -> bool:
@@ -32,10 +37,11 @@ def not_found(rid: str) -> RequestNotFound:
     )
 
 
-def follow(model: str, rid: str, api: str, tenant: str, have: int) -> Call[Followed]:
+def follow(model: str, rid: str, api: str, tenant: str, have: int, params: bool = False) -> Call[Followed]:
     """From now on `api` gets this request's events; `have` is the last seq that it has.
 
-    An `api` of "" only looks. Raises RequestNotFound if it is gone or another tenant's.
+    An `api` of "" only looks. `params`: tell them too, for a follower that could not enqueue the request again. Raises
+    RequestNotFound if it is gone or another tenant's.
     """
     keys = ModelKeys(model)
 
@@ -43,9 +49,10 @@ def follow(model: str, rid: str, api: str, tenant: str, have: int) -> Call[Follo
         if reply[0] == "ABSENT":
             raise not_found(rid)
         fields = dict(zip(reply[1][::2], reply[1][1::2], strict=True))
-        return Followed(fields, [decode_entry(entry) for entry in reply[2]])
+        return Followed(fields, [decode_entry(entry) for entry in reply[2]], reply[3], int(reply[4]))
 
-    return Call("follow", (keys.request(rid), keys.log(rid), keys.orphans), (rid, api, tenant, have), parse)
+    named = (keys.request(rid), keys.log(rid), keys.orphans)
+    return Call("follow", named, (rid, api, tenant, have, int(params)), parse)
 
 
 def unfollow(model: str, rid: str, api: str, delivered_ms: int | None = None, grace_ms: int = 0) -> Call[None]:

@@ -5,7 +5,8 @@
 --      13 params (JSON)  14 view (opaque to all but the api)  15 t_received (ms)
 --      16 most requests queued (int)  17 most tokens queued (int)
 --      18 longest expected wait, ms (int), 0 for any  19 tokens among the delivered entries (int)
---      20… the delivered entries (JSON), from seq 1
+--      20 1 if Redis had it and lost it: it is not refused, and joins nothing but itself; else 0
+--      21… the delivered entries (JSON), from seq 1
 -- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait, 'requests'|'tokens'|'wait'} or
 --      {'CONFLICT', rid}.
 --@include clock
@@ -16,8 +17,9 @@
 --@include drain
 local base, rid, tenant, class, tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local api, key, deadline, load = ARGV[10], ARGV[11], tonumber(ARGV[8]), KEYS[1]
+local lost = ARGV[20] == '1'
 
-local DELIVERED = 19
+local DELIVERED = 20
 
 -- Write delivered entries from seq `from`: the log is the truth from which a leader goes on.
 local function write_delivered(id, from)
@@ -46,11 +48,13 @@ end
 if redis.call('EXISTS', base .. 'req:' .. rid) == 1 then
   return join(rid, 0)
 end
+local taken = false -- whether another request runs under the key
 if key ~= '' then
   local known = redis.call('GET', base .. 'idem:' .. tenant .. ':' .. key)
   if known then
     local id, hash = string.match(known, '^(%S+) (.*)$')
-    if redis.call('EXISTS', base .. 'req:' .. id) == 1 then
+    taken = redis.call('EXISTS', base .. 'req:' .. id) == 1
+    if taken and not lost then
       if hash ~= ARGV[12] then
         return {'CONFLICT', id}
       end
@@ -97,7 +101,7 @@ end
 local counts = redis.call('HMGET', load, 'queued', 'queued_tokens', 'rate')
 local queued, rate = tonumber(counts[1] or '0'), tonumber(counts[3] or '0')
 local bound, wait = refusal(queued, tonumber(counts[2] or '0'))
-if bound then
+if bound and not lost then
   local seconds = wait and wait / 1000 or (rate > 0 and queued / rate or 5)
   return {'BUSY', queued, string.format('%.3f', math.max(1, math.min(60, seconds))), bound}
 end
@@ -117,14 +121,15 @@ redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry'
   'deadline', whole(now + deadline), 'cancel', 0, 'params', ARGV[13], 'prompt_tokens', ARGV[5], 'n', ARGV[6],
   'seed', ARGV[7], 'tenant', tenant, 'priority', class, 'on_disconnect', ARGV[9], 'view', ARGV[14],
   'seq', whole(#ARGV - DELIVERED), 'completion_tokens', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
-  't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', key)
+  't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', taken and '' or key,
+  'body_hash', key ~= '' and ARGV[12] or '')
 local life = whole(deadline + RETENTION_MS)
 redis.call('PEXPIRE', req, life)
 if #ARGV > DELIVERED then
   write_delivered(rid, 1)
   redis.call('PEXPIRE', base .. 'log:' .. rid, life)
 end
-if key ~= '' then
+if key ~= '' and not taken then
   redis.call('SET', base .. 'idem:' .. tenant .. ':' .. key, rid .. ' ' .. ARGV[12], 'PX', life)
 end
 begin_waiting(base, class, tenant)

@@ -1,7 +1,7 @@
 -- An api process begins to follow a request, and reads what it lacks of the log in the same breath.
 -- KEYS 1 request (hash)  2 log (stream)  3 orphans (zset)
--- ARGV 1 rid  2 api id or '' to look only  3 tenant  4 last seq that it has (int)
--- Returns {'OK', {field, value, …} without params, {entries (JSON)}} or {'ABSENT'}.
+-- ARGV 1 rid  2 api id or '' to look only  3 tenant  4 last seq that it has (int)  5 1 if it wants the params, else 0
+-- Returns {'OK', {field, value, …} without params, {entries (JSON)}, params (JSON) or '', now (ms)} or {'ABSENT'}.
 --@include clock
 --@include followers
 local was = redis.call('HMGET', KEYS[1], 'state', 'tenant', 'followers')
@@ -15,15 +15,17 @@ if was[1] == 'queued' or was[1] == 'running' then
     redis.call('ZREM', KEYS[3], ARGV[1])
   end
 end
-local fields, all = {}, redis.call('HGETALL', KEYS[1])
+local fields, params, all = {}, '', redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   if all[i] ~= 'params' then
     fields[#fields + 1] = all[i]
     fields[#fields + 1] = all[i + 1]
+  elseif ARGV[5] == '1' then
+    params = all[i + 1]
   end
 end
 local entries = {}
 for i, logged in ipairs(redis.call('XRANGE', KEYS[2], whole(tonumber(ARGV[4]) + 1) .. '-0', '+')) do
   entries[i] = logged[2][2]
 end
-return {'OK', fields, entries}
+return {'OK', fields, entries, params, server_ms()}

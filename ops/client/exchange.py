@@ -15,7 +15,7 @@ from ops.client.events import EventReader
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _REAPPEARS_WITHIN_S = 5.0
-"""After a loss of Redis's data a request is unknown until the API process that began it has brought it back."""
+"""After a loss of Redis's data a request is unknown until an API process that follows it has brought it back."""
 _AWAY = (502, 503)
 
 

@@ -226,6 +226,35 @@ def test_two_apis_bring_back_one_request_and_the_longer_prefix_wins(farm: Farm) 
     assert farm.load("queued") == 1
 
 
+def test_what_was_lost_comes_back_past_every_bound(farm: Farm) -> None:
+    """It was accepted once; a new request of the same size is refused."""
+    farm.put("a")
+    full = {"max_queued_requests": 0, "max_queued_tokens": 1, "max_queue_wait_ms": 1}
+    with pytest.raises(QueueFull):
+        farm.put("b", **full)
+    assert farm.put("b", lost=True, **full).rid == "b"
+    assert farm.load("queued") == 2
+
+
+@pytest.mark.parametrize("body_hash", ["h", "other"])
+def test_what_was_lost_comes_back_under_its_own_id(farm: Farm, body_hash: str) -> None:
+    """A request that took its key meanwhile keeps the key, and does not swallow the one that somebody reads."""
+    farm.put("new", idempotency_key="k", body_hash="h")
+    back = farm.put("old", idempotency_key="k", body_hash=body_hash, lost=True, delivered=[token(1, 40)])
+    assert (back.rid, back.joined) == ("old", False)
+    assert [entry.token for entry in farm.look("old").entries] == [40]
+    assert farm.put("again", idempotency_key="k", body_hash="h").rid == "new"
+    assert farm.field("old", "idempotency") == ""
+
+
+def test_a_key_comes_back_with_its_request(farm: Farm) -> None:
+    """A retry after a total loss joins what was brought back, and another body is a conflict again."""
+    farm.put("a", idempotency_key="k", body_hash="h", lost=True)
+    assert farm.put("b", idempotency_key="k", body_hash="h").rid == "a"
+    with pytest.raises(IdempotencyConflict):
+        farm.put("c", idempotency_key="k", body_hash="other")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"rid": "a b"}, {"api": "x y"}, {"priority": "urgent"}, {"on_disconnect": "-1"}, {"delivered": [token(2)]}],

@@ -6,6 +6,7 @@ import pytest
 
 from control import keys, requests
 from control.errors import RequestNotFound
+from control.messages import decode_request
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, rids, token
 
@@ -30,6 +31,21 @@ def test_a_follower_gets_what_it_lacks(farm: Farm) -> None:
     assert "params" not in followed.fields
     assert not followed.ended
     assert farm.field("a", "followers") == "api2"
+
+
+def test_a_follower_may_learn_what_was_enqueued(farm: Farm) -> None:
+    """Who asks for the params gets them until the request ends, with the hash of its key's body and the time."""
+    lease = farm.lead()
+    farm.put("a", idempotency_key="k", body_hash="h", deadline_ms=5000)
+    farm.claim(lease)
+    asked = farm.run(requests.follow(MODEL, "a", "api2", "t", 0, params=True))
+    assert decode_request(asked.params).prompt == [0, 1, 2]
+    assert "params" not in asked.fields
+    assert (asked.fields["idempotency"], asked.fields["body_hash"]) == ("k", "h")
+    assert 0 < int(asked.fields["deadline"]) - asked.server_ms <= 5000
+    assert follow(farm, "a", "api2").params == ""
+    farm.emit(lease, Emission("a", 1, [last(1)], "finished"))
+    assert farm.run(requests.follow(MODEL, "a", "api2", "t", 0, params=True)).params == ""
 
 
 def test_following_twice_is_following_once(farm: Farm) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.feed import Feed
+from api.feed import BUFFER_ENTRIES, Feed
 from api.follow import Follower
 from api.settings import ApiSettings
 from control import requests
@@ -29,13 +29,14 @@ async def client(server: Server) -> AsyncIterator[Any]:
     await client.aclose()
 
 
-async def unheard(client: Any, follower: Follower, leader: ScriptedLeader, rid: str) -> Feed:
+async def unheard(client: Any, follower: Follower, leader: ScriptedLeader, rid: str, max_tokens: int = 100) -> Feed:
     """A feed of a finished request none of whose events was published to this follower."""
     feed = follower.open("tiny", rid, "t", asyncio.Event())
     tokens = leader.tokenizer.encode(": hi").ids
-    sampling = Sampling(max_tokens=100, stop_ids=leader.assets.eos_ids)
+    sampling = Sampling(max_tokens=max_tokens, stop_ids=leader.assets.eos_ids)
     params = GenerationRequest(prompt=tokens, sampling=sampling)
     await arun(client, requests.enqueue(requests.Enqueue(rid=rid, model="tiny", params=params, tenant="t")))
+    feed.begin()
     async with asyncio.timeout(10):
         while await client.hget(ModelKeys("tiny").request(rid), "state") != "finished":
             await asyncio.sleep(0.005)
@@ -107,4 +108,31 @@ async def test_a_log_that_was_set_back_is_given_back(client: Any, quiet_reads: i
             await asyncio.sleep(0.005)
     assert await client.hget(keys.request(rid), "seq") == "3"
     assert feed.take() == [] and feed.error is None
+    await follower.stop()
+
+
+async def test_the_log_of_an_ended_request_outlives_redis(client: Any, leader: ScriptedLeader) -> None:
+    """A process that never knew the prompt has taken all entries, and delivers them when nothing is left to read."""
+    leader.reply = lambda _: "x" * 3 * BUFFER_ENTRIES
+    follower = Follower(client, SETTINGS)
+    await unheard(client, follower, leader, "ended", max_tokens=9999)
+    feed = follower.open("tiny", "ended", "t", asyncio.Event())
+    await follower.meet([feed])
+    await client.delete(ModelKeys("tiny").request("ended"), ModelKeys("tiny").log("ended"))
+    await follower.refresh([feed])
+    got = feed.take()
+    assert feed.error is None and got[-1].finish == "stop"
+    assert [entry.seq for entry in got] == list(range(1, 3 * BUFFER_ENTRIES + 2))
+
+
+async def test_what_is_not_enqueued_yet_is_not_missing(client: Any, leader: ScriptedLeader) -> None:
+    """A look at the logs between a feed's opening and its enqueue does not tell its reader that it never was."""
+    follower = Follower(client, SETTINGS)
+    done = await unheard(client, follower, leader, "done")
+    early = follower.open("tiny", "early", "t", asyncio.Event())
+    early.offer([LogEntry(2, 0, 1)], 0.0)  # something makes it ask for the log
+    follower.start()
+    async with asyncio.timeout(10):
+        await done.wake.wait()
+    assert early.error is None and not early.begun
     await follower.stop()

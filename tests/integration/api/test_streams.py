@@ -111,10 +111,10 @@ def test_resume_is_for_the_same_tenant(http: httpx.Client, leader: ScriptedLeade
 
 
 def test_a_bad_event_id(http: httpx.Client, leader: ScriptedLeader) -> None:
-    """A Last-Event-ID that no stream sent is a 400; one of a request that is gone is a 404."""
+    """A Last-Event-ID that no stream sent is a 400; a request that is not there is a 404 for who had nothing of it."""
     body = chat("x", stream=True)
     assert http.post(CHAT, json=body, headers={"last-event-id": "banana"}).status_code == 400
-    assert http.post(CHAT, json=body, headers={"last-event-id": "0123:1.1"}).status_code == 404
+    assert http.get("/v1/requests/0123/events").status_code == 404
 
 
 def test_idempotency(http: httpx.Client, leader: ScriptedLeader) -> None:
