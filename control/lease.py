@@ -77,6 +77,12 @@ def renew(lease: Lease, world_size: int) -> Call[None]:
     return Call("renew", (keys.lock, keys.epoch), (lease.token, keys.base, world_size), parse)
 
 
+def close_epoch(lease: Lease) -> Call[bool]:
+    """End the epoch of a lease that was lost, for its other ranks too; False if somebody holds the lock (again)."""
+    keys = lease.keys
+    return Call("close_epoch", (keys.lock, keys.epoch), (lease.token,), bool)
+
+
 def release(lease: Lease) -> Call[bool]:
     """Give the lock back; False if it was not held any more."""
     return release_token(lease.model, lease.replica, lease.token)

@@ -18,8 +18,8 @@ import structlog
 from control import health
 from control.clients import SyncRedis
 from control.connection import Call, run_all
-from control.errors import EpochOver, Fenced, Poisoned, RedisUnavailable
-from control.lease import Lease, renew
+from control.errors import EpochOver, Fenced, Lost, Poisoned, RedisUnavailable
+from control.lease import Lease, close_epoch, renew
 from control.outage import outage
 from worker.contact import Contact
 from worker.exits import STUCK
@@ -33,6 +33,8 @@ WATCH_S = 0.1
 """How often the poison of the epoch is looked for."""
 LOOP = "pulse"
 """Its name where loops say that they wait for Redis."""
+CLOSE_S = 0.3
+"""Between the loss of the lock and the end of its epoch for all ranks, where the leader has not left it by itself."""
 GRACE_S = 3.0
 """Between the end of an epoch and the end of a main thread that has not left it."""
 
@@ -57,6 +59,7 @@ class Pulse:
         self._rank, self._world_size, self._device = rank, world_size, device
         self._over: EpochOver | None = None
         self._over_since = 0.0
+        self._closed = False
         self._stop = threading.Event()
         self._next_beat = 0.0
         self._contact = Contact()
@@ -91,8 +94,16 @@ class Pulse:
                 log.exception("the pulse missed a beat")
             self._deadman()
 
+    def _close(self) -> None:
+        """A leader that lost its lock may be in a collective whose command was lost too: the others have to leave first."""
+        lost = self._lease if isinstance(self._over, Lost) else None
+        if lost is not None and not self._closed and time.monotonic() - self._over_since > CLOSE_S:
+            run_all(self._client, [close_epoch(lost)])
+            self._closed = True
+
     def _turn(self) -> None:
         """Look for the end of the epoch, and beat when it is time. Raises EpochOver or RedisUnavailable."""
+        self._close()
         self._watch()
         if time.monotonic() >= self._next_beat:
             # Each try of a write that the server refuses for now would be retried at this pace too.

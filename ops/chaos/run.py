@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ops.chaos.errors import NoEffect
+from ops.chaos.errors import Harm, NoEffect
 from ops.chaos.faults import FAULTS, ON_ANY_FARM
 from ops.chaos.load import Load
 from ops.chaos.schedule import Strike
@@ -29,7 +29,7 @@ class Struck:
     streams: int
     """Under way when it struck."""
     proof: str | None
-    """None where nothing shows that it took effect; `detail` says what was looked for."""
+    """None where nothing shows that it took effect, or where it cost too much; `detail` says what was looked for."""
     detail: str = ""
 
 
@@ -58,7 +58,7 @@ def strike_all(
         done.append(struck)
         wrong = sum(bool(checked.findings) for checked in list(load.checked))
         say(
-            f"{number}/{len(strikes)} {strike.kind}{' (early)' if strike.early else ''}: {struck.proof or 'NO EFFECT'} "
+            f"{number}/{len(strikes)} {strike.kind}{' (early)' if strike.early else ''}: {struck.proof or 'NOT AS IT SHOULD:'} "
             f"{struck.detail}after {struck.ended - struck.began:.2f} s; {struck.streams} streams under way, "
             f"{len(load.checked)} ended, {wrong} wrong"
         )
@@ -73,6 +73,6 @@ def _strike(target: View, load: Load, strike: Strike, since: float) -> Struck:
             proof = FAULTS[strike.kind](target, draw)
         else:
             proof = ON_ANY_FARM[strike.kind](target, draw)
-    except NoEffect as error:
+    except (NoEffect, Harm) as error:
         return Struck(strike, began, time.monotonic(), streams, None, f"{error} ")
     return Struck(strike, began, time.monotonic(), streams, proof)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from control import health
 from control.connection import run_all
 from control.errors import Fenced, Lost
 from control.keys import LOCK_MS
-from control.lease import acquire, holder, release, release_token, renew
+from control.lease import acquire, close_epoch, holder, release, release_token, renew
 from tests.contract.conftest import MODEL, Farm
 
 
@@ -34,6 +35,19 @@ def test_an_epoch_grows_over_a_loss_of_everything(farm: Farm) -> None:
     first = farm.lead()
     farm.client.flushall()
     assert farm.lead(floor=first.epoch).epoch > first.epoch
+
+
+def test_a_lost_epoch_is_closed_for_all(farm: Farm) -> None:
+    """Once its lock is gone the epoch moves on, as often as it is said; not while somebody leads."""
+    lease = farm.lead()
+    assert farm.run(close_epoch(lease)) is False
+    assert health.read_epoch(farm.client, MODEL, "r0") == lease.epoch
+    farm.lose(lease)
+    assert [farm.run(close_epoch(lease)) for _ in range(2)] == [True, True]
+    assert health.read_epoch(farm.client, MODEL, "r0") == lease.epoch + 1
+    farm.client.flushall()
+    assert farm.run(close_epoch(lease)) is True
+    assert health.read_epoch(farm.client, MODEL, "r0") == lease.epoch + 1
 
 
 def test_acquiring_twice_after_a_lost_reply_is_one_epoch(farm: Farm) -> None:

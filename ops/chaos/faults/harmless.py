@@ -6,13 +6,14 @@ import random
 from collections.abc import Callable
 
 from control.errors import RedisUnavailable
-from ops.chaos.errors import ChaosError
+from ops.chaos.errors import Harm
 from ops.chaos.faults.fault import Fault
 from ops.chaos.target import Target
 
 OUTAGES_S = (0.5, 3.0, 15.0)
 """Shorter and longer than the life of a lock and of a heartbeat, and far longer."""
 WEIGHTS = (6, 3, 1)
+NO_POISON = "none"
 
 
 def outage_s(random: random.Random) -> float:
@@ -23,7 +24,7 @@ def outage_s(random: random.Random) -> float:
 def harmless(fault: Callable[[Target, random.Random], str]) -> Fault:
     """`fault`, followed by a look at what it cost, where the farm was whole before.
 
-    Raises ChaosError where a rank process is another one afterwards, or an epoch was poisoned.
+    Raises Harm where a rank process is another one afterwards, or an epoch was poisoned.
     """
 
     def strike(target: Target, random: random.Random) -> str:
@@ -33,8 +34,9 @@ def harmless(fault: Callable[[Target, random.Random], str]) -> Fault:
             return proof
         target.wait_until_whole()
         after = _ranks_and_poison(target)
-        if after is not None and after != before:
-            raise ChaosError(f"{proof}; and it was not harmless: ranks and poison were {before}, are {after}")
+        # A server that has lost everything has no poison to tell of.
+        if after is not None and (after[0] != before[0] or after[1] not in (before[1], NO_POISON)):
+            raise Harm(f"{proof}; and it was not harmless: ranks and poison were {before}, are {after}")
         return f"{proof}; the same ranks, no poison"
 
     return strike
@@ -48,5 +50,5 @@ def _ranks_and_poison(target: Target) -> tuple[dict[int, int], str] | None:
         poisons = target.poisons()
     except RedisUnavailable:
         return None
-    newest = f"{poisons[0].kind} in epoch {poisons[0].epoch}: {poisons[0].message}" if poisons else "none"
+    newest = f"{poisons[0].kind} in epoch {poisons[0].epoch}: {poisons[0].message}" if poisons else NO_POISON
     return target.rank_pids(), newest

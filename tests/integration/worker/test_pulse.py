@@ -85,6 +85,14 @@ def test_a_leader_tells_lost_from_fenced(redis: ReplicaRedis) -> None:
         assert isinstance(how_it_ended(pulse), Fenced)
 
 
+def test_others_are_freed_from_an_epoch_whose_lock_is_lost(redis: ReplicaRedis) -> None:
+    """A leader that does not leave may wait for ranks whose command was lost with the lock: their epoch ends."""
+    lease = redis.lead(WORLD)
+    with pulse_of(redis, lease), pulse_of(redis, lease, rank=1) as other:
+        redis.client.flushall()
+        assert isinstance(how_it_ended(other), Fenced)
+
+
 def test_a_rank_hears_of_the_next_epoch(redis: ReplicaRedis) -> None:
     """Ranks hold no lock; that the epoch moved on is enough for them to leave."""
     lease = redis.lead(WORLD)
