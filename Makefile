@@ -23,7 +23,7 @@ demo: $(INSTALLED)
 serve: $(INSTALLED)
 	$(BIN)/furrow serve demo --tp 2
 
-# The acceptance tests come apart from the others: the tests of one file share a farm.
+# The acceptance tests have the machine to themselves; one file is for one process, as its tests share a farm.
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --ignore tests/acceptance
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/acceptance
