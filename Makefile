@@ -23,10 +23,10 @@ demo: $(INSTALLED)
 serve: $(INSTALLED)
 	$(BIN)/furrow serve demo --tp 2
 
-# The acceptance tests share one farm, which has the machine to itself.
+# The acceptance tests have the machine to themselves; one file is for one process, as its tests share a farm.
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --ignore tests/acceptance
-	$(BIN)/python -m pytest tests/acceptance
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/acceptance
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

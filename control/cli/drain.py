@@ -11,6 +11,7 @@ from control.cli.options import connect_to_farm, redis_option
 from control.clients import SyncRedis
 from control.connection import run
 from control.errors import SettingsError
+from control.messages import Assignment
 
 TICK_S = 0.2
 
@@ -49,7 +50,7 @@ def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> No
     told = ""
     while not no_wait:
         left = farm.assignments(client, host_id)
-        line = ", ".join(_describe(client, one.spec.name, one.replica, one.withdrawn) for one in left)
+        line = ", ".join(_describe(client, one) for one in left)
         if line and line != told:
             click.echo(f"{host_id}: {line}")
             told = line
@@ -78,8 +79,11 @@ def drain_replica(client: SyncRedis, model: str, replica: str, no_wait: bool) ->
         click.echo(f"{model}:{replica}: gone.")
 
 
-def _describe(client: SyncRedis, model: str, replica: str, withdrawn: bool) -> str:
-    if not withdrawn:
-        return f"{model}:{replica} waits for its successor"
+def _describe(client: SyncRedis, held: Assignment) -> str:
+    model, replica = held.spec.name, held.replica
+    if not held.withdrawn:
+        return f"{model}:{replica} " + (
+            "waits for its successor" if held.spec.surge else "goes first, as --in-place says"
+        )
     state = next((one.state for one in health.overview(client, model).replicas if one.replica == replica), "gone")
     return f"{model}:{replica} {state}"

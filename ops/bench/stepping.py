@@ -174,7 +174,7 @@ def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], None],
             serving.overlap_below_s = 0.0
         for _ in range(rows):
             run(client, _request(steps + 50))
-        serving.run(lambda: serving.busy)
+        serving.run(lambda: roster.busy)
         yield Loop(serving, group, exchange, executor)
 
 

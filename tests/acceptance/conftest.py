@@ -1,4 +1,5 @@
-"""One farm for the whole run: the demonstration model on two ranks, in float64 so that continuations are exact."""
+"""One farm for each process of a run, shared by its files: the demonstration model on two ranks, in float64 so that
+continuations are exact."""
 
 from __future__ import annotations
 

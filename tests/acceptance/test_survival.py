@@ -37,11 +37,19 @@ def whole(farm: Farm, body: dict[str, Any]) -> Received:
     return received
 
 
+@pytest.fixture(scope="module")
+def expected(shared_farm: Farm) -> Received:
+    """The undisturbed answer to LONG."""
+    until(shared_farm.ready)
+    return whole(shared_farm, LONG)
+
+
 @pytest.mark.parametrize("rank", [1, 0], ids=["rank", "leader"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_stream_goes_on_when_a_rank_dies_or_hangs(farm: Farm, rank: int, how: signal.Signals) -> None:
+def test_a_stream_goes_on_when_a_rank_dies_or_hangs(
+    farm: Farm, expected: Received, rank: int, how: signal.Signals
+) -> None:
     """The client's open connection just continues, with exactly the text of the undisturbed run."""
-    expected = whole(farm, LONG)
     epoch = farm.redis.get("furrow:{demo}:r0:epoch")
     received, struck = Received(), False
     for now in receive(open_stream(farm.address, LONG), received):
@@ -84,9 +92,8 @@ def ready_standby(farm: Farm) -> int | None:
     return next((pid for pid in farm.processes() if psutil.Process(pid).name() == "furrow-standby"), None)
 
 
-def test_a_killed_api_is_replaced_and_the_client_resumes(farm: Farm) -> None:
+def test_a_killed_api_is_replaced_and_the_client_resumes(farm: Farm, expected: Received) -> None:
     """The socket is cut; the same POST with Last-Event-ID brings the rest from the new process, exactly."""
-    expected = whole(farm, LONG)
     body = LONG | {"on_disconnect": "continue"}
     received = Received()
     [api] = [p for p in farm.processes() if psutil.Process(p).cmdline()[1:3] == ["-m", "api"]]
@@ -104,9 +111,8 @@ def test_a_killed_api_is_replaced_and_the_client_resumes(farm: Farm) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_the_official_client_outlives_a_killed_api(farm: Farm, stream: bool) -> None:
+def test_the_official_client_outlives_a_killed_api(farm: Farm, expected: Received, stream: bool) -> None:
     """Over the resuming transport the caller sees the undisturbed answer, made once, with no key or policy given."""
-    expected = whole(farm, LONG)
     before = farm.redis.hget("furrow:{demo}:load", "enqueued")
     [api] = [p for p in farm.processes() if psutil.Process(p).cmdline()[1:3] == ["-m", "api"]]
     http = httpx.Client(transport=ResumingTransport(), timeout=60)
@@ -142,9 +148,10 @@ def lose_everything(farm: Farm) -> None:
 
 
 @pytest.mark.parametrize("strike", [kill_server, lose_everything])
-def test_a_stream_goes_on_when_redis_dies_or_loses_everything(farm: Farm, strike: Callable[[Farm], None]) -> None:
+def test_a_stream_goes_on_when_redis_dies_or_loses_everything(
+    farm: Farm, expected: Received, strike: Callable[[Farm], None]
+) -> None:
     """Nothing is reloaded and no token is lost: the processes hold what they know and put it back."""
-    expected = whole(farm, LONG)
     pids = [farm.pid("demo", rank) for rank in (0, 1)]
     run_id = farm.redis.info()["run_id"]
     received, struck = Received(), False
@@ -177,7 +184,7 @@ def test_64_streams_complete_with_every_token_in_order(farm: Farm) -> None:
 
 def test_nothing_is_left_when_the_parent_stops_or_is_killed() -> None:
     """Ctrl-C ends everything with status 0; kill -9 of the parent leaves no server, agent, rank or API either."""
-    with serving_farm("demo", "--devices", "cpu") as farm:
+    with serving_farm("demo", "--devices", "cpu", FURROW_STANDBY="0") as farm:
         processes = farm.processes()
         assert len(processes) >= 5
         assert farm.stop() == 0

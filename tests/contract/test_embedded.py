@@ -33,7 +33,7 @@ signal.pause()
 """
 
 
-def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+def until(true: Callable[[], bool], seconds: float = 40.0) -> bool:
     """Whether it becomes true in time."""
     deadline = time.monotonic() + seconds
     while not true():
@@ -105,7 +105,7 @@ def test_kill_9_of_the_parent_leaves_no_server(tmp_path: Path) -> None:
         assert alive(int(pid))
     finally:
         parent.kill()
-        parent.communicate(timeout=10)
+        parent.communicate(timeout=40)
     assert until(lambda: not alive(int(pid)))
     with EmbeddedServer(tmp_path) as again, closing(connect(again)) as client:
         assert client.get("a") == "1"

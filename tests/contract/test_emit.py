@@ -17,13 +17,13 @@ def events(farm: Farm, api: str, emissions: list[tuple[Emission, ...]], lease: o
     """What `api` hears while the leader emits."""
     with farm.client.pubsub(ignore_subscribe_messages=True) as pubsub:
         pubsub.subscribe(farm.keys.events(api))
-        assert pubsub.get_message(timeout=5) is None  # the confirmation, so that nothing below is missed
+        assert pubsub.get_message(timeout=20) is None  # the confirmation, so that nothing below is missed
         for rows in emissions:
             farm.emit(lease, *rows)  # type: ignore[arg-type]
         farm.client.publish(farm.keys.events(api), "[]")
         heard: list[list[EventRow]] = []
         while True:
-            message = pubsub.get_message(timeout=5)
+            message = pubsub.get_message(timeout=20)
             assert message is not None
             if message["data"] == "[]":
                 return heard

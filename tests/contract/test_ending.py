@@ -54,9 +54,9 @@ def test_the_followers_hear_of_a_cancel(farm: Farm) -> None:
     farm.put("a", api="api1")
     with farm.client.pubsub(ignore_subscribe_messages=True) as pubsub:
         pubsub.subscribe(farm.keys.events("api1"))
-        pubsub.get_message(timeout=5)
+        pubsub.get_message(timeout=20)
         cancel(farm, "a")
-        message = pubsub.get_message(timeout=5)
+        message = pubsub.get_message(timeout=20)
     assert message is not None
     assert message["data"] == '[["a",[[1,0,null,"cancelled","cancelled"]]]]'
 

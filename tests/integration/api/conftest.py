@@ -38,7 +38,7 @@ class ApiProcess:
         self._wait()
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 40
         while True:
             try:
                 if httpx.get(f"{self.url}/health").status_code == 200:
@@ -59,7 +59,7 @@ class ApiProcess:
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.terminate()
-        return self.process.wait(15)
+        return self.process.wait(40)
 
 
 @contextmanager
@@ -104,13 +104,13 @@ def api(
 @pytest.fixture
 def client(api: ApiProcess) -> Iterator[openai.OpenAI]:
     """The official client, without retries, so that a refusal is seen as it is."""
-    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="secret", max_retries=0, timeout=15) as client:
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="secret", max_retries=0, timeout=40) as client:
         yield client
 
 
 @pytest.fixture
 def http(api: ApiProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=api.url, timeout=15) as client:
+    with httpx.Client(base_url=api.url, timeout=40) as client:
         yield client
 
 

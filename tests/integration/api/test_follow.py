@@ -37,7 +37,7 @@ async def unheard(client: Any, follower: Follower, leader: ScriptedLeader, rid: 
     params = GenerationRequest(prompt=tokens, sampling=sampling)
     await arun(client, requests.enqueue(requests.Enqueue(rid=rid, model="tiny", params=params, tenant="t")))
     feed.begin()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while await client.hget(ModelKeys("tiny").request(rid), "state") != "finished":
             await asyncio.sleep(0.005)
     return feed
@@ -49,7 +49,7 @@ async def test_silence_is_repaired_from_the_log(client: Any, leader: ScriptedLea
     follower.start()
     feed = await unheard(client, follower, leader, "repaired")
     got: list[LogEntry] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while not got or got[-1].finish is None:
             await feed.wake.wait()
             feed.wake.clear()
@@ -103,7 +103,7 @@ async def test_a_log_that_was_set_back_is_given_back(client: Any, quiet_reads: i
     await client.hset(keys.request(rid), "seq", 1)
     feed.quiet_reads = quiet_reads
     follower.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while await requests.read_logs(client, "rolled", {rid: 0}) != {rid: entries}:
             await asyncio.sleep(0.005)
     assert await client.hget(keys.request(rid), "seq") == "3"

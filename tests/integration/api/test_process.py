@@ -41,7 +41,7 @@ async def test_64_streams_in_order(api: ApiProcess, leader: ScriptedLeader) -> N
             return response.headers["x-request-id"], text_of(events(lines))
 
     limits = httpx.Limits(max_connections=64)
-    async with httpx.AsyncClient(base_url=api.url, timeout=18, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=api.url, timeout=40, limits=limits) as client:
         found = await asyncio.gather(*(one(client, f"c{index}") for index in range(64)))
     for index, (_, text) in enumerate(found):
         assert text == " ".join(f"c{index}-{word}" for word in range(40))
@@ -52,7 +52,7 @@ async def test_64_streams_in_order(api: ApiProcess, leader: ScriptedLeader) -> N
 def test_comments_while_it_waits(impatient: ApiProcess, leader: ScriptedLeader) -> None:
     """A waiting stream tells its queue position, then keeps alive, and the log warns with waited_ms."""
     leader.claiming = False
-    with httpx.stream("POST", f"{impatient.url}{CHAT}", json=chat("x", stream=True), timeout=15) as response:
+    with httpx.stream("POST", f"{impatient.url}{CHAT}", json=chat("x", stream=True), timeout=40) as response:
         comments: list[str] = []
         found = events(response.iter_lines())
         while "queue position 1" not in comments or "keep-alive" not in comments:
@@ -93,7 +93,7 @@ def test_too_long_a_wait_is_refused_unless_it_does_not_matter(
     redis_client.hset(ModelKeys("tiny").load, mapping=slow)
 
     def ask(**fields: Any) -> httpx.Response:
-        return httpx.post(f"{api.url}{CHAT}", json=chat("x", **fields), timeout=15)
+        return httpx.post(f"{api.url}{CHAT}", json=chat("x", **fields), timeout=40)
 
     threads = [threading.Thread(target=ask), threading.Thread(target=ask, kwargs={"priority": "low"})]
     for index, thread in enumerate(threads):
@@ -110,7 +110,7 @@ def test_too_long_a_wait_is_refused_unless_it_does_not_matter(
 def test_lost_events_are_read_from_the_log(api: ApiProcess, leader: ScriptedLeader, redis_client: Any) -> None:
     """With the live channel cut at every step, the stream still is whole."""
     leader.pause()
-    with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=15) as response:
+    with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=40) as response:
         found = events(response.iter_lines())
         text = ""
         for _ in range(3):
@@ -130,14 +130,14 @@ def test_redis_goes_away_and_comes_back(tmp_path: Path) -> None:
         leader.start()
         with running_api(server.url, tmp_path) as api:
             leader.pause()
-            with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=15) as response:
+            with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=40) as response:
                 found = events(response.iter_lines())
                 leader.step(3)
                 text = ""
                 while len(text) < 3:
                     text += next(found).text
                 server.kill()
-                refused = httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=15)
+                refused = httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=40)
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
                 assert httpx.get(f"{api.url}/ready").status_code == 503
                 assert httpx.get(f"{api.url}/health").status_code == 200
@@ -162,7 +162,7 @@ def test_a_redis_that_says_nothing_is_refused_for_and_waited_for(tmp_path: Path)
                 while len(text) < 3:
                     text += next(found).text
                 server.process.send_signal(signal.SIGSTOP)
-                refused = [httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=10) for _ in range(4)]
+                refused = [httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=40) for _ in range(4)]
                 server.process.send_signal(signal.SIGCONT)
                 assert {(one.status_code, one.headers["retry-after"]) for one in refused} == {(503, "1")}
                 leader.resume()
@@ -178,7 +178,7 @@ def test_redis_loses_everything(tmp_path: Path) -> None:
         with running_api(server.url, tmp_path) as api:
             leader.pause()
             body = chat("hello", stream=True, n=2)
-            with httpx.stream("POST", f"{api.url}{CHAT}", json=body, timeout=15) as response:
+            with httpx.stream("POST", f"{api.url}{CHAT}", json=body, timeout=40) as response:
                 found = events(response.iter_lines())
                 leader.step(3)
                 before = [next(found) for _ in range(2 + 2 * 3)]
@@ -220,13 +220,13 @@ def test_ready_wants_a_token(tmp_path: Path) -> None:
         leader.claiming = False
         leader.start()
         with running_api(server.url, tmp_path) as api:
-            stuck = httpx.get(f"{api.url}/ready", timeout=15)
+            stuck = httpx.get(f"{api.url}/ready", timeout=40)
             assert stuck.status_code == 503
             assert "no token came" in stuck.json()["reason"]
             leader.claiming = True
-            assert httpx.get(f"{api.url}/ready", timeout=15).status_code == 200
+            assert httpx.get(f"{api.url}/ready", timeout=40).status_code == 200
             assert len(leader.claimed) == 1
-            assert httpx.get(f"{api.url}/ready", timeout=15).status_code == 200
+            assert httpx.get(f"{api.url}/ready", timeout=40).status_code == 200
             assert len(leader.claimed) == 1  # the proof still holds
         leader.stop()
 

@@ -35,7 +35,7 @@ def resuming(doomed: ApiProcess, api: ApiProcess) -> Iterator[openai.OpenAI]:
         base_url=f"{doomed.url}/v1",
         api_key="secret",
         max_retries=0,
-        http_client=httpx.Client(transport=transport, timeout=15),
+        http_client=httpx.Client(transport=transport, timeout=40),
     ) as client:
         yield client
 
@@ -68,7 +68,7 @@ async def test_an_asynchronous_stream_whose_process_is_killed(
     """The asynchronous client goes on in the same way."""
     leader.pause()
     leader.step(4)
-    http = httpx.AsyncClient(transport=AsyncResumingTransport([api.url]), timeout=15)
+    http = httpx.AsyncClient(transport=AsyncResumingTransport([api.url]), timeout=40)
     async with openai.AsyncOpenAI(base_url=f"{doomed.url}/v1", api_key="s", max_retries=0, http_client=http) as client:
         stream: AsyncIterator[Any] = await client.chat.completions.create(**ASK, stream=True)
         text = ""

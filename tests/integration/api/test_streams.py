@@ -27,7 +27,7 @@ def other_api(server: Server, api: ApiProcess, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def other(other_api: ApiProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=other_api.url, timeout=15) as client:
+    with httpx.Client(base_url=other_api.url, timeout=40) as client:
         yield client
 
 
@@ -207,7 +207,7 @@ def test_a_queued_request_is_cancelled_before_its_headers(
     leader.claiming = False
     answers: list[httpx.Response] = []
     thread = threading.Thread(
-        target=lambda: answers.append(httpx.post(f"{api.url}{CHAT}", json=chat("x", stream=True), timeout=10))
+        target=lambda: answers.append(httpx.post(f"{api.url}{CHAT}", json=chat("x", stream=True), timeout=40))
     )
     thread.start()
     key = until(

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(true: Callable[[], T], seconds: float = 8.0) -> T:
+def until(true: Callable[[], T], seconds: float = 40.0) -> T:
     """Poll until `true()` is, and return what it gave."""
     deadline = time.monotonic() + seconds
     while not (found := true()):

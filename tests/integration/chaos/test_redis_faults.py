@@ -20,6 +20,8 @@ from ops.chaos.proxy import Proxy
 from ops.chaos.server import ServerProcess
 from ops.chaos.target import Target
 
+pytestmark = pytest.mark.timeout(180)
+
 FAULTS = {**servers.FAULTS, **network.FAULTS}
 WORD = Beat(epoch=1, seq=0, oldest_pending_ms=0, device="cpu", memory_bytes=0, phase="ready", pid=1, host="h")
 

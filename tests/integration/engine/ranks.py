@@ -145,4 +145,4 @@ class RankGroup:
         for pipe in self._pipes:
             pipe.send(None)
         for process in self._processes:
-            process.join(10)
+            process.join(40)

@@ -52,7 +52,7 @@ class LeaderScene:
 
     def stop(self) -> None:
         self.leader.stopping = True
-        self.thread.join(15)
+        self.thread.join(40)
         assert not self.thread.is_alive() and self.ended == []
 
     def ask(self, rid: str, prompt: list[int] | None = None, **sampling: Any) -> None:
@@ -68,12 +68,12 @@ class LeaderScene:
         return self.redis.client.hget(self.keys.request(rid), "state")
 
     def under_way(self, rid: str, tokens: int = 20) -> None:
-        until(lambda: self.ended or len(self.log(rid)) >= tokens, 15.0)
+        until(lambda: self.ended or len(self.log(rid)) >= tokens, 40.0)
         assert self.ended == [] and self.state(rid) == "running", "it must be struck while it runs"
 
     def answer(self, rid: str) -> list[int | None]:
         """The tokens of a request, once it has ended."""
-        until(lambda: self.ended or self.state(rid) not in ("queued", "running"), 15.0)
+        until(lambda: self.ended or self.state(rid) not in ("queued", "running"), 40.0)
         assert self.ended == []
         return [entry.token for entry in self.log(rid)]
 

@@ -60,7 +60,7 @@ def test_it_goes_on_by_itself_and_is_asked_for_its_answer_once(scene: Scene) -> 
     """Nobody waits for it to begin; what it found is there when it is asked for, and then there is nothing more."""
     with scene.exchange:
         scene.start(1)
-        until(lambda: scene.logged() == 1, 5.0)
+        until(lambda: scene.logged() == 1, 40.0)
         answer = scene.exchange.finish()
         assert answer is not None and answer[0].behind == {} and answer[1].requests == []
         assert scene.exchange.finish() is None
@@ -73,7 +73,7 @@ def test_a_step_that_runs_meanwhile_holds_what_the_last_one_produced(
     back = away(monkeypatch)
     with scene.exchange:
         scene.start(1)
-        until(lambda: scene.exchange.was_away(), 5.0)
+        until(lambda: scene.exchange.was_away(), 40.0)
         assert scene.logged() == 0
         back.set()
         assert scene.exchange.finish() is not None
@@ -92,7 +92,7 @@ def test_leaving_the_epoch_does_not_wait_for_redis(scene: Scene, monkeypatch: py
     away(monkeypatch)
     with scene.exchange:
         scene.start(1)
-        until(lambda: scene.exchange.was_away(), 5.0)
+        until(lambda: scene.exchange.was_away(), 40.0)
     assert scene.logged() == 0
     with pytest.raises(Lost):
         scene.exchange.finish()
@@ -104,7 +104,7 @@ def test_a_script_that_redis_can_not_serve_just_now_is_an_outage(scene: Scene) -
     try:
         with scene.exchange:
             scene.start(1)
-            until(lambda: scene.exchange.was_away(), 5.0)
+            until(lambda: scene.exchange.was_away(), 40.0)
             scene.redis.client.config_set("maxmemory", 0)
             answer = scene.exchange.finish()
             assert answer is not None and scene.logged() == 1

@@ -53,7 +53,7 @@ class ScriptedLeaderPart:
         def heard() -> int:
             return sum(any(isinstance(command, Init) for command in rank.heard) for rank in self._ranks)
 
-        until(lambda: heard() == len(self._ranks), 5.0)
+        until(lambda: heard() == len(self._ranks), 40.0)
         self.joined_after.append(heard())
 
     def run_step(self, command: GenerateStep, _sample: object) -> StepResult:

@@ -72,7 +72,7 @@ def test_its_lines_name_it_and_it_stops_when_told(redis: ReplicaRedis, tmp_path:
     with rank_process(redis, log, "cpu") as process:
         until(lambda: heartbeats(redis.client, MODEL, REPLICA, WORLD)[1], 60.0)
         write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader is gone")
-        [line] = until(lambda: [line for line in lines(log) if line["event"] == "left the epoch"], 5.0)
+        [line] = until(lambda: [line for line in lines(log) if line["event"] == "left the epoch"], 40.0)
         assert (line["model"], line["replica"], line["rank"], line["epoch"]) == (MODEL, REPLICA, 1, lease.epoch)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == STOPPED
+        assert process.wait(40) == STOPPED

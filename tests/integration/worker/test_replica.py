@@ -44,11 +44,11 @@ class Scene:
 
     def start(self) -> None:
         self.replica.spawn_missing()
-        until(lambda: len(self.lines("started")) >= 2, 5.0)
+        until(lambda: len(self.lines("started")) >= 2, 40.0)
 
     def reap(self) -> replica_module.Exit:
         """The next exit, taken note of as the agent does."""
-        exit = self.exits.get(timeout=5.0)
+        exit = self.exits.get(timeout=40.0)
         assert self.replica.ended(exit)
         return exit
 
@@ -139,7 +139,7 @@ def test_who_does_not_stop_in_time_is_killed(scene: Scene) -> None:
     (scene.folder / "stubborn").touch()
     scene.start()
     scene.replica.stop()
-    until(lambda: scene.lines("terminated") == ["0"], 5.0)
+    until(lambda: scene.lines("terminated") == ["0"], 40.0)
     scene.replica.stop_by = 0.0
     scene.replica.press()
     assert {scene.reap().rank, scene.reap().rank} == {0, 1}

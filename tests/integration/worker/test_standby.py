@@ -75,7 +75,7 @@ def replica_of(
             process.wait()
 
 
-def wait_for(standby: Standby, state: str, seconds: float = 5.0) -> None:
+def wait_for(standby: Standby, state: str, seconds: float = 40.0) -> None:
     def reached() -> bool:
         standby.tend([], calm=True)
         return standby.state == state
@@ -92,12 +92,12 @@ def test_only_a_respawn_takes_the_standby(stand_in: Path, standby: Standby) -> N
         for expected in ("standby", "rank"):
             pid = replica.processes[1].pid
             replica.kill(1)
-            exit = replica.exits.get(timeout=5.0)
+            exit = replica.exits.get(timeout=40.0)
             assert (exit.pid, exit.status) == (pid, -signal.SIGKILL) and replica.ended(exit)
             assert replica.pause()
             replica.due = 0.0
             replica.spawn_missing()
-            until((stand_in / f"{expected}-{replica.processes[1].pid}").exists, 5.0)
+            until((stand_in / f"{expected}-{replica.processes[1].pid}").exists, 40.0)
         assert json.loads((stand_in / "duty").read_bytes())["FURROW_RANK"] == "1"
         assert standby.state == "off"
 
@@ -176,13 +176,13 @@ def test_a_standby_becomes_a_rank_like_any_other(
         assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0), "only the imports are niced"
         replica.attempts = 1
         replica.spawn_missing()
-        beat = until(lambda: heartbeats(redis.client, MODEL, REPLICA, 2)[1], 20.0)
+        beat = until(lambda: heartbeats(redis.client, MODEL, REPLICA, 2)[1], 40.0)
         assert beat.pid == pid == replica.pids()[1]
         assert comm(pid) == "furrow-rank-1"
         write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader is gone")
-        until(lambda: heartbeats(redis.client, MODEL, REPLICA, 2)[1] is None, 10.0)
+        until(lambda: heartbeats(redis.client, MODEL, REPLICA, 2)[1] is None, 40.0)
         replica.processes[1].terminate()
-        assert replica.exits.get(timeout=10.0).status == STOPPED
+        assert replica.exits.get(timeout=40.0).status == STOPPED
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
     [line] = [line for line in lines if line["event"] == "standby takes over a rank"]
     assert line["rank"] == "1"
@@ -197,7 +197,7 @@ def test_a_standby_refuses_what_it_can_not_be(redis: ReplicaRedis) -> None:
     with real_standby(redis, []) as standby, replica_of(standby, redis.url, "cuda:63") as replica:
         replica.attempts = 1
         replica.spawn_missing()
-        assert replica.exits.get(timeout=20.0).status == REFUSED
+        assert replica.exits.get(timeout=40.0).status == REFUSED
         assert "cuda:63" in (last_poison(redis.client, MODEL, REPLICA) or "")
 
 
@@ -223,7 +223,7 @@ def test_a_standby_dies_with_its_agent(redis: ReplicaRedis) -> None:
         pid = int(keeper.stdout.readline())
         assert comm(pid) == "furrow-standby"
         keeper.kill()
-        until(lambda: not Path(f"/proc/{pid}").exists() or zombie(pid), 5.0)
+        until(lambda: not Path(f"/proc/{pid}").exists() or zombie(pid), 40.0)
 
 
 def zombie(pid: int) -> bool:

@@ -132,7 +132,7 @@ def test_a_busy_rank_that_is_stopped_is_found(watched: Watched, busy: subprocess
     watched.beats(0, 1)
     watched.watch.look()
     busy.send_signal(signal.SIGSTOP)
-    until(lambda: not watch_module.wants_to_run(busy.pid), 5.0)
+    until(lambda: not watch_module.wants_to_run(busy.pid), 40.0)
     watched.hush(1)
     watched.watch.look()
     assert watched.killed() == [1]
@@ -153,7 +153,7 @@ def test_after_a_pause_of_redis_nobody_is_accused_at_once(watched: Watched, monk
         watched.watch.look()
         return read_poison(watched.redis.client, MODEL, REPLICA) is not None
 
-    until(poisoned, 10.0)
+    until(poisoned, 40.0)
     assert watched.killed() == [1]
 
 

@@ -97,7 +97,7 @@ def test_an_unreachable_redis_is_waited_for_and_then_named(verb: list[str]) -> N
 def test_a_wrong_password_is_said_at_once(verb: list[str]) -> None:
     """No waiting for what can't come: the password is wrong, and the message says where it belongs."""
     with serving(password="right") as server:
-        ended = furrow(*verb, "--redis", f"unix://:wrong@{server.socket}", timeout=20)
+        ended = furrow(*verb, "--redis", f"unix://:wrong@{server.socket}", timeout=60)
     assert ended.returncode == 1
     assert "refused the password" in ended.stderr and "wrong@" not in ended.stderr
     assert "Traceback" not in ended.stderr
