@@ -95,7 +95,7 @@ class Pulse:
             self._deadman()
 
     def _close(self) -> None:
-        """A leader without its lock may wait in a collective whose command was lost too: the others must leave first."""
+        """A leader without its lock may wait in a collective whose command was lost too: the others must leave."""
         lost = self._lease if isinstance(self._over, Lost) else None
         if lost is not None and not self._closed and time.monotonic() - self._over_since > CLOSE_S:
             run_all(self._client, [close_epoch(lost)])
