@@ -142,6 +142,7 @@ class Submitter:
         except BaseException:
             self._abandon(feeds)
             raise
+        log.info("took up a request that another client or process began", action="take_up", rid=rid, model=served.name)
         view = decode_view(feeds[0].fields["view"])
         prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds)
         caller.journal.know(prompt_tokens=prompt_tokens)
