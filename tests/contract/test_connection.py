@@ -92,7 +92,7 @@ def test_an_eviction_policy_without_a_limit_is_only_mentioned() -> None:
 
 def test_a_call_survives_a_restart_of_the_server() -> None:
     """A connection that broke is made anew within the call."""
-    with serving(NEW, "appendonly yes") as server, closing(connect(server.url)) as client:
+    with serving(NEW, "appendonly yes", "appendfsync always") as server, closing(connect(server.url)) as client:
         lease = run(client, acquire("m", "r0", "one", 1))
         server.kill()
         server.start()
@@ -101,10 +101,11 @@ def test_a_call_survives_a_restart_of_the_server() -> None:
 
 
 def test_an_acknowledged_request_survives_kill_9_of_the_server() -> None:
-    """With the append-only file nothing acknowledged is lost."""
+    """With an append-only file that is written before the answer nothing is lost; `everysec` may put that off for 2 s."""
     params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=1))
     calls = [requests.enqueue(Enqueue(rid=f"r{i}", model="m", params=params, tenant="t")) for i in range(50)]
-    with serving(NEW, "appendonly yes") as server, closing(connect(server.url)) as client:
+    options = ("appendonly yes", "appendfsync always")
+    with serving(NEW, *options) as server, closing(connect(server.url)) as client:
         run_all(client, calls)
         server.kill()
         server.start()

@@ -177,7 +177,7 @@ def test_redis_away_ends_nothing(redis: ReplicaRedis, monkeypatch: pytest.Monkey
             server.kill()
             until(lambda: voice.seconds, 40.0)
             pulse.check()
-            server.options = ("appendonly yes",)
+            server.options = ("appendonly yes", "appendfsync always")
             server.start()
             until(lambda: heartbeats(client, MODEL, REPLICA, WORLD)[0], 40.0)
             pulse.check()
