@@ -101,7 +101,7 @@ def test_a_call_survives_a_restart_of_the_server() -> None:
 
 
 def test_an_acknowledged_request_survives_kill_9_of_the_server() -> None:
-    """With an append-only file that is written before the answer nothing is lost; `everysec` may put that off for 2 s."""
+    """An append-only file that is written before the answer loses nothing; `everysec` may put that off for 2 s."""
     params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=1))
     calls = [requests.enqueue(Enqueue(rid=f"r{i}", model="m", params=params, tenant="t")) for i in range(50)]
     options = ("appendonly yes", "appendfsync always")
