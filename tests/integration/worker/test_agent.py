@@ -235,7 +235,9 @@ def test_a_stopped_agent_leaves_no_process(scene: AgentScene) -> None:
     """Its ranks are asked to stop, reaped, and gone before it returns."""
     scene.want()
     until(lambda: scene.pids(0) and scene.pids(1), 40.0)
-    processes = list(scene.agent._replicas[MODEL, REPLICA].processes.values())
+    known = scene.agent._replicas[MODEL, REPLICA].processes
+    until(lambda: len(known) == 2, 40.0)  # a process may say that it is there before its agent has noted it
+    processes = list(known.values())
     scene.stop()
     assert [process.poll() for process in processes] == [0, 0]
 
