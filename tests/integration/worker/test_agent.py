@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -61,6 +62,10 @@ class AgentScene:
     def pids(self, rank: int | str) -> list[int]:
         path = self.folder / f"pids-{rank}"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def process(self, rank: int) -> subprocess.Popen[bytes]:
+        """As the agent holds it; the process may say that it is there a little before that."""
+        return until(lambda: self.agent._replicas[MODEL, REPLICA].processes.get(rank), 40.0)
 
     def standby(self) -> str | None:
         """What the host says of its standby."""
@@ -138,7 +143,7 @@ def test_a_standby_is_kept_while_a_group_serves_and_no_longer(scene: AgentScene)
     beats_ready(scene, held.epoch, pid)
     until(lambda: scene.standby() == "starting", 40.0)
     [standby] = scene.pids("standby")
-    scene.agent._replicas[MODEL, REPLICA].processes[1].kill()
+    scene.process(1).kill()
     until(lambda: len(scene.pids(1)) == 2, 40.0)
     assert scene.pids("standby") == [standby], "not ready, so it was not taken, nor a second one started"
     catalog.tombstone(scene.redis.client, MODEL)
@@ -152,7 +157,7 @@ def test_a_dead_leader_s_epoch_is_poisoned_and_its_lock_is_free_at_once(scene: A
     [pid] = until(lambda: scene.pids(0), 40.0)
     held = scene.redis.lead(2, owner=f"{HOST}/{pid}")
     scene.redis.client.persist(scene.redis.keys.lock)
-    scene.agent._replicas[MODEL, REPLICA].processes[0].kill()
+    scene.process(0).kill()
     poison = until(lambda: health.read_poison(scene.redis.client, MODEL, REPLICA), 40.0)
     assert (poison.epoch, poison.rank, poison.kind) == (held.epoch, 0, "exited")
     assert f"rank 0 (pid {pid}) killed by SIGKILL" in poison.message
@@ -167,7 +172,7 @@ def test_another_leader_s_lock_is_left_alone(scene: AgentScene) -> None:
     until(lambda: scene.pids(0), 40.0)
     scene.redis.lead(2, owner="elsewhere/7")
     scene.redis.client.persist(scene.redis.keys.lock)
-    scene.agent._replicas[MODEL, REPLICA].processes[0].kill()
+    scene.process(0).kill()
     until(lambda: len(scene.pids(0)) == 2, 40.0)
     assert scene.redis.run(lease.holder(MODEL, REPLICA)) is not None
 
@@ -235,9 +240,7 @@ def test_a_stopped_agent_leaves_no_process(scene: AgentScene) -> None:
     """Its ranks are asked to stop, reaped, and gone before it returns."""
     scene.want()
     until(lambda: scene.pids(0) and scene.pids(1), 40.0)
-    known = scene.agent._replicas[MODEL, REPLICA].processes
-    until(lambda: len(known) == 2, 40.0)  # a process may say that it is there before its agent has noted it
-    processes = list(known.values())
+    processes = [scene.process(rank) for rank in (0, 1)]
     scene.stop()
     assert [process.poll() for process in processes] == [0, 0]
 
