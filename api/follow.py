@@ -19,6 +19,7 @@ from api.feed import BUFFER_ENTRIES, Feed
 from api.journal import now_ms
 from api.recovery import Recovery, origin_of, set_back
 from api.settings import ApiSettings
+from api.tasks import end
 from control import keys, requests
 from control.clients import AsyncRedis
 from control.connection import Call, arun, arun_all, read
@@ -30,6 +31,8 @@ from control.requests.claim import decode_entry
 log = structlog.stdlib.get_logger(__name__)
 
 _TICK_S = 0.1
+_LEAVE_S = 5.0
+"""Given to what was begun for readers that left, when the process stops; orphans are reaped by others."""
 _READ_ENTRIES = 2 * BUFFER_ENTRIES
 _EVERY_STATE = 4
 """Of the reads that bring nothing, every fourth renews the follower's registration and reads the request's state."""
@@ -57,9 +60,9 @@ class Follower:
 
     async def stop(self) -> None:
         """End the loops, and let what was begun for readers that left come to its end."""
-        for task in self._loops:
-            task.cancel()
-        await asyncio.gather(*self._loops, *self._leaving, return_exceptions=True)
+        await end(*self._loops)
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=_LEAVE_S)
         await self._channel.close()
 
     def open(self, model: str, rid: str, tenant: str, wake: asyncio.Event) -> Feed:

@@ -7,6 +7,7 @@ import contextlib
 import time
 
 from api.settings import ApiSettings
+from api.tasks import end
 from control import keys
 from control.clients import AsyncRedis
 from control.connection import arun, arun_all, read
@@ -28,8 +29,7 @@ class Heartbeat:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
         # The id stays among the known ones: requests that a cut stream left behind are found by it.
         with contextlib.suppress(RedisUnavailable):
             await arun(self._client, read("DEL", self._key, parse=int))

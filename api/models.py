@@ -13,6 +13,7 @@ import structlog
 
 from api.chat.tokens import Vocabulary
 from api.settings import ApiSettings
+from api.tasks import end
 from control import catalog, health
 from control.clients import SyncRedis
 from control.connection import read, run_all
@@ -59,8 +60,7 @@ class Models:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
 
     async def resolve(self, name: str | None) -> ServedModel:
         """The model that a request means; no name, or an alias, means the only one.

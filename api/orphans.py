@@ -7,6 +7,7 @@ import time
 
 import structlog
 
+from api.tasks import end
 from control import catalog, keys
 from control.clients import SyncRedis
 from control.connection import read, run, run_all
@@ -32,8 +33,7 @@ class OrphanReaper:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
 
     async def _run(self) -> None:
         while True:
