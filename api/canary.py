@@ -11,6 +11,7 @@ from api.schemas.view import View, new_rid
 from api.settings import ApiSettings
 from control import requests
 from control.clients import AsyncRedis
+from control.clock import now_ms
 from control.connection import arun
 from control.errors import FurrowError
 from control.messages import GenerationRequest, Sampling
@@ -82,5 +83,5 @@ class Canary:
             deadline_ms=round(PATIENCE_S * 1000),
             api=self._settings.api_id,
             view=View(endpoint="completions", created=int(time.time()), model=served.name).encode(),
-            received_ms=int(time.time() * 1000),
+            received_ms=now_ms(),
         )

@@ -16,12 +16,12 @@ import structlog
 
 from api.channel import EventChannel
 from api.feed import BUFFER_ENTRIES, Feed
-from api.journal import now_ms
 from api.recovery import Recovery, origin_of, set_back
 from api.settings import ApiSettings
 from api.tasks import end
 from control import keys, requests
 from control.clients import AsyncRedis
+from control.clock import now_ms
 from control.connection import Call, arun, arun_all, read
 from control.errors import RedisUnavailable, RequestNotFound
 from control.messages import EventRow, LogEntry

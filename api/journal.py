@@ -7,12 +7,9 @@ import time
 import structlog
 
 from api.metrics import Metrics
+from control.clock import now_ms
 
 log = structlog.stdlib.get_logger(__name__)
-
-
-def now_ms() -> int:
-    return int(time.time() * 1000)
 
 
 class Journal:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from api.errors import StreamInterrupted
 from api.feed import Feed
 from api.follow import Follower
-from api.journal import Journal, now_ms
+from api.journal import Journal
 from api.rendering import StreamRenderer
 from api.settings import ApiSettings
+from control.clock import now_ms
 from control.requests.orphans import GRACE_MS
 
 CLIENT_LEFT = 499

@@ -8,8 +8,8 @@ import msgspec
 import structlog
 
 from api.feed import Feed
-from api.journal import now_ms
 from control.clients import AsyncRedis
+from control.clock import now_ms
 from control.connection import Call, arun
 from control.errors import LogConflict, RequestNotFound
 from control.messages import decode_request

@@ -7,7 +7,6 @@ Exactly one reply per rank is accounted for, whatever the leader's own outcome.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from control import commands
 from control.clients import SyncRedis
+from control.clock import now_ms
 from control.errors import GroupError, Poisoned, RankError
 from control.health import Formation
 from control.lease import Lease
@@ -48,10 +48,6 @@ PING_DEADLINE_S = 10.0
 DRAIN_S = 1.0
 
 T = TypeVar("T", bound=Reply)
-
-
-def now_ms() -> int:
-    return int(time.time() * 1000)
 
 
 class Group:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
+from control.clock import now_ms
 from control.messages import FinishReason, GenerationRequest, LogEntry, RequestState, TokenLogprobs
 from control.requests import Claimed, Emission
 from worker.scheduling.sequence import Sequence, SequenceState
@@ -74,7 +74,7 @@ class RunningRequest:
         """Tokens of it are about to be fed; only the first time counts, not a preemption's repeat."""
         if not self.prefilled:
             self.prefilled = True
-            self.times["t_prefill"] = time.time_ns() // 1_000_000
+            self.times["t_prefill"] = now_ms()
 
     def append(
         self,

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from control import farm, health, keys
 from control.cli.options import model_source
 from control.clients import SyncRedis
+from control.clock import now_ms
 from control.connection import connect, read, run
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.requests import Enqueue, enqueue, read_log
@@ -88,7 +89,7 @@ def strike(scene: Scene, streams: int, rank: int, how: signal.Signals) -> Strike
     if beat is None:
         raise SystemExit(f"rank {rank} was not there to be struck")
     length = log_length(client, rids[0])
-    struck_at, struck_ms = time.monotonic(), int(time.time() * 1000)
+    struck_at, struck_ms = time.monotonic(), now_ms()
     os.kill(beat.pid, how)
     # A few tokens may still be on their way: the gap ends with a token of the next epoch.
     while health.read_epoch(client, MODEL, "r0") == epoch:
@@ -97,7 +98,7 @@ def strike(scene: Scene, streams: int, rank: int, how: signal.Signals) -> Strike
     if not poisoned_at(client, MODEL, "r0", epoch):
         raise SystemExit(f"epoch {epoch} ended without poison: the strike was not what ended it")
     wait_for_length(client, rids[0], length + 1, struck_at)
-    gap_s, token_ms = time.monotonic() - struck_at, int(time.time() * 1000)
+    gap_s, token_ms = time.monotonic() - struck_at, now_ms()
     same = sum(answer == scene.expected for answer in finished(client, rids))
     return Strike(gap_s, observe(client, MODEL, "r0", epoch, struck_ms, token_ms), same, streams)
 
