@@ -10,14 +10,14 @@ from control.keys import HEARTBEAT_MS
 GAP_S = 1.0
 """Longer without a round trip is an absence: heartbeats and locks may have lapsed without anybody's fault."""
 GRACE_S = HEARTBEAT_MS / 1000
-"""After an absence everybody has so long to be heard of again."""
+"""After an absence everybody has so long to be heard of again, unless said otherwise."""
 
 
 class Contact:
     """One loop's contact with Redis, noted at the end of each turn in which everything was answered."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, grace_s: float = GRACE_S) -> None:
+        self._clock, self._grace_s = clock, grace_s
         self._last: float | None = None
         self._grace_until = 0.0
 
@@ -28,7 +28,7 @@ class Contact:
         self._last = now
         if gap <= GAP_S:
             return 0.0
-        self._grace_until = now + GRACE_S
+        self._grace_until = now + self._grace_s
         return gap
 
     @property

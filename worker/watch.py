@@ -10,16 +10,13 @@ import structlog
 from control import health
 from control.clients import SyncRedis
 from worker.absence import Absence
+from worker.contact import Contact
 from worker.replica import ReplicaProcesses
 
 log = structlog.get_logger()
 
 STUCK_S = 6.0
 """A rank that still beats in an epoch poisoned this long ago is killed: its own deadman has failed."""
-
-
-GAP_S = 1.0
-"""Between two looks: after a longer one Redis was away or slow, or this agent, and nobody's silence counts yet."""
 STARVED_S = 6.0
 """How long a silent rank is spared whose threads wait for a processor. A step that spins has its own deadline."""
 
@@ -43,8 +40,8 @@ class Watch:
         self._client, self._replica = client, replica
         self._seen: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None
-        self._looked = time.monotonic()
-        self._patient_until = 0.0
+        # After a gap Redis was away or slow, or this agent, and nobody's silence counts yet.
+        self._contact = Contact(grace_s=health.BEAT_LIFE_S)
         self._silent_since: dict[int, float] = {}
         self._absence = Absence()
         self.whole = False
@@ -67,7 +64,8 @@ class Watch:
         leads = beats[0] is not None and beats[0].phase == "ready" and beats[0].epoch == epoch
         missing = len(self._replica.assignment.ranks) - len(self._replica.processes)
         self.whole = leads and not missing and (poison is None or poison.epoch != epoch)
-        self._notice_gap()
+        if self._contact.made():
+            self._absence.forget()
         self._end_absent(epoch, beats)
         if poison is not None and poison.epoch == epoch:
             self._judge(poison, beats)
@@ -81,13 +79,6 @@ class Watch:
             elif beat is None and self._seen.get(pid) == epoch:
                 self._silent(rank, pid, epoch)
 
-    def _notice_gap(self) -> None:
-        """After a pause of Redis or of this process every rank gets the life of a heartbeat to be heard again."""
-        before, self._looked = self._looked, time.monotonic()
-        if self._looked - before > GAP_S:
-            self._patient_until = self._looked + health.BEAT_LIFE_S
-            self._absence.forget()
-
     def _end_absent(self, epoch: int, beats: list[health.Beat | None]) -> None:
         """Kill who hangs where it has no heartbeat in this epoch that could be missed."""
         pids = self._replica.pids()
@@ -99,7 +90,7 @@ class Watch:
         it only waits for a processor."""
         now = time.monotonic()
         since = self._silent_since.setdefault(pid, now)
-        if now < self._patient_until or (now - since < STARVED_S and wants_to_run(pid)):
+        if not self._contact.steady or (now - since < STARVED_S and wants_to_run(pid)):
             return
         del self._silent_since[pid]
         how = f"has not beaten for {health.BEAT_LIFE_S:g} s"

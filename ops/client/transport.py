@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import httpx
 
-from ops.client.exchange import Exchange, Origins, is_durable, is_stream
+from ops.client.exchange import Exchange, Origins, is_durable, is_stream, with_stream
 
 
 class ResumingTransport(httpx.BaseTransport):
@@ -39,9 +39,7 @@ class ResumingTransport(httpx.BaseTransport):
         response = self.open(exchange)
         if is_stream(response):
             stream: httpx.SyncByteStream = _ResumedStream(self, exchange, response)
-            return httpx.Response(
-                response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
-            )
+            return with_stream(response, stream)
         return response
 
     def close(self) -> None:
@@ -65,12 +63,7 @@ class ResumingTransport(httpx.BaseTransport):
                 continue
             pause = exchange.refused(response)
             if pause is None:
-                return httpx.Response(
-                    response.status_code,
-                    headers=response.headers,
-                    stream=httpx.ByteStream(content),
-                    extensions=response.extensions,
-                )
+                return with_stream(response, httpx.ByteStream(content))
             time.sleep(pause)
 
     def leave(self, exchange: Exchange) -> None:

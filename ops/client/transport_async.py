@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import anyio
 import httpx
 
-from ops.client.exchange import Exchange, Origins, is_durable, is_stream
+from ops.client.exchange import Exchange, Origins, is_durable, is_stream, with_stream
 
 
 class AsyncResumingTransport(httpx.AsyncBaseTransport):
@@ -34,9 +34,7 @@ class AsyncResumingTransport(httpx.AsyncBaseTransport):
         response = await self.open(exchange)
         if is_stream(response):
             stream: httpx.AsyncByteStream = _ResumedStream(self, exchange, response)
-            return httpx.Response(
-                response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
-            )
+            return with_stream(response, stream)
         return response
 
     async def aclose(self) -> None:
@@ -60,12 +58,7 @@ class AsyncResumingTransport(httpx.AsyncBaseTransport):
                 continue
             pause = exchange.refused(response)
             if pause is None:
-                return httpx.Response(
-                    response.status_code,
-                    headers=response.headers,
-                    stream=httpx.ByteStream(content),
-                    extensions=response.extensions,
-                )
+                return with_stream(response, httpx.ByteStream(content))
             await anyio.sleep(pause)
 
     async def leave(self, exchange: Exchange) -> None:

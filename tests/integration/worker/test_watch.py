@@ -17,6 +17,7 @@ from control.messages import Assignment, ModelSpec
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from worker import absence
+from worker import contact as contact_module
 from worker import watch as watch_module
 from worker.replica import ReplicaProcesses
 from worker.watch import Watch
@@ -143,7 +144,7 @@ def test_after_a_pause_of_redis_nobody_is_accused_at_once(watched: Watched, monk
     watched.beats(0, 1)
     watched.watch.look()
     watched.hush(1)
-    monkeypatch.setattr(watch_module, "GAP_S", -1.0)
+    monkeypatch.setattr(contact_module, "GAP_S", -1.0)
     watched.watch.look()
     assert watched.killed() == []
     monkeypatch.undo()
@@ -224,7 +225,7 @@ def test_a_pause_in_looking_starts_the_wait_again(watched: Watched, monkeypatch:
     watched.hush(0)
     watched.watch.look()
     monkeypatch.setattr(absence, "LATE_S", 0.0)
-    monkeypatch.setattr(watch_module, "GAP_S", -1.0)
+    monkeypatch.setattr(contact_module, "GAP_S", -1.0)
     watched.watch.look()
     assert watched.killed() == []
 
