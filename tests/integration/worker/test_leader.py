@@ -142,6 +142,13 @@ def test_a_leader_that_drains_finishes_what_it_runs_and_claims_nothing(scene: Le
     assert scene.redis.client.get(scene.redis.keys.lock) is None
 
 
+@pytest.fixture
+def each_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of short steps don't wait for each other."""
+    monkeypatch.setattr(serving_module, "GATHER_S", 0.0)
+
+
+@pytest.mark.usefixtures("each_step_alone")
 def test_a_cancelled_request_stops_within_a_step_and_frees_its_memory(scene: LeaderScene) -> None:
     """Its log ends without a token, and a request that needs all the memory is served."""
     scene.ask("leaves")
