@@ -32,6 +32,8 @@ IDLE_PING_S = 5.0
 OVERLAP_BELOW_S = 0.03
 """Where steps are shorter, Redis is heard while the next one runs. A longer step can afford to wait for Redis, and
 must: a cancel takes effect one step later where the answer comes during one."""
+GATHER_S = 0.008
+"""Where steps are shorter, Redis gets the tokens of several together; first and last tokens don't wait for others."""
 
 
 def met_in_collective(error: GroupError) -> bool:
@@ -60,10 +62,11 @@ class Serving:
         self._exchange, self._progress, self._check, self._siblings = exchange, progress, check, siblings
         self._sampler = StepSampler()
         self._owed = False
-        """Whether the last step's tokens have not been offered to Redis yet."""
-        self.overlap_below_s = OVERLAP_BELOW_S
+        """Whether tokens have not been offered to Redis yet."""
+        self._offered_at = 0.0
+        self.overlap_below_s, self.gather_s = OVERLAP_BELOW_S, GATHER_S
         self.steps = 0
-        """Steps completed: acknowledged by every rank and emitted."""
+        """Exchanges completed: of steps that every rank has acknowledged, and whose tokens Redis has."""
 
     @property
     def trying(self) -> bool:
@@ -150,14 +153,15 @@ class Serving:
 
     def _offer(self) -> None:
         """Let the exchange begin. The next step's command is on its way by now: it must not wait behind this."""
-        if self._owed:
-            self._owed = False
+        now = time.monotonic()
+        if self._owed and (self._roster.urgent or now - self._offered_at >= self.gather_s):
+            self._owed, self._offered_at = False, now
             self._exchange.start(self._roster.offer(), self._roster.claim())
 
     def _deliver(self) -> None:
-        """Offer the last step's tokens and wait for the answer."""
+        """Offer the tokens that are owed and wait for the answer."""
         if self._owed:
-            self._owed = False
+            self._owed, self._offered_at = False, time.monotonic()
             self._heard(self._exchange.deliver(self._roster.offer(), self._roster.claim()))
 
     def _heard(self, answer: tuple[EmitResult, Claims] | None) -> None:

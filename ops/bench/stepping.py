@@ -170,6 +170,7 @@ def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], None],
         roster = Roster(lease, exchange, scheduler, Finisher(lambda ids: ""))
         siblings = Siblings(client, lease)
         serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
+        serving.gather_s = 0.0  # each step's tokens by themselves, as the limits have it
         if not overlap:
             serving.overlap_below_s = 0.0
         for _ in range(rows):
