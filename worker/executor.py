@@ -91,6 +91,11 @@ class Executor:
             if dist.is_initialized():
                 dist.destroy_process_group()
 
+    @property
+    def cuts_caches(self) -> bool:
+        """Whether the model that is loaded lets a sequence begin with the start of another one's cache."""
+        return self._engine is not None and self._engine.store.cuts
+
     def clear(self) -> None:
         """Forget every sequence."""
         if self._engine is not None:
