@@ -1,4 +1,4 @@
-"""Every message of the farm as a tagged struct: commands, replies, requests, log entries, events.
+"""Every message of the farm as a tagged struct: commands, requests, log entries, events; replies.py has the replies.
 
 On the wire a message is one JSON object. Commands and replies are told apart by `op`; the protocol evolves by adding
 ops, never by a version field. Each command is answered by exactly one reply that echoes `epoch` and `seq`.
@@ -9,40 +9,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-
-from control.replies import (
-    AnyReply as AnyReply,
-)
-from control.replies import (
-    Bye as Bye,
-)
-from control.replies import (
-    ErrorReply as ErrorReply,
-)
-from control.replies import (
-    GenerateStepOk as GenerateStepOk,
-)
-from control.replies import (
-    InitOk as InitOk,
-)
-from control.replies import (
-    KvCacheCleared as KvCacheCleared,
-)
-from control.replies import (
-    LoadDenseShardOk as LoadDenseShardOk,
-)
-from control.replies import (
-    NcclSanityResult as NcclSanityResult,
-)
-from control.replies import (
-    Pong as Pong,
-)
-from control.replies import (
-    Reply as Reply,
-)
-from control.replies import (
-    Unloaded as Unloaded,
-)
 
 # --- leader -> rank -------------------------------------------------------------------------------------------------
 
@@ -291,6 +257,5 @@ def encode(message: Any) -> bytes:
 
 
 decode_command = msgspec.json.Decoder(AnyCommand).decode
-decode_reply = msgspec.json.Decoder(AnyReply).decode
 decode_request = msgspec.json.Decoder(GenerationRequest).decode
 decode_event = msgspec.json.Decoder(list[EventRow]).decode

@@ -59,3 +59,5 @@ class ErrorReply(Reply, tag="error", frozen=True):
 AnyReply = (
     Pong | InitOk | NcclSanityResult | LoadDenseShardOk | GenerateStepOk | KvCacheCleared | Unloaded | Bye | ErrorReply
 )
+
+decode_reply = msgspec.json.Decoder(AnyReply).decode

@@ -16,26 +16,28 @@ import torch.distributed as dist
 from control.errors import RankError
 from control.messages import (
     AnyCommand,
-    Bye,
     ClearKvCache,
     Command,
-    ErrorReply,
     GenerateStep,
-    GenerateStepOk,
     GenerateStepWithImages,
     Init,
+    LoadDenseShard,
+    NcclSanityCheck,
+    Ping,
+    Shutdown,
+    UnloadModel,
+)
+from control.replies import (
+    Bye,
+    ErrorReply,
+    GenerateStepOk,
     InitOk,
     KvCacheCleared,
-    LoadDenseShard,
     LoadDenseShardOk,
-    NcclSanityCheck,
     NcclSanityResult,
-    Ping,
     Pong,
     Reply,
-    Shutdown,
     Unloaded,
-    UnloadModel,
 )
 from worker.collective import Collective, ProcessGroupCollective, Solo
 from worker.engine.step import Engine, GoesOn, Sample, StepResult
