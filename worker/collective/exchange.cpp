@@ -5,8 +5,9 @@
 // two slots, for even and odd rounds. What keeps a slot from being overwritten while somebody reads it: round n is
 // written only when everyone has published n - 1, and who has published n - 1 has read all of n - 2.
 //
-// A wait spins, then yields the processor, then sleeps until the peer wakes it. All the while it looks whether this rank
-// is told to leave, and whether a peer has left or died: nobody closes anything when that happens.
+// A wait spins, then yields the processor, then sleeps until the peer wakes it; where somebody else wants the processor
+// it sleeps at once. All the while it looks whether this rank is told to leave, and whether a peer has left or died:
+// nobody closes anything when that happens.
 
 #include <linux/futex.h>
 #include <poll.h>
@@ -24,8 +25,11 @@
 namespace {
 
 constexpr int64_t HEADER_BYTES = 4096;
-constexpr int SPINS = 2000;
+constexpr int SPINS = 1000;
 constexpr int64_t YIELD_NS = 1'000'000;
+constexpr int64_t CONTENDED_SPIN_NS = 150'000;
+constexpr int64_t CONTENDED_YIELD_NS = 20'000;
+constexpr int32_t SHY_WAITS = 256;
 constexpr int64_t LOOK_NS = 1'000'000;
 constexpr int64_t LONGEST_SLEEP_NS = 5'000'000;
 constexpr int64_t STRIPED_FROM_BYTES = 32 * 1024;  // with three ranks and more: below, a second round costs more
@@ -51,6 +55,7 @@ struct Group {  // as in native.py
   int32_t rank, world;
   int32_t culprit;  // whom the outcome is about
   uint32_t round;
+  int32_t shy;  // waits that will sleep at once: others want this processor
 };
 
 Seat& seat(const Group& group, int rank) { return reinterpret_cast<Seat*>(group.base)[rank]; }
@@ -97,11 +102,23 @@ void sleep_on(Seat& seat, uint32_t round, int64_t nanoseconds) {
   seat.sleepers.fetch_sub(1);
 }
 
+// Who spends its share of a contended processor on waiting is not given it when the peer has come. That it is contended
+// shows where spinning or yielding takes much longer than it can by itself.
+void mind_others(Group& group, int64_t begun, int64_t longest) {
+  if (now() - begun > longest) group.shy = SHY_WAITS;
+}
+
 int await(Group& group, int rank, uint32_t round) {
   Seat& peer = seat(group, rank);
-  for (int spin = 0; spin < SPINS; ++spin, relax())
-    if (reached(peer, round)) return DONE;
+  if (reached(peer, round)) return DONE;
   const int64_t begun = now();
+  if (group.shy) {
+    --group.shy;
+  } else {
+    for (int spin = 0; spin < SPINS; ++spin, relax())
+      if (reached(peer, round)) return DONE;
+    mind_others(group, begun, CONTENDED_SPIN_NS);
+  }
   for (int64_t time = begun, looked = begun; !reached(peer, round); time = now()) {
     group.culprit = rank;
     if (group.abort->load(std::memory_order_relaxed)) return ABORTED;
@@ -112,10 +129,12 @@ int await(Group& group, int rank, uint32_t round) {
       if (dead >= 0) return group.culprit = dead, DEAD;
       if (time - begun > group.deadline_ns) return LATE;
     }
-    if (time - begun < YIELD_NS)
-      sched_yield();
-    else
+    if (group.shy || time - begun >= YIELD_NS) {
       sleep_on(peer, round, std::clamp((time - begun) / 16, LOOK_NS, LONGEST_SLEEP_NS));
+    } else {
+      sched_yield();
+      mind_others(group, time, CONTENDED_YIELD_NS);
+    }
   }
   return DONE;
 }

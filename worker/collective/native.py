@@ -33,6 +33,7 @@ class _Group(ctypes.Structure):
         ("world", ctypes.c_int32),
         ("culprit", ctypes.c_int32),
         ("round", ctypes.c_uint32),
+        ("shy", ctypes.c_int32),
     ]
 
 
