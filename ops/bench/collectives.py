@@ -67,7 +67,8 @@ def collectives(ranks: int, repeat: int, pin: bool, json_file: Path | None) -> N
 
 def measure(way: str, ranks: int, repeat: int, pin: bool = False) -> list[Measured]:
     """Every exchange between fresh processes, all in one group."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # imported once for all ranks
     with tempfile.TemporaryDirectory(prefix="furrow-bench-") as scratch:
         ours, theirs = context.Pipe()
         place = f"{scratch}/rendezvous"

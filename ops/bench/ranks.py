@@ -48,7 +48,8 @@ class Ranks:
     """The processes of one group, each with so many threads; `decode` is timed by rank 0."""
 
     def __init__(self, folder: Path, dtype: str, tp: int, threads: int, kv_tokens: int, shared: bool = True) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])  # imported once for all ranks
         self._scratch = tempfile.TemporaryDirectory(prefix="furrow-bench-")
         self._pipes: list[Connection] = []
         self._processes = []
