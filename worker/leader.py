@@ -151,6 +151,7 @@ class Leader:
             self._executor.device,
             progress,
             lease,
+            self._executor.abort.say,
         )
         with pulse:
             group = Group(self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address)

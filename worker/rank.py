@@ -100,6 +100,7 @@ class Rank:
             executor.world_size,
             executor.device,
             progress,
+            at_end=executor.abort.say,
         )
         with pulse:
             while True:

@@ -14,6 +14,8 @@ from control.errors import FurrowError
 VERBS = {
     "load": "Load scenarios through the HTTP API.",
     "decode": "The engine alone, beside transformers' generate.",
+    "collectives": "What an exchange between CPU ranks on one host takes.",
+    "ranks": "A model on several CPU ranks beside the same on one.",
     "control": "What Redis adds to a step.",
     "prefix": "The second turn of a conversation beside its first: the time to the first token.",
     "rolling": "Models reloaded under load: nothing failed, truncated or changed.",
