@@ -13,6 +13,9 @@ from control.errors import FurrowError
 
 VERBS = {
     "load": "Load scenarios through the HTTP API.",
+    "compare": "Furrow beside its peers, on the same weights.",
+    "overhead": "The whole farm beside the bare engine loop, and what a step costs Redis.",
+    "startup": "From `furrow serve` to the first token, phase by phase.",
     "decode": "The engine alone, beside transformers' generate.",
     "control": "What Redis adds to a step.",
     "rolling": "Models reloaded under load: nothing failed, truncated or changed.",
