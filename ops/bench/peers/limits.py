@@ -44,6 +44,11 @@ class Machine:
         """An engine that reads faster than the kernels is the better kernel."""
         self._keep(self.read, row, bytes_per_second)
 
+    def implied_operations(self, weights: str, operations_per_second: float) -> None:
+        """The same for products."""
+        kind = "f32" if BYTES[weights] >= 4 else "bf16" if BYTES[weights] >= 2 else "int8"
+        self._keep(self.multiply, kind, operations_per_second)
+
     @property
     def bandwidth(self) -> float:
         return max(self.read.values())
@@ -90,8 +95,12 @@ class Cost:
 
     def first_token_limit(self, machine: Machine, row: Row, prompt: int) -> float:
         """Seconds from a prompt to its first token; attention's own products are left out, so it is a bit low."""
-        products = 2 * ((self.matrices - self.head) * prompt + self.head)
+        products = self.prompt_operations(prompt)
         return max(products / machine.operations(row.weights), self.matrices * BYTES[row.weights] / machine.bandwidth)
+
+    def prompt_operations(self, prompt: int) -> int:
+        """Of a prompt and its first token: only the last position meets the head."""
+        return 2 * ((self.matrices - self.head) * prompt + self.head)
 
 
 def _readers(device: str, size: int) -> dict[str, Callable[[], Any]]:

@@ -39,12 +39,16 @@ class Comparison:
         return found.decode / self.limit(result, streams) if found else None
 
     def raise_limits(self) -> None:
-        """No limit is below what an engine reads in fact: one stream's rate times the bytes of its steps."""
+        """No limit is below what an engine does in fact: one stream's rate times the bytes of its steps, and the products
+        of a prompt in the time to its first token."""
         context = self.plan.prompt + self.plan.tokens / 2
         for result in self.measured:
             if found := result.median(1):
                 size = self.cost.step_bytes(result.row, self.device, 1, context)
                 self.limits.implied(str(result.row), found.decode * size)
+            for length, milliseconds in result.ttft_ms.items():
+                rate = 1000 * self.cost.prompt_operations(length) / median(milliseconds)
+                self.limits.implied_operations(result.row.weights, rate)
 
     def as_json(self) -> dict[str, Any]:
         plan = {**asdict(self.plan), "rows": [str(row) for row in self.plan.rows]}

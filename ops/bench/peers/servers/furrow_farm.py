@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from contextlib import ExitStack
 
@@ -38,9 +37,7 @@ class FurrowFarm:
         setup = self._setup
         dtype, quant = of_furrow(setup.weights, setup.device)
         gpus = ",".join(f"cuda:{index}" for index in range(setup.tp))
-        # A rank takes its part of the cores by itself, and only fewer where it is told so.
-        few = setup.threads < len(os.sched_getaffinity(0))
-        environment = {"OMP_NUM_THREADS": str(max(1, setup.threads // setup.tp))} if few else {}
+        environment = {"OMP_NUM_THREADS": str(max(1, setup.threads // setup.tp))}
         try:
             spec = build_spec(
                 str(setup.folder),

@@ -71,6 +71,8 @@ def test_an_engine_that_reads_faster_raises_the_limit(comparison: Comparison) ->
     comparison.raise_limits()
     assert comparison.share(comparison.results.rows[FARM], 1) == pytest.approx(1)
     assert comparison.limits.bandwidth == pytest.approx(12 * 4400)
+    fastest = 2 * (600 * 512 + 400) / 0.2
+    assert comparison.limits.operations("f32") == pytest.approx(max(1e6, fastest))
 
 
 def test_the_machine_is_measured_and_the_best_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
