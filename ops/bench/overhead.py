@@ -90,11 +90,13 @@ def beside(
         asked = _prompts(f"{turn} {count}", count, prompt, vocabulary)
         length = tokens if turn else WARM_UP_TOKENS
         bare = _run(loop, asked, length)
-        before = farm.books() if turn else {}
+        # Steps are known once they have settled; what Redis does meanwhile is not counted.
+        steps, before = farm.steps(), farm.traffic()
         whole = _run(farm, asked, length)
+        after = farm.traffic()
         if turn:
             pairs.append((figures(whole, True), figures(bare, True)))
-            spent.append({name: value - before[name] for name, value in farm.books().items()})
+            spent.append({**{name: after[name] - before[name] for name in after}, "steps": farm.steps() - steps})
     ratio = median([farm_did.decode / loop_did.decode for farm_did, loop_did in pairs])
     rates = [median([pair[side].decode for pair in pairs]) for side in (0, 1)]
     click.echo(f"{count} streams: farm {rates[0]:.1f} tok/s, bare loop {rates[1]:.1f} tok/s")

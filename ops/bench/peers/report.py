@@ -39,8 +39,8 @@ class Comparison:
         return found.decode / self.limit(result, streams) if found else None
 
     def raise_limits(self) -> None:
-        """No limit is below what an engine does in fact: one stream's rate times the bytes of its steps, and the products
-        of a prompt in the time to its first token."""
+        """No limit is below what an engine does in fact: one stream's rate times the bytes of its steps, and a prompt's
+        products in the time to its first token."""
         context = self.plan.prompt + self.plan.tokens / 2
         for result in self.measured:
             if found := result.median(1):

@@ -49,8 +49,8 @@ def test_furrow_beside_generate(tmp_path: Path) -> None:
 
 def test_the_farm_beside_the_bare_loop(tmp_path: Path) -> None:
     """Both are measured, with what Redis was asked; the verdict is the exit status."""
-    sizes = ["--streams", "2", "--prompt", "8", "--tokens", "16", "--rounds", "1"]
+    sizes = ["--streams", "1", "--prompt", "8", "--tokens", "16", "--rounds", "1"]
     found = CliRunner().invoke(overhead, ["--shape", "tiny", "--models", str(tmp_path), *sizes])
-    assert "2 streams: farm / bare loop" in found.output, found.output
+    assert "1 streams: farm / bare loop" in found.output, found.output
     assert "commands sent" in found.output
     assert found.exit_code == (1 if "MISSED" in found.output else 0)

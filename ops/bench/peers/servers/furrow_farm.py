@@ -68,11 +68,16 @@ class FurrowFarm:
         """As Engine's."""
         self._stack.close()
 
-    def books(self) -> dict[str, float]:
-        """What Redis has done so far, and the leader's `steps`; waits until the farm is at rest."""
+    def traffic(self) -> dict[str, float]:
+        """What Redis has been asked so far."""
         with connect(self._redis_url) as client:
-            steps = -1
-            while (now := health.overview(client, MODEL).replicas[0].seq) != steps:
-                steps = now
+            return traffic(client)
+
+    def steps(self) -> int:
+        """How many the leader has done in this epoch; waits until no more come."""
+        with connect(self._redis_url) as client:
+            before = -1
+            while (now := health.overview(client, MODEL).replicas[0].seq) != before:
+                before = now
                 time.sleep(SETTLED_S)
-            return {**traffic(client), "steps": steps}
+            return now
