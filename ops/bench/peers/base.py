@@ -64,6 +64,10 @@ class Setup:
         """The context of an engine that divides it evenly between its streams, in steps of 256."""
         return self.streams * -(-(self.context + 1) // 256) * 256
 
+    def blocks(self, page: int) -> int:
+        """Of a paged KV memory: one more for each stream's last, unfilled page, and one to spare."""
+        return -(-self.kv_tokens // page) + self.streams + 1
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"folder": str(self.folder), "gguf": str(self.gguf) if self.gguf else None}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from ops.bench.peers.report import Comparison
+from ops.bench.peers.report import Comparison, counted
 
 WIDTH, LABEL, BAR, GAP, TITLE = 760, 210, 16, 5, 30
 VALUE = 110
@@ -21,7 +21,7 @@ def chart(comparison: Comparison) -> str:
         if not found:
             continue
         y += TITLE
-        parts.append(_text(0, y - 10, f"{streams} streams: tokens per second", bold=True))
+        parts.append(_text(0, y - 10, f"{counted(streams)}: tokens per second", bold=True))
         scale = (WIDTH - LABEL - VALUE) / max(one.decode for _, one in found)
         for result, one in found:
             colour = OURS if result.row.engine.startswith("furrow") else THEIRS

@@ -67,7 +67,8 @@ def table(comparison: Comparison) -> str:
     plan, found = comparison.plan, comparison.measured
     lines = [_limits(comparison.limits), ""]
     for streams in plan.streams:
-        lines += [f"{streams} streams, prompt {plan.prompt}, {plan.tokens} new tokens; medians of {plan.rounds} rounds"]
+        title = f"{counted(streams)}, prompt {plan.prompt}, {plan.tokens} new tokens"
+        lines += [f"{title}; medians of {plan.rounds} rounds" if plan.rounds > 1 else f"{title}; one round"]
         lines += [_row("", "decode tok/s", "limit", "share", "whole tok/s", "ttft ms", "gap p50", "p99", "1st / it")]
         lines += [_rates(comparison, result, streams) for result in found if streams in result.runs] + [""]
     lines += [_row("", *(f"{length}: ms (limit)" for length in plan.ttft), "start s", "MiB", "equal")]
@@ -77,6 +78,11 @@ def table(comparison: Comparison) -> str:
             if why:
                 lines.append(f"  {word} {result.row}: {why}")
     return "\n".join(lines)
+
+
+def counted(streams: int) -> str:
+    """So many, in words."""
+    return f"{streams} stream{'s' if streams > 1 else ''}"
 
 
 def _limits(limits: Machine) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -18,9 +17,8 @@ class Batching:
     """A model and a manager that stays between runs."""
 
     def __init__(self, setup: Setup) -> None:
-        pages = ContinuousBatchingConfig().page_size
-        # Its own default takes most of the memory that there is; a page more for each stream's last, unfilled one.
-        blocks = math.ceil(setup.kv_tokens / pages) + setup.streams + 1
+        # Its own default takes most of the memory that there is.
+        blocks = setup.blocks(ContinuousBatchingConfig().page_size)
         config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._manager = load_model(setup).init_continuous_batching(
             generation_config=config, continuous_batching_config=ContinuousBatchingConfig(num_blocks=blocks)

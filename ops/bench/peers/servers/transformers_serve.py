@@ -12,6 +12,9 @@ from ops.bench.peers.weights import of_transformers
 _START = "import sys; from transformers.cli.transformers import main; sys.exit(main())"
 """What the `transformers` script does, wherever that is."""
 
+PAGE = 256
+"""Tokens of a page of its KV memory, by default."""
+
 
 class TransformersServe(Served):
     """The server of the transformers package of `python`."""
@@ -30,7 +33,9 @@ class TransformersServe(Served):
         setup = self._setup
         command = [self._python, "-c", _START, "serve", str(setup.folder), "--host", "127.0.0.1", "--port", str(port)]
         command += ["--dtype", of_transformers(setup.weights), "--device", setup.device]
-        return [*command, "--continuous-batching"] if self._batching else command
+        if self._batching:  # its own default takes most of the memory that there is
+            command += ["--continuous-batching", "--cb-num-blocks", str(setup.blocks(PAGE))]
+        return command
 
     def fields(self) -> dict[str, Any]:
         """As Served's."""
