@@ -14,7 +14,7 @@ from control.errors import FurrowError
 VERBS = {
     "load": "Load scenarios through the HTTP API.",
     "compare": "Furrow beside its peers, on the same weights.",
-    "overhead": "The whole farm beside the bare engine loop, and what a step costs Redis.",
+    "overhead": "The whole farm beside the bare engine loop, and what it asks of Redis.",
     "startup": "From `furrow serve` to the first token, phase by phase.",
     "decode": "The engine alone, beside transformers' generate.",
     "control": "What Redis adds to a step.",

@@ -90,17 +90,19 @@ def beside(
         asked = _prompts(f"{turn} {count}", count, prompt, vocabulary)
         length = tokens if turn else WARM_UP_TOKENS
         bare = _run(loop, asked, length)
-        # Steps are known once they have settled; what Redis does meanwhile is not counted.
-        steps, before = farm.steps(), farm.traffic()
+        # Commands are known once the farm is at rest; what Redis does until then is not counted.
+        given, before = farm.commands(), farm.traffic()
         whole = _run(farm, asked, length)
         after = farm.traffic()
         if turn:
             pairs.append((figures(whole, True), figures(bare, True)))
-            spent.append({**{name: after[name] - before[name] for name in after}, "steps": farm.steps() - steps})
+            spent.append({**{name: after[name] - before[name] for name in after}, "given": farm.commands() - given})
     ratio = median([farm_did.decode / loop_did.decode for farm_did, loop_did in pairs])
     rates = [median([pair[side].decode for pair in pairs]) for side in (0, 1)]
     click.echo(f"{count} streams: farm {rates[0]:.1f} tok/s, bare loop {rates[1]:.1f} tok/s")
-    click.echo(f"  Redis, {_per(spent, 'steps', 1)} a step; {_per(spent, None, count * tokens)} a token")
+    click.echo(
+        f"  Redis, {_per(spent, 'given', 1)} a command of the leader; {_per(spent, None, count * tokens)} a token"
+    )
     return Figure(f"{count} streams: farm / bare loop", ratio, LEAST, at_least=True)
 
 
@@ -116,10 +118,10 @@ def _run(engine: Engine, prompts: list[list[int]], tokens: int) -> list[Stream]:
 
 
 def _per(spent: list[dict[str, float]], unit: str | None, count: int) -> str:
-    """Medians over rounds of what was sent and moved, per step or per token. Raises Failed where no step was told."""
+    """Medians over rounds of what was sent and moved, per `unit` or by `count`. Raises Failed where there was none."""
     totals = [one[unit] if unit else count for one in spent]
     if not all(totals):
-        raise Failed("the leader told of no step")
+        raise Failed("the leader told of no command")
     sent, commands, moved = (
         median([sum(one[name] for name in names) / total for one, total in zip(spent, totals, strict=True)])
         for names in (("sent",), ("all",), ("in", "out"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import torch
 
@@ -55,7 +56,7 @@ class FurrowLoop:
             rows = [scheduler.sequence(sid) for sid in plan.sampled]
             self._seq += 1
             command = plan.command(MODEL, epoch=1, seq=self._seq)
-            result = self._executor.run_step(command, sampler.bind(rows))
+            result = self._executor.run_step(command, partial(sampler.sample, rows))
             if sampler.failures:
                 raise Failed("; ".join(sampler.failures.values()))
             sampled = dict(zip(result.sids, result.tokens, strict=True))

@@ -19,7 +19,7 @@ from ops.bench.redis_traffic import traffic
 
 MODEL = "bench"
 SETTLED_S = 1.2
-"""Heartbeats, which tell the steps, come more often than that."""
+"""Heartbeats, which tell the last command, come more often than that."""
 
 
 class FurrowFarm:
@@ -73,8 +73,8 @@ class FurrowFarm:
         with connect(self._redis_url) as client:
             return traffic(client)
 
-    def steps(self) -> int:
-        """How many the leader has done in this epoch; waits until no more come."""
+    def commands(self) -> int:
+        """How many the leader has given in this epoch, each of one forward or several; waits until no more come."""
         with connect(self._redis_url) as client:
             before = -1
             while (now := health.overview(client, MODEL).replicas[0].seq) != before:
