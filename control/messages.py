@@ -102,6 +102,8 @@ class GenerateStep(Command, tag="generate_step", frozen=True):
     `paused` are sequences that sit this step out, KV kept. `kept` have ended; their KV stays until they are in `left`,
     because others may begin with it: `prefixes` says who does, before anybody leaves. The row of such a sequence has
     the prefix's count as its offset. A donor in `left` hands its KV over, cut to the last prefix that is taken of it.
+    With `repeat`, rank 0's broadcast ends with 1 or 0: after a 1 every sequence that was sampled decodes once more,
+    without another command.
     """
 
     model_id: str
@@ -113,6 +115,7 @@ class GenerateStep(Command, tag="generate_step", frozen=True):
     paused: list[int] = []
     kept: list[int] = []
     prefixes: list[Prefix] = []
+    repeat: bool = False
 
 
 class GenerateStepWithImages(GenerateStep, tag="generate_step_with_images", frozen=True, kw_only=True):

@@ -50,6 +50,11 @@ class KVAccount:
             self.used += more
         return True
 
+    def can_grow(self, tokens: dict[int, int]) -> bool:
+        """Whether `reserve` would succeed for all of these, one after the other."""
+        more = sum(max(0, self.rounded(count) - self._held.get(sid, 0)) for sid, count in tokens.items())
+        return more <= self.capacity - self.used
+
     def keep(self, sid: int) -> None:
         """What `sid` holds can be let go from now on."""
         self._kept.add(sid)
