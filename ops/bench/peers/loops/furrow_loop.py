@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 
-from control.messages import ErrorReply, LoadDenseShard, Sampling
+from control.messages import LoadDenseShard, Sampling
+from control.replies import ErrorReply
 from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.weights import of_furrow
 from worker.executor import Executor
