@@ -14,6 +14,7 @@ from control.errors import FurrowError
 VERBS = {
     "load": "Load scenarios through the HTTP API.",
     "decode": "The engine alone, beside transformers' generate.",
+    "linears": "Every kernel for a linear layer, beside each other.",
     "control": "What Redis adds to a step.",
     "rolling": "Models reloaded under load: nothing failed, truncated or changed.",
     "recovery": "Ranks killed under load: the time to the next token.",

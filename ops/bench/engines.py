@@ -32,10 +32,10 @@ class Decoded:
 class Furrow:
     """The engine and sampler as a leader uses them, without Redis."""
 
-    def __init__(self, folder: Path, dtype: str, device: str, kv_tokens: int) -> None:
+    def __init__(self, folder: Path, dtype: str, device: str, kv_tokens: int, quant: str | None = None) -> None:
         config = json.loads((folder / "config.json").read_text())
         files = ModelFiles(config=config, weights=sorted(folder.glob("*.safetensors")), folder=folder)
-        model = load(files, collective=Solo(), dtype=dtype, device=device)
+        model = load(files, collective=Solo(), dtype=dtype, quant=quant, device=device)
         self._engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), Solo())
         self._device = device
         self._next = 0

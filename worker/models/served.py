@@ -21,8 +21,10 @@ class ServedModel:
         self._module, self._link = module, link
         self.cache_layout, self.vocab_size = cache_layout, vocab_size
         self.dtype, self.device = cache_layout.dtype, cache_layout.device
-        # A tied head and embedding are one parameter and counted once.
-        self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters())
+        # A tied head and embedding are one parameter and counted once; packed weights are no parameters.
+        self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters()) + sum(
+            getattr(part, "packed_bytes", 0) for part in module.modules()
+        )
 
     @property
     def collective(self) -> Collective:

@@ -1,0 +1,35 @@
+"""Which linear layer holds a model's weights, by what was asked for and what the machine can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from control.errors import SettingsError
+from worker.quant.dense import DenseLinear, stacked
+from worker.quant.half import HalfLinear
+from worker.quant.int8 import Int8Linear
+from worker.quant.prepacked import PrepackedLinear
+
+Pack = Callable[[list[Tensor], Tensor | None], nn.Module]
+"""(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
+
+PACKED: dict[str, type[HalfLinear | Int8Linear]] = {"f16": HalfLinear, "int8": Int8Linear}
+
+
+def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Pack:
+    """How linear layers are kept. Raises SettingsError where this torch has no kernels for `quant`."""
+    if quant is not None:
+        if "fbgemm" not in torch.backends.quantized.supported_engines:
+            raise SettingsError(f"--quant {quant} needs an x86 processor with AVX2; leave it out on this host")
+        layer = PACKED[quant]
+        return lambda parts, bias: layer(_joined(parts), bias)
+    if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
+        return lambda parts, bias: PrepackedLinear(_joined(parts), bias)
+    return lambda parts, bias: DenseLinear(stacked(parts, dtype, device), bias)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
