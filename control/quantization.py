@@ -17,8 +17,10 @@ def check_quant(quant: str | None, dtype: str, devices: Sequence[str]) -> None:
         raise SettingsError(f"--quant {quant} is unknown: use {' or '.join(QUANTS)}, or leave it out")
     if dtype not in ("auto", "float32"):
         raise SettingsError(
-            f"--quant {quant} computes in float32, which --dtype {dtype} is not: use --dtype float32, or leave --quant out"
+            f"--quant {quant} computes in float32, not in --dtype {dtype}: use --dtype float32, or leave --quant out"
         )
     for device in devices:
         if not device.startswith("cpu"):
-            raise SettingsError(f"--quant {quant} is for CPUs, not for {device}: use --devices cpu, or leave --quant out")
+            raise SettingsError(
+                f"--quant {quant} is for CPUs, not for {device}: use --devices cpu, or leave --quant out"
+            )

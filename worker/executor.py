@@ -146,9 +146,7 @@ class Executor:
         if self._model is None:
             try:
                 files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
-                model = load(
-                    files, collective=collective, dtype=command.dtype, quant=command.quant, device=self.device
-                )
+                model = load(files, collective=collective, dtype=command.dtype, quant=command.quant, device=self.device)
                 layout = model.cache_layout
                 store = SlabStore(layout, command.kv_tokens or tokens_that_fit(self._free_bytes(), layout))
             except Exception as error:

@@ -150,7 +150,9 @@ def list_models(redis_url: str | None) -> None:
     client = connect_to_farm(redis_url)
     overviews = health.overviews(client)
     weights = {spec.name: spec.quant or spec.dtype for spec in catalog.list_specs(client)}
-    rows = [("MODEL", "REPLICA", "STATE", "REVISION", "WEIGHTS", "HOST", "DEVICES", "EPOCH", "STEP", "QUEUED", "DETAIL")]
+    rows = [
+        ("MODEL", "REPLICA", "STATE", "REVISION", "WEIGHTS", "HOST", "DEVICES", "EPOCH", "STEP", "QUEUED", "DETAIL")
+    ]
     for overview in overviews:
         for replica in overview.replicas:
             rows.append(

@@ -43,7 +43,7 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--quant",
                 metavar="[int8|f16]",
-                help="Pack the weights of any checkpoint in 8 or 16 bits, on CPUs (which it chooses where --devices is silent).",
+                help="Pack the weights in 8 or 16 bits, on CPUs (chosen where --devices is silent).",
             ),
         ]
     ):

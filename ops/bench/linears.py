@@ -104,7 +104,9 @@ def layers_of(shape: dict[str, Any]) -> list[Layer]:
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-0.6b", show_default=True)
 @click.option("--rows", "counts", type=click.IntRange(1), multiple=True, default=(1, 8, 64, 512), show_default=True)
 @click.option("--kernel", "names", type=click.Choice([one.name for one in KERNELS]), multiple=True, help="Only these.")
-@click.option("--passes", type=click.IntRange(1), default=5, show_default=True, help="Measured passes over the weights.")
+@click.option(
+    "--passes", type=click.IntRange(1), default=5, show_default=True, help="Measured passes over the weights."
+)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads [default: torch's choice].")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures here."

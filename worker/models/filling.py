@@ -12,14 +12,14 @@ from worker.models import experts, fusing, parallel
 from worker.models.checkpoint import Checkpoint
 from worker.models.families import Family
 from worker.models.sharding import ShardPlan, padded_share
-from worker.quant.dense import stacked
+from worker.quant.dense import DenseLinear, stacked
 from worker.quant.embedding import HalfEmbedding
-from worker.quant.packing import Pack
+from worker.quant.packing import Packing
 
 
 @dataclass(frozen=True)
 class Filler:
-    """`pack` makes the linear layers; with `quantized` the embedding's rows are kept in 16 bits."""
+    """What it is filled from, and `packing`, which makes the linear layers."""
 
     model: Any
     checkpoint: Checkpoint
@@ -28,8 +28,7 @@ class Filler:
     dtype: torch.dtype
     device: torch.device
     link: parallel.Link
-    pack: Pack
-    quantized: bool
+    packing: Packing
 
     def fill(self) -> None:
         """Replace every linear layer, and every other meta parameter by what this rank keeps of it."""
@@ -56,32 +55,30 @@ class Filler:
         widths = [weight.shape[0] for weight in weights]
         if self.plan.world_size > 1 and self.plan.role(names[0]) == "rowwise":
             fusing.install(
-                self.model, group, parallel.RowParallelLinear(self.pack(weights, None), bias, self.link), widths
+                self.model, group, parallel.RowParallelLinear(self.packing.pack(weights, None), bias, self.link), widths
             )
         else:
-            fusing.install(self.model, group, self.pack(weights, bias), widths)
+            fusing.install(self.model, group, self.packing.pack(weights, bias), widths)
 
     def _fill_vocabulary(self) -> None:
         model, tied = self.model, bool(self.model.config.tie_word_embeddings)
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         name_of = {module: name for name, module in model.named_modules()}
-        vocabulary: int = embedding.weight.shape[0]
-        table = f"{name_of[embedding]}.weight"
-        shares_memory = tied and not self.quantized
-        if not shares_memory:
-            weight = self._vocabulary(table if tied else f"{name_of[head]}.weight", vocabulary)
-            bias = None if head.bias is None else self._vocabulary(f"{name_of[head]}.bias", vocabulary)
-            packed = self.pack([weight], None if bias is None else stacked([bias], self.dtype, self.device))
-            model.set_output_embeddings(packed)
-        rows = self._vocabulary(table, vocabulary)
-        if self.quantized:
-            model.set_input_embeddings(HalfEmbedding(embedding, rows))
+        table = self._vocabulary(f"{name_of[embedding]}.weight", embedding)
+        apart = self.packing.keeps_stored_rows(table)
+        bias = None
+        if head.bias is not None:
+            bias = stacked([self._vocabulary(f"{name_of[head]}.bias", head)], self.dtype, self.device)
+        if tied and not apart:
+            embedding.weight = self._parameter(table)
+            model.set_output_embeddings(DenseLinear(embedding.weight, bias))
+            return
+        scores = table if tied else self._vocabulary(f"{name_of[head]}.weight", head)
+        model.set_output_embeddings(self.packing.pack([scores], bias))
+        if apart:
+            model.set_input_embeddings(HalfEmbedding(embedding, table))
         else:
-            embedding.weight = self._parameter(rows)
-        if shares_memory:
-            head.weight = embedding.weight
-            if head.bias is not None:
-                head.bias = self._parameter(self._vocabulary(f"{name_of[head]}.bias", vocabulary))
+            embedding.weight = self._parameter(table)
 
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Tensor:
         """What this rank keeps of a parameter, as stored."""
@@ -96,9 +93,9 @@ class Filler:
             return self.checkpoint.read(name, 1, [self.plan.interval(module, parameter.shape[1])])
         return self.checkpoint.read(name)
 
-    def _vocabulary(self, name: str, size: int) -> Tensor:
-        """The rank's rows, padded with zeros to the width that all ranks share."""
-        start, stop, width = padded_share(size, self.plan.rank, self.plan.world_size)
+    def _vocabulary(self, name: str, module: Any) -> Tensor:
+        """The rank's rows as stored, padded with zeros to the width that all ranks share."""
+        start, stop, width = padded_share(module.weight.shape[0], self.plan.rank, self.plan.world_size)
         rows = self.checkpoint.read(name, 0, [(start, stop)])
         missing = width - rows.shape[0]
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows

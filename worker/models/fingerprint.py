@@ -14,7 +14,7 @@ SAMPLES, SAMPLE_BYTES = 8, 32
 
 
 def fingerprint(files: ModelFiles, dtype: str, quant: str | None = None) -> str:
-    """16 hexadecimal digits of the configuration, the type of numbers, how they are packed, and samples of every tensor.
+    """16 hexadecimal digits of the configuration, the type of numbers, their packing, and samples of every tensor.
 
     Training, merging or quantizing changes nearly every tensor nearly everywhere, so the samples tell; two files that
     differ only between the samples are taken for the same. Raises OSError where a file went away.

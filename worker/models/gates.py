@@ -18,8 +18,8 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
     family = family_of(config)
     if quant is not None and family.experts is not None:
         raise UnsupportedArchitecture(
-            f"Model type '{config['model_type']}' keeps most of its weights in experts, which --quant {quant} can't pack "
-            "yet. Leave --quant out."
+            f"Model type '{config['model_type']}' keeps most of its weights in experts, which --quant {quant} can't "
+            "pack yet. Leave --quant out."
         )
     if tp < 1:
         raise UnsupportedArchitecture(f"Tensor parallelism must be at least 1, not {tp}.")

@@ -43,10 +43,10 @@ def load(
     chosen = resolve_dtype(dtype, where, config)
     model = skeleton(config, chosen, where)
     plan = ShardPlan.of_config(config, gates.kv_heads(files.config), collective.rank, collective.world_size)
-    link, pack = parallel.Link(collective), packing(quant, chosen, where)
+    link = parallel.Link(collective)
     with Checkpoint(files.weights) as checkpoint:
-        family = gates.family_of(files.config)
-        Filler(model, checkpoint, plan, family, chosen, where, link, pack, quantized=quant is not None).fill()
+        family, kept = gates.family_of(files.config), packing(quant, chosen, where)
+        Filler(model, checkpoint, plan, family, chosen, where, link, kept).fill()
     return ServedModel(model, link, _cache_layout(config, plan, chosen, where), config.vocab_size)
 
 

@@ -12,7 +12,8 @@ class DenseLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        # A parameter stays the same one: a tied head shares the embedding's.
+        self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -20,9 +21,9 @@ class DenseLinear(nn.Module):
 
 
 def stacked(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The parts (rows, …) one under the other. Always a copy: what safetensors returns may be the mapped file, at an odd
-    address. Products would be slower, their last bits would depend on the file's header, and a file changed in place
-    would be read.
+    """The parts (rows, …) one under the other. Always a copy: what safetensors returns may be the mapped file, at an
+    odd address. Products would be slower, their last bits would depend on the file's header, and a file changed in
+    place would be read.
     """
     rows = sum(part.shape[0] for part in parts)
     kept = torch.empty(rows, *parts[0].shape[1:], dtype=dtype, device=device)

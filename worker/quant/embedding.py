@@ -1,4 +1,4 @@
-"""The embedding table of a quantized model: its rows in 16 bits."""
+"""An embedding table apart from a packed head: its rows in 16 bits."""
 
 from __future__ import annotations
 

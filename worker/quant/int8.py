@@ -24,8 +24,8 @@ SMALLEST = torch.finfo(torch.float32).tiny
 class Int8Linear(nn.Module):
     """y ≈ x · Wᵀ + b. x (…, inputs) → y (…, outputs), both float32.
 
-    Sums are exact integers, so a row's result is the same, bit for bit, in any company. A row that holds NaN or infinity
-    gives NaN or infinity, and no other row does.
+    Sums are exact integers, so a row's result is the same, bit for bit, in any company. A row that holds NaN or
+    infinity gives NaN or infinity, and no other row does.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, levels: int | None = None) -> None:
@@ -52,7 +52,7 @@ def pack(weight: Tensor, levels: int, rows: int = 8192) -> torch.ScriptObject:
         part = weight[start : start + rows].float()
         scale = (part.abs().amax(dim=1) / levels).clamp_(min=SMALLEST)
         scales[start : start + rows] = scale
-        integers[start : start + rows] = part.div_(scale.unsqueeze(1)).round_()
+        integers[start : start + rows] = (part / scale.unsqueeze(1)).round_()
     zeros = torch.zeros(weight.shape[0], dtype=torch.int64)
     with warnings.catch_warnings():
         # torch means to drop quantized tensors one day; fbgemm's packed matrix is made from nothing else.
@@ -65,8 +65,8 @@ def pack(weight: Tensor, levels: int, rows: int = 8192) -> torch.ScriptObject:
 def weight_levels() -> int:
     """127 where the processor sums products in 32 bits, 63 where it goes through 16 bits, which would overflow.
 
-    Without VNNI two products are added in 16 bits: 2 · 255 · 127 does not fit, 2 · 255 · 63 does. The kernel itself is asked
-    rather than the processor's flags, as it may have been told not to use them.
+    Without VNNI two products are added in 16 bits: 2 · 255 · 127 does not fit, 2 · 255 · 63 does. The kernel itself is
+    asked rather than the processor's flags, as it may have been told not to use them.
     """
     ones = torch.ones(1, 64)
     packed = pack(torch.ones(16, 64), 127)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +20,32 @@ Pack = Callable[[list[Tensor], Tensor | None], nn.Module]
 PACKED: dict[str, type[HalfLinear | Int8Linear]] = {"f16": HalfLinear, "int8": Int8Linear}
 
 
-def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Pack:
+@dataclass(frozen=True)
+class Packing:
+    """How a model's linear layers are kept: made by `pack`, in an order of their own where `packed`."""
+
+    pack: Pack
+    packed: bool
+    quantized: bool
+
+    def keeps_stored_rows(self, table: Tensor) -> bool:
+        """Whether an embedding stays apart from the head, in 16 bits: it is exact where it is stored so.
+
+        A packed head can't be looked up in; beside one in float32, a table stored in float32 would be memory twice.
+        """
+        return self.quantized or (self.packed and table.dtype in (torch.float16, torch.bfloat16))
+
+
+def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Packing:
     """How linear layers are kept. Raises SettingsError where this torch has no kernels for `quant`."""
     if quant is not None:
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             raise SettingsError(f"--quant {quant} needs an x86 processor with AVX2; leave it out on this host")
         layer = PACKED[quant]
-        return lambda parts, bias: layer(_joined(parts), bias)
+        return Packing(lambda parts, bias: layer(_joined(parts), bias), packed=True, quantized=True)
     if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
-        return lambda parts, bias: PrepackedLinear(_joined(parts), bias)
-    return lambda parts, bias: DenseLinear(stacked(parts, dtype, device), bias)
+        return Packing(lambda parts, bias: PrepackedLinear(_joined(parts), bias), packed=True, quantized=False)
+    return Packing(lambda parts, bias: DenseLinear(stacked(parts, dtype, device), bias), packed=False, quantized=False)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -14,7 +14,9 @@ class PrepackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.float().contiguous(), None)
+        # Laid out for one row: of the layouts it is the only one that no other kernel beats there, and it is also ahead
+        # of the plain product for more rows.
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.float().contiguous(), 1)
         self.packed_bytes = 4 * weight.numel()
 
     def forward(self, inputs: Tensor) -> Tensor:

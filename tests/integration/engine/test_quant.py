@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
+from transformers import AutoModelForCausalLM
 
 from control.errors import SettingsError, UnsupportedArchitecture
 from ops.demo import MODEL_DIR
 from ops.demo.batches import conversation_pieces
 from ops.demo.tasks import held_out
+from tests import models
 from tests.integration.engine.ranks import RankGroup, play
 from tests.integration.engine.script import Job, write
 from worker.collective import Solo
@@ -24,12 +27,30 @@ from worker.kv.slabs import SlabStore
 from worker.models.families import FAMILIES
 from worker.models.loading import load
 from worker.models.served import ServedModel
+from worker.quant import int8
 
 Checkpoint = Callable[[str], Path]
 
 DENSE = sorted(name for name, family in FAMILIES.items() if family.experts is None)
 QUANTS = ["f16", "int8"]
 JOBS = [Job(1, list(range(20)), 8, 10), Job(2, list(range(40, 45)), 8, 10, start=3)]
+
+
+@pytest.fixture(scope="session")
+def tame(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A family's random checkpoint with weights of a trained model's scale (0.02 at a width of 1,024).
+
+    Those of the parity tests are far larger, and make another answer of any rounding.
+    """
+    made: dict[str, Path] = {}
+
+    def of(family: str) -> Path:
+        if family not in made:
+            folder = tmp_path_factory.mktemp(f"tame-{family}")
+            made[family] = models.make(family, folder, initializer_range=0.05, norm_noise=0.1)
+        return made[family]
+
+    return of
 
 
 def logits_of(model: ServedModel, prompts: list[list[int]]) -> Tensor:
@@ -46,19 +67,36 @@ def prompts(count: int, length: int) -> list[list[int]]:
     return torch.randint(0, 128, (count, length), generator=generator).tolist()
 
 
-@pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.parametrize("quant", [*QUANTS, "int8 in 7 bits"])
 @pytest.mark.parametrize("family", DENSE)
-def test_logits_point_the_same_way(family: str, quant: str, checkpoint: Checkpoint) -> None:
-    """The cosine between packed and float32 logits is at least 0.999 in each family."""
-    folder, asked = checkpoint(family), prompts(4, 24)
+def test_logits_point_the_same_way(family: str, quant: str, tame: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cosine between packed and float32 logits is at least 0.999 in each family, and 0.998 with 7-bit weights."""
+    folder, asked = tame(family), prompts(4, 24)
+    if quant == "int8 in 7 bits":
+        monkeypatch.setattr(int8, "weight_levels", lambda: 63)
     exact = logits_of(load(folder, collective=Solo(), dtype="float32"), asked)
-    packed = logits_of(load(folder, collective=Solo(), quant=quant), asked)
-    assert functional.cosine_similarity(exact, packed, dim=-1).mean() >= 0.999
+    packed = logits_of(load(folder, collective=Solo(), quant=quant.split()[0]), asked)
+    cosine = functional.cosine_similarity(exact, packed, dim=-1).mean()
+    assert cosine >= (0.998 if int8.weight_levels() == 63 and quant != "f16" else 0.999)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "llama"])
+def test_float32_from_sixteen_bits(family: str, tmp_path: Path) -> None:
+    """Float32 logits of a bfloat16 checkpoint, whose embedding stays in 16 bits, are those of transformers."""
+    folder, asked = models.make(family, tmp_path), prompts(1, 24)
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    attention = {"attn_implementation": "eager"} if family == "gemma2" else {}
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **attention)
+    with torch.no_grad():
+        expected = reference(torch.tensor(asked)).logits[0]
+    model = load(folder, collective=Solo())
+    assert (logits_of(model, asked) - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("quant", QUANTS)
 def test_perplexity_of_held_out_text(quant: str) -> None:
-    """The demonstration model's perplexity on conversations that it was not trained on moves by less than one percent."""
+    """The demonstration model's perplexity on conversations that it never saw moves by less than one percent."""
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
     texts = ["".join(text for text, _ in conversation_pieces(one)) for one in held_out(seed=5, per_task=8)]
     asked = [tokenizer.encode(text).ids[:256] for text in texts]
@@ -82,15 +120,15 @@ def test_perplexity_of_held_out_text(quant: str) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("quant", QUANTS)
 @pytest.mark.parametrize("family", ["qwen2", "starcoder2", "gemma2"])
-def test_two_ranks_are_as_near(family: str, quant: str, checkpoint: Checkpoint, ranks: RankGroup) -> None:
+def test_two_ranks_are_as_near(family: str, quant: str, tame: Checkpoint, ranks: RankGroup) -> None:
     """Two ranks, with biases, a tied head and scaled embeddings, give the logits of one to the packing's precision."""
-    folder = checkpoint(family)
+    folder = tame(family)
     alone = load(folder, collective=Solo(), quant=quant)
     expected = play(Engine(alone, SlabStore(alone.cache_layout, 4096), Solo()), write([Job(1, list(range(30)), 8, 1)]))
     ranks.form(2)
     ranks.ask("load", folder, "auto", quant)
     first, second = ranks.ask("play", write([Job(1, list(range(30)), 8, 1)]))
-    assert functional.cosine_similarity(first.logits[1][0], expected.logits[1][0], dim=0) > 0.999
+    assert functional.cosine_similarity(first.logits[1][0], expected.logits[1][0], dim=0) > 0.998
     assert second.checksums == first.checksums
     assert second.collectives == first.collectives > 0
 
@@ -128,7 +166,7 @@ def test_experts_are_refused(family: str, checkpoint: Checkpoint) -> None:
     ("options", "message"),
     [
         ({"quant": "int4"}, "--quant int4 is unknown: use int8 or f16"),
-        ({"quant": "int8", "dtype": "float64"}, "--quant int8 computes in float32, which --dtype float64 is not"),
+        ({"quant": "int8", "dtype": "float64"}, "--quant int8 computes in float32, not in --dtype float64"),
         ({"quant": "f16", "device": "cuda:0"}, "--quant f16 is for CPUs, not for cuda:0"),
     ],
 )
