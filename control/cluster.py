@@ -17,6 +17,7 @@ from redis import exceptions as redis_errors
 
 from control.shards import Batch, Command, Routing, Shards, routing_key
 from control.urls import Address
+from control.wire import Wire
 
 ABSENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
 _SCOUTING: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
@@ -35,24 +36,22 @@ class Cluster(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         command = Command(args, options)
         if routing_key(args) is None:
-            self._learn()
-            replies = [self._send(place, [command])[0] for place in self.shards.primaries]
+            replies = [Wire(node, [command]).replies()[0] for node in self.primaries()]
         else:
             replies = self.exchange([command])
         return _first(replies)
 
     def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """The replies in order, an exception in the place of each command that failed."""
-        routing = Routing(self.shards, commands)
-        self._learn()
-        while batches := routing.batches():
-            for batch in batches:
-                self._run(routing, batch)
-        return routing.replies
+        return self.depart(commands).replies()
+
+    def depart(self, commands: Sequence[Command]) -> Routed:
+        """The first half of `exchange`."""
+        return Routed(self, commands)
 
     def primaries(self) -> list[redis.Redis]:
         """A client of each primary. Raises redis-py's ConnectionError while no node answers."""
-        self._learn()
+        self.learn()
         return [self._node(place) for place in self.shards.primaries]
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
@@ -63,24 +62,22 @@ class Cluster(redis.Redis):
             node.close()
         super().close()
 
-    def _run(self, routing: Routing, batch: Batch) -> None:
-        try:
-            routing.take(batch, self._send(batch.place, list(routing.packed(batch))))
-        except ABSENT as error:
-            routing.failed(batch, error)
-
-    def _send(self, place: Address, commands: Sequence[Command]) -> list[Any]:
-        pipeline = self._node(place).pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command.words, **command.options)
-        return pipeline.execute(raise_on_error=False)
+    def send(self, batches: Sequence[Batch], routing: Routing) -> list[tuple[Batch, Wire]]:
+        """Send the batches; one whose node can't be reached has failed."""
+        sent: list[tuple[Batch, Wire]] = []
+        for batch in batches:
+            try:
+                sent.append((batch, Wire(self._node(batch.place), list(routing.packed(batch)))))
+            except ABSENT as error:
+                routing.failed(batch, error)
+        return sent
 
     def _node(self, place: Address) -> redis.Redis:
         if place not in self._nodes:
             self._nodes[place] = redis.Redis(host=place[0], port=place[1], **self._options)
         return self._nodes[place]
 
-    def _learn(self) -> None:
+    def learn(self) -> None:
         """Read the table again if it is stale."""
         last: Exception = redis_errors.ConnectionError("the Cluster serves no slots yet")
         for place in self.shards.sources if self.shards.stale else ():
@@ -97,6 +94,29 @@ class Cluster(redis.Redis):
                 return
         if self.shards.stale:
             raise last
+
+
+class Routed:
+    """Commands on their way to the nodes that have their keys."""
+
+    def __init__(self, cluster: Cluster, commands: Sequence[Command]) -> None:
+        self._cluster, self._routing = cluster, Routing(cluster.shards, commands)
+        self._sent = self._send()
+
+    def _send(self) -> list[tuple[Batch, Wire]]:
+        self._cluster.learn()
+        return self._cluster.send(self._routing.batches(), self._routing)
+
+    def replies(self) -> list[Any]:
+        """The replies in order, after all redirections; an exception in the place of each command that failed."""
+        while self._sent:
+            for batch, wire in self._sent:
+                try:
+                    self._routing.take(batch, wire.replies())
+                except ABSENT as error:
+                    self._routing.failed(batch, error)
+            self._sent = self._send()
+        return self._routing.replies
 
 
 class AsyncCluster(redis.asyncio.Redis):

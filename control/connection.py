@@ -17,21 +17,24 @@ from typing import Any, Generic, TypeVar
 from redis import exceptions as redis_errors
 
 from control.clients import AsyncRedis, SyncRedis, connect, connect_async, connect_blocking, unavailable
-from control.cluster import ABSENT, AsyncCluster, Cluster
+from control.cluster import ABSENT, AsyncCluster, Cluster, Routed
 from control.dead_connections import adrop_idle, drop_idle
 from control.errors import FurrowError, RedisUnavailable
 from control.readiness import wait_until_ready
 from control.scripts import SCRIPTS
 from control.shards import Command
 from control.transient import transient
+from control.wire import Wire
 
 __all__ = [
     "Call",
+    "Posted",
     "arun",
     "arun_all",
     "connect",
     "connect_async",
     "connect_blocking",
+    "post",
     "read",
     "run",
     "run_all",
@@ -81,22 +84,56 @@ def run_all(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
     Raises RedisUnavailable when none of them could be sent after a few quick retries. Where only some could, because
     one shard of a Cluster is away, it stands in the place of the others.
     """
-    sending = _Sending(calls)
-    for wait in (*RETRY_AFTER_S, None):
-        while words := sending.words():
-            sending.take(_exchange(client, words))
-        if wait is None or not sending.again():
-            break
-        time.sleep(wait)
-    return sending.outcomes(client)
+    return post(client, calls).outcomes()
 
 
 def run_every(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
     """As `run_all`, but raises the first error among the answers."""
-    outcomes = run_all(client, calls) if calls else []
-    for outcome in outcomes:
-        _value(outcome)
-    return outcomes
+    return post(client, calls).values() if calls else []
+
+
+def post(client: SyncRedis, calls: Sequence[Call[Any]]) -> Posted:
+    """Send the calls, and let the caller do something else until it wants their answers."""
+    return Posted(client, calls)
+
+
+class Posted:
+    """Calls that were sent. Asked a second time, after an error, it sends all again: every script may come twice."""
+
+    def __init__(self, client: SyncRedis, calls: Sequence[Call[Any]]) -> None:
+        self._client, self._calls = client, calls
+        self._under_way: Wire | Routed | Exception | None = self._send()
+
+    def _send(self) -> Wire | Routed | Exception:
+        self._sending = _Sending(self._calls)
+        return _depart(self._client, self._sending.words())
+
+    def outcomes(self) -> list[Any]:
+        """As of `run_all`."""
+        under_way, self._under_way = self._under_way or self._send(), None
+        sending = self._sending
+        sending.begin()
+        sending.take(_arrive(self._client, under_way))
+        for wait in (*RETRY_AFTER_S, None):
+            while words := sending.words():
+                sending.take(_arrive(self._client, _depart(self._client, words)))
+            if wait is None or not sending.again():
+                break
+            time.sleep(wait)
+        return sending.outcomes(self._client)
+
+    def drain(self) -> None:
+        """Read the answers at one try, and forget them: what was sent has been done then, where Redis was there."""
+        if self._under_way is not None:
+            _arrive(self._client, self._under_way)
+            self._under_way = None
+
+    def values(self) -> list[Any]:
+        """As of `run_every`."""
+        outcomes = self.outcomes()
+        for outcome in outcomes:
+            _value(outcome)
+        return outcomes
 
 
 async def arun(client: AsyncRedis, call: Call[T]) -> T:
@@ -121,11 +158,15 @@ class _Sending:
 
     def __init__(self, calls: Sequence[Call[Any]]) -> None:
         self._calls = calls
-        self._began = time.monotonic()
+        self.begin()
         self._by_sha = dict.fromkeys(range(len(calls)), True)
         self._sent: list[int] = []
         self._failed: list[int] = []
         self._replies: list[Any] = [None] * len(calls)
+
+    def begin(self) -> None:
+        """The wait for answers begins."""
+        self._began = time.monotonic()
 
     def words(self) -> list[list[Any]]:
         """What to send now; nothing once every call has an answer or has failed."""
@@ -162,22 +203,29 @@ class _Sending:
         ]
 
 
-def _exchange(client: SyncRedis, commands: Sequence[list[Any]]) -> list[Any] | Exception:
-    """One pipelined round trip; the exception that it failed with is its result."""
+def _depart(client: SyncRedis, commands: Sequence[list[Any]]) -> Wire | Routed | Exception:
+    """The first half of a pipelined round trip; the exception that it failed with is its result."""
+    batch = [Command(tuple(words)) for words in commands]
     try:
-        if isinstance(client, Cluster):
-            return client.exchange([Command(tuple(words)) for words in commands])
-        pipeline = client.pipeline(transaction=False)
-        for words in commands:
-            pipeline.execute_command(*words)
-        return pipeline.execute(raise_on_error=False)
+        return client.depart(batch) if isinstance(client, Cluster) else Wire(client, batch)
+    except ABSENT as error:
+        drop_idle(client, error)
+        return error
+
+
+def _arrive(client: SyncRedis, wire: Wire | Routed | Exception) -> list[Any] | Exception:
+    """The second half: the replies, or the exception that it failed with."""
+    if isinstance(wire, Exception):
+        return wire
+    try:
+        return wire.replies()
     except ABSENT as error:
         drop_idle(client, error)
         return error
 
 
 async def _aexchange(client: AsyncRedis, commands: Sequence[list[Any]]) -> list[Any] | Exception:
-    """As `_exchange`."""
+    """One pipelined round trip; the exception that it failed with is its result."""
     try:
         if isinstance(client, AsyncCluster):
             return await client.exchange([Command(tuple(words)) for words in commands])

@@ -1,24 +1,22 @@
 """A leader's exchange with Redis: what a step produced goes out, what waits comes in, in one round trip.
 
-It may be under way while the next step is computed: then a thread of its own waits for the answer. There is never more
-than one, and its answer is taken before the next one starts, so the leader is ahead of Redis by one step at most.
+It may be under way while the next step is computed: Redis works on it meanwhile, and its answer waits in the socket.
+There is never more than one, and its answer is taken before the next one starts, so the leader is ahead of Redis by
+one step at most.
 """
 
 from __future__ import annotations
 
-import contextvars
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
 
 from control import requests
 from control.clients import SyncRedis
 from control.commands import wait_for_work
-from control.connection import Call, run, run_every
-from control.errors import Lost, RedisUnavailable
+from control.connection import Call, Posted, post, run
+from control.errors import RedisUnavailable
 from control.lease import Lease
 from control.outage import outage
 from control.requests import Claims, Emission, EmitResult
@@ -34,14 +32,13 @@ T = TypeVar("T")
 class Exchange:
     """One epoch's way to Redis. While Redis is away every call waits; `check` ends that when the epoch is over.
 
-    A context manager around the leader's work in the epoch: what is under way at its end still gets through if it can.
+    A context manager around the leader's work in the epoch: what is under way at its end still gets through if it can,
+    at one try; the next epoch computes it again.
     """
 
     def __init__(self, client: SyncRedis, blocking: SyncRedis, lease: Lease, check: Callable[[], None]) -> None:
         self._client, self._blocking, self._lease, self._check = client, blocking, lease, check
-        self._thread = ThreadPoolExecutor(1, "exchange")
-        self._under_way: Future[tuple[EmitResult, Claims]] | None = None
-        self._leaving = threading.Event()
+        self._under_way: Posted | None = None
         self._was_away = False
 
     def __enter__(self) -> Exchange:
@@ -50,27 +47,29 @@ class Exchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leaving.set()
-        self._thread.shutdown()
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.drain()
 
     def deliver(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
         """Emit the rows and run `claim`. Raises EpochOver."""
-        return self._round_trip(rows, claim)
+        return self._answer(self._post(rows, claim))
 
     def start(self, rows: list[Emission], claim: Call[Claims]) -> None:
-        """As `deliver`, in the background; `finish` brings the outcome."""
-        # A thread begins without its starter's context: model, rank and epoch belong on this one's lines too.
-        self._under_way = self._thread.submit(contextvars.copy_context().run, self._round_trip, rows, claim)
+        """As `deliver`, but does not wait: `finish` brings the outcome."""
+        self._under_way = self._post(rows, claim)
 
     def finish(self) -> tuple[EmitResult, Claims] | None:
         """Wait for what `start` began, None where nothing is under way. Raises EpochOver."""
         under_way, self._under_way = self._under_way, None
-        return under_way.result() if under_way is not None else None
+        return self._answer(under_way) if under_way is not None else None
 
-    def _round_trip(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
-        calls: list[Call[EmitResult] | Call[Claims]] = [requests.emit(self._lease, rows), claim]
+    def _post(self, rows: list[Emission], claim: Call[Claims]) -> Posted:
+        return post(self._client, [requests.emit(self._lease, rows), claim])
+
+    def _answer(self, posted: Posted) -> tuple[EmitResult, Claims]:
         # Where Redis can serve only one of them just now both are sent again: what was done already is recognised.
-        emitted, claims = self.hold(lambda: run_every(self._client, calls))
+        emitted, claims = self.hold(posted.values)
         return emitted, claims
 
     def wait_for_work(self, bell: str, block_ms: int) -> None:
@@ -104,5 +103,4 @@ class Exchange:
                 outage.waits(LOOP, error)
                 self._was_away = True
                 self._check()
-                if self._leaving.wait(AWAY_S):
-                    raise Lost("the epoch was left while Redis was away") from error
+                time.sleep(AWAY_S)

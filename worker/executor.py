@@ -38,7 +38,7 @@ from control.messages import (
     UnloadModel,
 )
 from worker.collective import Collective, ProcessGroupCollective, Solo
-from worker.engine.step import Engine, Sample, StepResult
+from worker.engine.step import Engine, GoesOn, Sample, StepResult
 from worker.kv.slabs import SlabStore, tokens_that_fit
 from worker.models.files import ModelFiles
 from worker.models.loading import ServedModel, load
@@ -96,11 +96,11 @@ class Executor:
         if self._engine is not None:
             self._engine.clear()
 
-    def run_step(self, command: GenerateStep, sample: Sample | None) -> StepResult:
-        """One forward of the batch; rank 0 passes `sample`. Raises RankError before anything is changed."""
+    def run_step(self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None) -> StepResult:
+        """The command's forwards; rank 0 passes `sample`. Raises RankError before anything is changed."""
         if self._engine is None or self._model_id != command.model_id:
             raise RankError(self.rank, "model_not_loaded", f"no shard of {command.model_id!r} is loaded here")
-        return self._engine.run(command, sample)
+        return self._engine.run(command, sample, goes_on)
 
     # --- one handler per op -----------------------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ class Roster:
         self.isolation = Isolation(lease, exchange.held)
         self.draining = False
         """Whether nothing new is claimed, nor taken over, because the replica is to go."""
+        self.urgent = False
+        """Whether a client waits for what has not been offered: the first token of a choice, or its end."""
         self.bell = "0"
         """The id of the last ring of the bell that a claim has answered."""
 
@@ -116,6 +118,7 @@ class Roster:
     def sampled(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
         """Note a sampled token, and decide whether its choice ends with it."""
         end = self._finisher.decide(sequence, token)
+        self.urgent |= end is not None or len(sequence.output) == 1
         finish, cause = end if end is not None else (None, None)
         self._running[sequence.rid].append(sequence.choice, token, finish, cause, logprobs)
         if end is not None:
@@ -123,6 +126,7 @@ class Roster:
 
     def failed(self, sequence: Sequence, why: str) -> None:
         """A row without a token: its choice ends, and no other."""
+        self.urgent = True
         self._running[sequence.rid].append(sequence.choice, None, "error", why)
         self._scheduler.drop(sequence.sid)
 
@@ -130,6 +134,7 @@ class Roster:
 
     def offer(self) -> list[Emission]:
         """What to emit now. `settle` takes the answer, and comes before the next offer."""
+        self.urgent = False
         self._offered = {rid: request.emission() for rid, request in self._running.items()}
         return list(self._offered.values())
 

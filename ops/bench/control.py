@@ -77,8 +77,8 @@ def alone(client: SyncRedis, url: str, rows: int, steps: int, tp: int) -> bool:
 def beside(url: str, rows: int, steps: int, tp: int) -> bool:
     """Print what Redis adds to a step that has work to do; whether the limit is held.
 
-    Added are the loop's waits and what the exchange's thread takes from the work: the work is timed with and without
-    it in turns, so that a change of the machine's mood meets both.
+    Added are the loop's waits, sending included, and what the server's work takes from the step's: that is timed with
+    and without it in turns, so that a change of the machine's mood meets both.
     """
     work = hashing(STEP_S)
     turns: list[Turn] = []

@@ -11,9 +11,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from control import catalog, health, requests
+from control.connection import Call
 from control.errors import GroupError
 from control.health import write_poison
+from control.lease import Lease
 from control.messages import Assignment, ModelSpec
+from control.requests import Emission, EmitResult
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
@@ -139,6 +142,13 @@ def test_a_leader_that_drains_finishes_what_it_runs_and_claims_nothing(scene: Le
     assert scene.redis.client.get(scene.redis.keys.lock) is None
 
 
+@pytest.fixture
+def each_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of short steps don't wait for each other."""
+    monkeypatch.setattr(serving_module, "GATHER_S", 0.0)
+
+
+@pytest.mark.usefixtures("each_step_alone")
 def test_a_cancelled_request_stops_within_a_step_and_frees_its_memory(scene: LeaderScene) -> None:
     """Its log ends without a token, and a request that needs all the memory is served."""
     scene.ask("leaves")
@@ -205,10 +215,10 @@ def test_a_step_that_fails_is_logged_with_its_requests(scene: LeaderScene, monke
     until(scene.epoch, 40.0)
     real, faults = Executor.run_step, [MemoryError("once")]
 
-    def run_step(executor: Executor, command: Any, sample: Any) -> Any:
+    def run_step(executor: Executor, command: Any, *how: Any) -> Any:
         if faults and command.sequences:
             raise faults.pop()
-        return real(executor, command, sample)
+        return real(executor, command, *how)
 
     monkeypatch.setattr(Executor, "run_step", run_step)
     with capture_logs() as lines:
@@ -251,10 +261,10 @@ def test_a_forward_that_keeps_failing_rests_between_epochs_and_then_goes_on(
     real_rest, real_step = scene.leader._rest, Executor.run_step
     monkeypatch.setattr(scene.leader, "_rest", lambda seconds: rests.append(seconds) or real_rest(seconds))
 
-    def step(self: Executor, command: Any, sample: Any) -> Any:
+    def step(self: Executor, command: Any, *how: Any) -> Any:
         if len(rests) < 4:
             raise MemoryError("a forward that is too large")
-        return real_step(self, command, sample)
+        return real_step(self, command, *how)
 
     monkeypatch.setattr(Executor, "run_step", step)
     scene.ask("hard")
@@ -262,3 +272,27 @@ def test_a_forward_that_keeps_failing_rests_between_epochs_and_then_goes_on(
     assert scene.redis.client.xlen(scene.keys.dead) == 0, "a device that fails whatever it is given accuses nobody"
     # The first of these epochs had completed steps for the other request, so its end costs no rest.
     assert rests[0] == 0 < rests[1] < rests[2] < rests[3]
+
+
+@pytest.mark.parametrize(("gather_s", "exchanges"), [(3600.0, [1, 19]), (0.0, [1] * 20)])
+def test_the_tokens_of_short_steps_reach_redis_together(
+    redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch, gather_s: float, exchanges: list[int]
+) -> None:
+    """The first token goes out at once, and so does the end with all that is owed; in between they may wait."""
+    sizes: list[int] = []
+    real = requests.emit
+
+    def emit(lease: Lease, rows: list[Emission]) -> Call[EmitResult]:
+        sizes.extend(len(row.entries) for row in rows)
+        return real(lease, rows)
+
+    monkeypatch.setattr(requests, "emit", emit)
+    monkeypatch.setattr(serving_module, "GATHER_S", gather_s)
+    monkeypatch.setattr(serving_module, "OVERLAP_BELOW_S", 3600.0)
+    scene = LeaderScene(redis, folder)
+    try:
+        scene.ask("r", max_tokens=20)
+        assert len(scene.answer("r")) == 20
+        assert [size for size in sizes if size] == exchanges
+    finally:
+        scene.stop()

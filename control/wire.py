@@ -1,0 +1,55 @@
+"""A pipelined round trip in two halves: what is sent now is answered whenever somebody reads it.
+
+redis-py's own pipeline has both in one call, so that a step could overlap it only with a thread; here the server works
+while the caller computes, and the answer waits in the socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+from redis import exceptions as redis_errors
+
+from control.shards import Command
+
+
+class Wire:
+    """Commands on their way on one connection of a client's pool. Raises redis-py's errors of a broken connection.
+
+    `replies` or `abandon` must follow, or the connection is lost to the pool.
+    """
+
+    def __init__(self, client: redis.Redis, commands: Sequence[Command]) -> None:
+        self._client, self._commands = client, commands
+        self._connection: Any = client.connection_pool.get_connection()
+        try:
+            packed = self._connection.pack_commands([command.words for command in commands])
+            self._connection.send_packed_command(packed)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def replies(self) -> list[Any]:
+        """The replies in order; a command that the server refused has the error in its place."""
+        answers: list[Any] = []
+        try:
+            for command in self._commands:
+                answers.append(self._reply(command))
+        except BaseException:
+            self.abandon()  # half of an answer may be in it still
+            raise
+        self._client.connection_pool.release(self._connection)
+        return answers
+
+    def _reply(self, command: Command) -> Any:
+        try:
+            return self._client.parse_response(self._connection, str(command.words[0]), **command.options)
+        except redis_errors.ResponseError as error:
+            return error
+
+    def abandon(self) -> None:
+        """Give the answer up."""
+        self._connection.disconnect()
+        self._client.connection_pool.release(self._connection)
