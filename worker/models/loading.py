@@ -15,6 +15,7 @@ from worker.models import gates, parallel
 from worker.models.checkpoint import Checkpoint
 from worker.models.files import ModelFiles, inspect
 from worker.models.filling import Filler
+from worker.models.norms import fuse_norms
 from worker.models.served import ServedModel
 from worker.models.sharding import ShardPlan
 from worker.models.skeleton import configuration, skeleton
@@ -47,6 +48,8 @@ def load(
     with Checkpoint(files.weights) as checkpoint:
         family, kept = gates.family_of(files.config), packing(quant, chosen, where)
         Filler(model, checkpoint, plan, family, chosen, where, link, kept).fill()
+    if chosen == torch.float32 and where.type == "cpu":
+        fuse_norms(model)
     return ServedModel(model, link, _cache_layout(config, plan, chosen, where), config.vocab_size)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from control.errors import RankError
 from worker.collective import Collective
@@ -23,8 +24,12 @@ class ServedModel:
         self.dtype, self.device = cache_layout.dtype, cache_layout.device
         # A tied head and embedding are one parameter and counted once; packed weights are no parameters.
         self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters()) + sum(
-            getattr(part, "packed_bytes", 0) for part in module.modules()
+            getattr(part, "packed_bytes", 0) for part in self.parts()
         )
+
+    def parts(self) -> Iterator[nn.Module]:
+        """The modules that it is made of, each once."""
+        return self._module.modules()
 
     @property
     def collective(self) -> Collective:

@@ -27,7 +27,7 @@ from worker.kv.slabs import SlabStore
 from worker.models.families import FAMILIES
 from worker.models.loading import load
 from worker.models.served import ServedModel
-from worker.quant import int8
+from worker.quant import int8, packing
 
 Checkpoint = Callable[[str], Path]
 
@@ -81,8 +81,9 @@ def test_logits_point_the_same_way(family: str, quant: str, tame: Checkpoint, mo
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "llama"])
-def test_float32_from_sixteen_bits(family: str, tmp_path: Path) -> None:
-    """Float32 logits of a bfloat16 checkpoint, whose embedding stays in 16 bits, are those of transformers."""
+def test_float32_from_sixteen_bits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 logits of a bfloat16 checkpoint, packed and its embedding still in 16 bits, are those of transformers."""
+    monkeypatch.setattr(packing, "WORTH_PACKING", 0)
     folder, asked = models.make(family, tmp_path), prompts(1, 24)
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -115,6 +116,15 @@ def test_perplexity_of_held_out_text(quant: str) -> None:
     packed = perplexity(load(MODEL_DIR, collective=Solo(), quant=quant))
     assert exact > 1
     assert abs(packed / exact - 1) < 0.01
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_rms_norm_is_fused(family: str, checkpoint: Checkpoint) -> None:
+    """No family's norm slips through to the slower form: whichever formula it has, torch's own stands for it."""
+    model = load(checkpoint(family), collective=Solo())
+    names = [type(part).__name__ for part in model.parts() if "RMSNorm" in type(part).__name__]
+    assert set(names) <= {"FusedRMSNorm"}
+    assert names or family in ("cohere2", "starcoder2")
 
 
 @pytest.mark.timeout(60)
