@@ -92,8 +92,9 @@ NORM_NOISE = {"gemma2": 3.0, "gemma3_text": 3.0}
 a sublayer only repeat the last token: the embedding, which they scale up, drowns all else."""
 
 
-def make(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """Save a random model of `family` in `folder`, float32; `changes` override the shape. Returns `folder`."""
+def make(family: str, folder: Path, seed: int = 0, norm_noise: float | None = None, **changes: Any) -> Path:
+    """Save a random model of `family` in `folder`, float32; `changes` override the shape, `norm_noise` the noise of its
+    layers' norms. Returns `folder`."""
     shape = SHAPE | FAMILY_SHAPES[family] | changes
     config = CONFIG_MAPPING[family](**shape)
     torch.manual_seed(seed)
@@ -102,7 +103,8 @@ def make(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
         for name, parameter in model.named_parameters():
             # Norms start as constants and biases as zeros: a mistake in either would go unseen.
             if "norm" in name:
-                noise = 0.1 if name == "model.norm.weight" else NORM_NOISE.get(family, 0.1)
+                layers = NORM_NOISE.get(family, 0.1) if norm_noise is None else norm_noise
+                noise = 0.1 if name == "model.norm.weight" else layers
                 parameter.add_(noise * torch.randn_like(parameter))
             elif name.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))

@@ -23,6 +23,7 @@ from control.errors import FurrowError, RedisUnavailable
 from control.messages import Assignment
 from control.outage import outage
 from control.placement import Host
+from control.quantization import check_quant
 from worker.contact import Contact
 from worker.exits import REFUSED, STOPPED, describe, poison_kind
 from worker.models import gates, source
@@ -252,6 +253,8 @@ class Agent:
 
 def check(assignment: Assignment) -> Path:
     """Resolve the model's files and hold the gates, before any process is spawned. Returns the folder."""
-    folder = source.resolve(assignment.spec.source)
-    gates.check(gates.inspect(folder).config, assignment.spec.tp, assignment.spec.max_context)
+    spec = assignment.spec
+    check_quant(spec.quant, spec.dtype, assignment.devices)
+    folder = source.resolve(spec.source)
+    gates.check(gates.inspect(folder).config, spec.tp, spec.max_context, spec.quant)
     return folder

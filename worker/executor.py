@@ -152,12 +152,10 @@ class Executor:
 
     def _load(self, command: LoadDenseShard) -> LoadDenseShardOk:
         collective = self._seat("load")
-        if command.quant is not None:
-            raise self._error("load_failed", f"quant {command.quant!r} is not supported; leave it out")
         if self._model is None:
             try:
                 files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
-                model = load(files, collective=collective, dtype=command.dtype, device=self.device)
+                model = load(files, collective=collective, dtype=command.dtype, quant=command.quant, device=self.device)
                 layout = model.cache_layout
                 store = SlabStore(layout, command.kv_tokens or tokens_that_fit(self._free_bytes(), layout))
             except Exception as error:

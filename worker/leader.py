@@ -74,7 +74,7 @@ class Leader:
         self._steps = 0
         self._trying = False
         self._epoch = 0
-        self._weights = fingerprint(files, self._spec.dtype)
+        self._weights = fingerprint(files, self._spec.dtype, self._spec.quant)
         self.draining = False
         """Told to claim nothing more, and to stop once what runs is finished."""
         self.stopping = False
@@ -209,6 +209,7 @@ class Leader:
             config_json=json.dumps(self._files.config),
             safetensors_paths=[str(path) for path in self._files.weights],
             dtype=self._spec.dtype,
+            quant=self._spec.quant,
             kv_tokens=self._spec.kv_tokens,
         )
 

@@ -143,13 +143,16 @@ def unload(name: str, redis_url: str | None) -> None:
 @models.command(name="list")
 @redis_option
 def list_models(redis_url: str | None) -> None:
-    """Show every model with its replicas: revision, state, host, devices, epoch, last step, and what is wrong.
+    """Show every model with its replicas: state, revision, weights, host, devices, epoch, last step, and what is wrong.
 
     While a change is rolled out a line at the end says how far it is.
     """
     client = connect_to_farm(redis_url)
     overviews = health.overviews(client)
-    rows = [("MODEL", "REPLICA", "STATE", "REVISION", "HOST", "DEVICES", "EPOCH", "STEP", "QUEUED", "DETAIL")]
+    weights = {spec.name: spec.quant or spec.dtype for spec in catalog.list_specs(client)}
+    rows = [
+        ("MODEL", "REPLICA", "STATE", "REVISION", "WEIGHTS", "HOST", "DEVICES", "EPOCH", "STEP", "QUEUED", "DETAIL")
+    ]
     for overview in overviews:
         for replica in overview.replicas:
             rows.append(
@@ -158,6 +161,7 @@ def list_models(redis_url: str | None) -> None:
                     replica.replica,
                     replica.state,
                     str(replica.revision),
+                    weights.get(overview.model, "-"),
                     replica.host or "-",
                     ",".join(replica.devices) or "-",
                     str(replica.epoch or "-"),

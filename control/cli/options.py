@@ -15,6 +15,7 @@ from control.connection import connect
 from control.errors import DevicesError, SettingsError
 from control.keys import check_model_name
 from control.messages import ModelSpec
+from control.quantization import check_quant
 from control.readiness import wait_until_ready
 from control.settings import redis_url_from_environment, redis_wait_s
 
@@ -45,7 +46,11 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 show_default=True,
                 help="Whether requests may begin with KV that others have computed.",
             ),
-            click.option("--quant", help="Not available yet."),
+            click.option(
+                "--quant",
+                metavar="[int8|f16]",
+                help="Pack the weights in 8 or 16 bits, on CPUs (chosen where --devices is silent).",
+            ),
         ]
     ):
         function = option(function)
@@ -69,9 +74,11 @@ def build_spec(
     surge: bool = True,
 ) -> ModelSpec:
     """The desired state that the options describe. Raises RequestError, DevicesError or SettingsError."""
-    if quant is not None:
-        raise SettingsError(f"--quant {quant} is not available: this version serves unquantized weights; leave it out")
     source = model_source(model)
+    placed = parse_devices(devices, tp)
+    check_quant(quant, dtype, placed)
+    if quant is not None and not placed:
+        placed = ["cpu"] * tp
     return ModelSpec(
         name=check_model_name(name or model_name(model)),
         source=source,
@@ -80,8 +87,9 @@ def build_spec(
         spread=spread,
         drain_s=drain_s,
         surge=surge,
-        devices=parse_devices(devices, tp),
+        devices=placed,
         dtype=dtype,
+        quant=quant,
         max_context=max_context,
         kv_tokens=kv_tokens,
         prefix_cache=prefix_cache,

@@ -11,6 +11,7 @@ import click
 import torch
 from transformers.utils import logging
 
+from control.quantization import QUANTS
 from ops.bench.engines import Decoded, Furrow, Transformers
 from ops.bench.machine import describe
 from ops.bench.random_model import build
@@ -42,6 +43,7 @@ class Comparison:
 @click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens to generate.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measured rounds, taken in turns.")
 @click.option("--dtype", type=click.Choice(("float32", "float64", "bfloat16", "float16")), default="float32")
+@click.option("--quant", type=click.Choice(QUANTS), help="Pack Furrow's weights; transformers' stay as they are.")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda:0.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of both [default: torch's choice].")
 @click.option(
@@ -55,6 +57,7 @@ def decode(
     tokens: int,
     rounds: int,
     dtype: str,
+    quant: str | None,
     device: str,
     threads: int | None,
     json_file: Path | None,
@@ -65,12 +68,12 @@ def decode(
     logging.disable_progress_bar()
     if threads is not None:
         torch.set_num_threads(threads)
-    machine = f"{describe()}; {torch.get_num_threads()} threads, {dtype}, {device}"
+    machine = f"{describe()}; {torch.get_num_threads()} threads, {quant or dtype}, {device}"
     click.echo(f"{machine}\n{model or shape}: {length} prompt tokens, {tokens} generated, {rounds} rounds")
     with tempfile.TemporaryDirectory(prefix="furrow-bench-") as scratch:
         folder = model or build(shape, Path(scratch), dtype)
         vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
-        furrow = Furrow(folder, dtype, device, kv_tokens=max(batches) * (length + tokens))
+        furrow = Furrow(folder, dtype, device, kv_tokens=max(batches) * (length + tokens), quant=quant)
         reference = Transformers(folder, dtype, device)
         found = []
         for batch in batches:

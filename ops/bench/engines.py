@@ -33,12 +33,18 @@ class Furrow:
     """The engine and sampler as a leader uses them, without Redis; one rank of a group where `collective` is given."""
 
     def __init__(
-        self, folder: Path, dtype: str, device: str, kv_tokens: int, collective: Collective | None = None
+        self,
+        folder: Path,
+        dtype: str,
+        device: str,
+        kv_tokens: int,
+        quant: str | None = None,
+        collective: Collective | None = None,
     ) -> None:
         config = json.loads((folder / "config.json").read_text())
         files = ModelFiles(config=config, weights=sorted(folder.glob("*.safetensors")), folder=folder)
         self._collective = collective or Solo()
-        model = load(files, collective=self._collective, dtype=dtype, device=device)
+        model = load(files, collective=self._collective, dtype=dtype, quant=quant, device=device)
         self._engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), self._collective)
         self._device = device
         self._next = 0

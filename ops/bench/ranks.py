@@ -103,7 +103,7 @@ def _serve(
     logging.disable_progress_bar()
     store = dist.PrefixStore("bench", dist.FileStore(place, tp))
     collective = Solo() if tp == 1 else rendezvous.join(store, rank, tp, "cpu", Abort(), shared)
-    furrow = Furrow(folder, dtype, "cpu", kv_tokens, collective)
+    furrow = Furrow(folder, dtype, "cpu", kv_tokens, collective=collective)
     pipe.send(None)
     try:
         while True:

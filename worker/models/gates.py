@@ -11,11 +11,16 @@ from worker.models.files import ModelFiles, inspect
 __all__ = ["ModelFiles", "check", "context_length", "eos_ids", "family_of", "inspect", "kv_heads"]
 
 
-def check(config: dict[str, Any], tp: int, max_context: int | None = None) -> None:
-    """Raises UnsupportedArchitecture naming the type, or the number that `tp` ranks can't divide; ModelFilesError for a
-    `max_context` beyond the model's own.
+def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant: str | None = None) -> None:
+    """Raises UnsupportedArchitecture naming the type, the number that `tp` ranks can't divide, or what `quant` can't
+    pack; ModelFilesError for a `max_context` beyond the model's own.
     """
     family = family_of(config)
+    if quant is not None and family.experts is not None:
+        raise UnsupportedArchitecture(
+            f"Model type '{config['model_type']}' keeps most of its weights in experts, which --quant {quant} can't "
+            "pack yet. Leave --quant out."
+        )
     if tp < 1:
         raise UnsupportedArchitecture(f"Tensor parallelism must be at least 1, not {tp}.")
     _check_features(config)

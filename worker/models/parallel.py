@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from worker.collective import Collective
+from worker.models.sharding import ShardPlan, padded_share
 
 
 class Link:
@@ -18,16 +18,20 @@ class Link:
 
 
 class RowParallelLinear(nn.Module):
-    """y = Σ over ranks of x_rank · W_rankᵀ, then the bias once. x (…, inputs / ranks) → y (…, outputs)."""
+    """y = Σ over ranks of x_rank · W_rankᵀ, then the bias once. x (…, inputs / ranks) → y (…, outputs).
 
-    def __init__(self, linear: nn.Linear, link: Link) -> None:
+    `partial` is this rank's product, without a bias.
+    """
+
+    def __init__(self, partial: nn.Module, bias: Tensor | None, link: Link) -> None:
         super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
+        self.partial = partial
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._link = link
 
     def forward(self, inputs: Tensor) -> Tensor:
-        partial = self._link.collective.all_reduce(functional.linear(inputs, self.weight))
-        return partial if self.bias is None else partial + self.bias
+        whole = self._link.collective.all_reduce(self.partial(inputs))
+        return whole if self.bias is None else whole + self.bias
 
 
 class ReducedExperts(nn.Module):
@@ -45,7 +49,7 @@ class ReducedExperts(nn.Module):
 class VocabParallelEmbedding(nn.Module):
     """Each rank looks up the ids from `start` on that it holds; ids of others give zeros, and the sum is complete."""
 
-    def __init__(self, embedding: nn.Embedding, start: int, link: Link) -> None:
+    def __init__(self, embedding: Any, start: int, link: Link) -> None:
         super().__init__()
         # Kept as a module: some families scale in their embedding's own forward.
         self.embedding = embedding
@@ -65,26 +69,32 @@ class VocabParallelEmbedding(nn.Module):
 class VocabParallelHead(nn.Module):
     """Each rank scores its part of the vocabulary; all ranks get the whole. The last rank's part may be padded."""
 
-    def __init__(self, head: nn.Linear, vocab_size: int, link: Link) -> None:
+    def __init__(self, head: nn.Module, vocab_size: int, link: Link) -> None:
         super().__init__()
-        self.weight, self.bias = head.weight, head.bias
+        self.head = head
         self._vocab_size, self._link = vocab_size, link
 
     def forward(self, hidden: Tensor) -> Tensor:
-        local = functional.linear(hidden, self.weight, self.bias)
-        if not local.numel():
-            return local.new_empty(*local.shape[:-1], self._vocab_size)
-        return self._link.collective.all_gather(local)[..., : self._vocab_size]
+        if not hidden.numel():
+            return hidden.new_empty(*hidden.shape[:-1], self._vocab_size)
+        return self._link.collective.all_gather(self.head(hidden))[..., : self._vocab_size]
 
 
-def replace(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Put `module` where `root` has `name` (dotted)."""
-    parent, _, leaf = name.rpartition(".")
-    setattr(root.get_submodule(parent), leaf, module)
+def split_vocabulary(model: Any, plan: ShardPlan, link: Link) -> None:
+    """Wrap embedding and head, whose weights hold this rank's rows already."""
+    embedding, head, vocab_size = model.get_input_embeddings(), model.get_output_embeddings(), model.config.vocab_size
+    start, _, _ = padded_share(vocab_size, plan.rank, plan.world_size)
+    if isinstance(embedding, nn.Embedding):
+        # What it believes of itself, after its rows were cut. Only training reads padding_idx, and torch refuses one
+        # that is outside of the rank's rows.
+        embedding.num_embeddings, embedding.padding_idx = embedding.weight.shape[0], None
+    model.set_output_embeddings(VocabParallelHead(head, vocab_size, link))
+    model.set_input_embeddings(VocabParallelEmbedding(embedding, start, link))
 
 
-def cut_embedding(embedding: nn.Embedding) -> None:
-    """Correct what an embedding believes of itself after its rows were cut."""
-    embedding.num_embeddings = embedding.weight.shape[0]
-    # Only training reads padding_idx, and torch refuses one that is outside of the rank's rows.
-    embedding.padding_idx = None
+def reduce_experts(model: nn.Module, plan: ShardPlan, link: Link) -> None:
+    """Sum what each rank's part of the experts gives."""
+    for name, module in list(model.named_modules()):
+        if plan.role(name) == "moe_tp_experts":
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, ReducedExperts(module, link))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from control.errors import RankError
 from worker.collective import Collective
@@ -21,8 +22,14 @@ class ServedModel:
         self._module, self._link = module, link
         self.cache_layout, self.vocab_size = cache_layout, vocab_size
         self.dtype, self.device = cache_layout.dtype, cache_layout.device
-        # A tied head and embedding are one parameter and counted once.
-        self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters())
+        # A tied head and embedding are one parameter and counted once; packed weights are no parameters.
+        self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters()) + sum(
+            getattr(part, "packed_bytes", 0) for part in self.parts()
+        )
+
+    def parts(self) -> Iterator[nn.Module]:
+        """The modules that it is made of, each once."""
+        return self._module.modules()
 
     @property
     def collective(self) -> Collective:

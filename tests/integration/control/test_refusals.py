@@ -33,7 +33,9 @@ def refused(*arguments: str, says: tuple[str, ...], **environment: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["demo", "--quant", "int8"], ("--quant int8", "leave it out")),
+        (["demo", "--quant", "int4"], ("--quant int4", "use int8 or f16")),
+        (["demo", "--quant", "int8", "--dtype", "float64"], ("--quant int8", "--dtype float64", "--dtype float32")),
+        (["demo", "--quant", "f16", "--devices", "cuda:0"], ("--quant f16", "cuda:0", "--devices cpu")),
         (["demo", "--name", "two words"], ("'two words'", "white space")),
         (["demo", "--name", "{x}"], ("'{x}'", "braces")),
         (["demo", "--tp", "2", "--devices", "cuda:0"], ("1 devices", "2 ranks")),

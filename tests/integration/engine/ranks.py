@@ -82,9 +82,9 @@ class _Rank:
         """`job` of this rank's collective: a function that can be imported."""
         return job(self.collective, *arguments)
 
-    def load(self, folder: Path, dtype: str) -> None:
+    def load(self, folder: Path, dtype: str, quant: str | None = None) -> None:
         assert self.collective is not None
-        model = load(folder, collective=self.collective, dtype=dtype)
+        model = load(folder, collective=self.collective, dtype=dtype, quant=quant)
         self.engine = Engine(model, SlabStore(model.cache_layout, 4096), self.collective)
 
     def play(self, steps: list[GenerateStep]) -> Outcome:

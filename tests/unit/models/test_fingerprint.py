@@ -35,3 +35,9 @@ def test_one_tensor_trained_on_is_another(folder: Path, tmp_path: Path) -> None:
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
     names = {fingerprint(inspect(folder), "auto"), fingerprint(inspect(copy), "auto")}
     assert len(names | {fingerprint(inspect(folder), "float64")}) == 3
+
+
+def test_packed_weights_are_others(folder: Path) -> None:
+    """A request is never continued on weights that were packed in another way."""
+    names = {fingerprint(inspect(folder), "auto", quant) for quant in (None, "f16", "int8")}
+    assert len(names) == 3

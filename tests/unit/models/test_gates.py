@@ -71,6 +71,15 @@ def test_a_context_beyond_the_models_own() -> None:
         gates.check(LLAMA, 1, max_context=own + 1)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_experts_are_not_packed(family: str) -> None:
+    """A mixture of experts is refused by its type where packed weights are asked for, and passes without."""
+    config = LLAMA | {"model_type": family, "num_experts": 4, "num_local_experts": 4}
+    gates.check(config, 1)
+    with pytest.raises(UnsupportedArchitecture, match=f"'{family}'.*--quant f16.*Leave --quant out"):
+        gates.check(config, 1, quant="f16")
+
+
 def test_silent_configurations_use_the_familys_default() -> None:
     """Without num_key_value_heads llama has as many as query heads, mistral transformers' own eight."""
     silent = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}

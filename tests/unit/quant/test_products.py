@@ -1,0 +1,135 @@
+"""Packed linear layers: how near they are, and that a row's result is its own affair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from control.errors import SettingsError
+from worker.quant.half import HalfLinear
+from worker.quant.int8 import Int8Linear, pack, weight_levels
+from worker.quant.packing import packing
+from worker.quant.prepacked import PrepackedLinear
+
+Make = Callable[[Tensor, Tensor | None], nn.Module]
+
+MAKES: dict[str, tuple[Make, float]] = {
+    "float32": (PrepackedLinear, 1e-5),
+    "f16": (HalfLinear, 5e-4),
+    "int8": (Int8Linear, 0.02),
+    # As on a processor without VNNI, whichever this is.
+    "int8 in 7 bits": (lambda weight, bias: Int8Linear(weight, bias, levels=63), 0.03),
+}
+ROW_WISE = ["f16", "int8", "int8 in 7 bits"]
+SHAPES = [(64, 64), (131, 64), (64, 90), (33, 17), (256, 1024)]
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    """As in a model's forward."""
+    with torch.inference_mode():
+        yield
+
+
+def weights(outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(outputs)
+    return torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
+
+
+def rows(count: int, inputs: int) -> Tensor:
+    return torch.randn(1, count, inputs, generator=torch.Generator().manual_seed(count))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", list(MAKES))
+def test_near_the_exact_product(kind: str, shape: tuple[int, int]) -> None:
+    """Weights of 32, 16 and 8 bits give the product and bias to their own precision, for one row and for many."""
+    make, tolerance = MAKES[kind]
+    weight, bias = weights(*shape)
+    for count in (1, 2, 9, 70):
+        inputs = rows(count, shape[1])
+        for given in (bias, None):
+            exact = functional.linear(inputs, weight, given)
+            error = (make(weight, given)(inputs) - exact).norm() / exact.norm()
+            assert error < tolerance
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ROW_WISE)
+def test_a_row_is_the_same_in_any_company(kind: str, shape: tuple[int, int]) -> None:
+    """Alone, among others and beside an outlier a thousand times as large, a row's result has the same bits."""
+    linear = MAKES[kind][0](*weights(*shape))
+    inputs = rows(19, shape[1])
+    alone = torch.cat([linear(inputs[:, index : index + 1]) for index in range(19)], dim=1)
+    assert torch.equal(linear(inputs), alone)
+    inputs[:, 7] *= 1000
+    beside = linear(inputs)
+    kept = [index for index in range(19) if index != 7]
+    assert torch.equal(beside[:, kept], alone[:, kept])
+
+
+def test_one_scale_for_the_batch_would_leak() -> None:
+    """The control: torch's own dynamic product, with one scale for all rows, lets the outlier blur its neighbours."""
+    weight, _ = weights(256, 1024)
+    packed = pack(weight, 127)
+    inputs = rows(8, 1024)[0]
+    exact = functional.linear(inputs[0], weight)
+    inputs[7] *= 1000
+    blurred = torch.ops.quantized.linear_dynamic(inputs, packed, reduce_range=True)[0]
+    ours = Int8Linear(weight, None)(inputs)[0]
+    assert (blurred - exact).norm() / exact.norm() > 0.5
+    assert (ours - exact).norm() / exact.norm() < 0.02
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("kind", ROW_WISE)
+def test_a_row_gone_bad_is_seen_and_stays_alone(kind: str, bad: float) -> None:
+    """NaN and infinity come out as such in their own row, so that its health check sees them, and in no other."""
+    linear = MAKES[kind][0](*weights(64, 64))
+    inputs = rows(5, 64)
+    expected = linear(inputs)
+    inputs[0, 2, 11] = bad
+    found = linear(inputs)
+    assert not found[0, 2].isfinite().any()
+    for index in (0, 1, 3, 4):
+        assert torch.equal(found[0, index], expected[0, index])
+
+
+@pytest.mark.parametrize("levels", [63, None])
+def test_the_largest_sums_do_not_overflow(levels: int | None) -> None:
+    """With every weight and activation at its largest the sums are still right."""
+    for sign in (1.0, -1.0):
+        inputs, weight = torch.full((3, 512), 2.0), torch.full((32, 512), sign * 0.5)
+        found = Int8Linear(weight, None, levels)(inputs)
+        assert torch.allclose(found, torch.full((3, 32), sign * 512.0), rtol=1e-4)
+
+
+def test_levels_are_what_the_kernel_can_sum() -> None:
+    """The processor decides for 8-bit or 7-bit weights."""
+    assert weight_levels() in (63, 127)
+
+
+@pytest.mark.parametrize("kind", list(MAKES))
+def test_rows_of_zeros_and_no_rows(kind: str) -> None:
+    """A row of zeros gives the bias, and an empty batch an empty result."""
+    make, _ = MAKES[kind]
+    weight, bias = weights(64, 64)
+    linear = make(weight, bias)
+    assert torch.equal(linear(torch.zeros(1, 1, 64))[0, 0], bias)
+    assert linear(torch.zeros(1, 0, 64)).shape == (1, 0, 64)
+
+
+def test_large_weights_saturate() -> None:
+    """What float16 can't hold becomes its largest value, and never infinity."""
+    assert HalfLinear(torch.full((16, 16), 1e6), None)(torch.ones(1, 16)).isfinite().all()
+
+
+def test_packing_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch has no fbgemm the option is refused with a remedy."""
+    monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["qnnpack"])
+    with pytest.raises(SettingsError, match=r"--quant int8 needs an x86 processor.*leave it out"):
+        packing("int8", torch.float32, torch.device("cpu"))

@@ -1,0 +1,104 @@
+"""Fills a skeleton with this rank's weights: each tensor read only as far as it is kept, packed and let go at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from worker.models import experts, fusing, parallel
+from worker.models.checkpoint import Checkpoint
+from worker.models.families import Family
+from worker.models.sharding import ShardPlan, padded_share
+from worker.quant.dense import DenseLinear, stacked
+from worker.quant.embedding import HalfEmbedding
+from worker.quant.packing import Packing
+
+
+@dataclass(frozen=True)
+class Filler:
+    """What it is filled from, and `packing`, which makes the linear layers."""
+
+    model: Any
+    checkpoint: Checkpoint
+    plan: ShardPlan
+    family: Family
+    dtype: torch.dtype
+    device: torch.device
+    link: parallel.Link
+    packing: Packing
+
+    def fill(self) -> None:
+        """Replace every linear layer, and every other meta parameter by what this rank keeps of it."""
+        # The vocabulary first: it is the largest, and while it is packed there is nothing else yet.
+        self._fill_vocabulary()
+        for group in list(fusing.linear_groups(self.model, self.model.get_output_embeddings())):
+            self._fill_group(group)
+        for name, module in list(self.model.named_modules()):
+            for leaf, parameter in list(module.named_parameters(recurse=False)):
+                if parameter.is_meta:
+                    module._parameters[leaf] = self._parameter(self._read(name, leaf, parameter))
+        if self.plan.world_size > 1:
+            parallel.split_vocabulary(self.model, self.plan, self.link)
+            parallel.reduce_experts(self.model, self.plan, self.link)
+
+    def _fill_group(self, group: fusing.LinearGroup) -> None:
+        names = group.full_names()
+        linears = [self.model.get_submodule(name) for name in names]
+        weights = [self._read(name, "weight", linear.weight) for name, linear in zip(names, linears, strict=True)]
+        bias = None
+        if linears[0].bias is not None:
+            parts = [self._read(name, "bias", linear.bias) for name, linear in zip(names, linears, strict=True)]
+            bias = stacked(parts, self.dtype, self.device)
+        widths = [weight.shape[0] for weight in weights]
+        if self.plan.world_size > 1 and self.plan.role(names[0]) == "rowwise":
+            fusing.install(
+                self.model, group, parallel.RowParallelLinear(self.packing.pack(weights, None), bias, self.link), widths
+            )
+        else:
+            fusing.install(self.model, group, self.packing.pack(weights, bias), widths)
+
+    def _fill_vocabulary(self) -> None:
+        model, tied = self.model, bool(self.model.config.tie_word_embeddings)
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        name_of = {module: name for name, module in model.named_modules()}
+        table = self._vocabulary(f"{name_of[embedding]}.weight", embedding)
+        apart = self.packing.keeps_stored_rows(table)
+        bias = None
+        if head.bias is not None:
+            bias = stacked([self._vocabulary(f"{name_of[head]}.bias", head)], self.dtype, self.device)
+        if tied and not apart:
+            embedding.weight = self._parameter(table)
+            model.set_output_embeddings(DenseLinear(embedding.weight, bias))
+            return
+        scores = table if tied else self._vocabulary(f"{name_of[head]}.weight", head)
+        model.set_output_embeddings(self.packing.pack([scores], bias))
+        if apart:
+            model.set_input_embeddings(HalfEmbedding(embedding, table))
+        else:
+            embedding.weight = self._parameter(table)
+
+    def _read(self, module: str, leaf: str, parameter: Tensor) -> Tensor:
+        """What this rank keeps of a parameter, as stored."""
+        if self.family.expert_keys is not None and experts.is_fused(module, leaf):
+            return experts.read(self.checkpoint, self.plan, module, leaf, parameter, self.family.expert_keys)
+        name, role = f"{module}.{leaf}", self.plan.role(module)
+        for ours, stored in self.family.renamed:
+            name = name.replace(ours, stored)
+        if role == "colwise":
+            return self.checkpoint.read(name, 0, [self.plan.interval(module, parameter.shape[0])])
+        if role == "rowwise" and leaf == "weight":
+            return self.checkpoint.read(name, 1, [self.plan.interval(module, parameter.shape[1])])
+        return self.checkpoint.read(name)
+
+    def _vocabulary(self, name: str, module: Any) -> Tensor:
+        """The rank's rows as stored, padded with zeros to the width that all ranks share."""
+        start, stop, width = padded_share(module.weight.shape[0], self.plan.rank, self.plan.world_size)
+        rows = self.checkpoint.read(name, 0, [(start, stop)])
+        missing = width - rows.shape[0]
+        return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+
+    def _parameter(self, stored: Tensor) -> nn.Parameter:
+        return nn.Parameter(stacked([stored], self.dtype, self.device), requires_grad=False)

@@ -1,0 +1,47 @@
+"""RMS norms as one call into torch instead of six."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TOLERANCE = 1e-6
+
+
+class FusedRMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + ε) · weight over the last dimension, in float32."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._shape, self._eps = list(weight.shape), eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.rms_norm(hidden, self._shape, self.weight, self._eps)
+
+
+@torch.inference_mode()
+def fuse_norms(model: nn.Module) -> None:
+    """Replace every RMS norm of a float32 model for which torch's own says the same.
+
+    Families differ in their formula (some add one to the weight), so each norm is asked rather than its name.
+    """
+    for path, parent in list(model.named_modules()):
+        for name, child in list(parent.named_children()):
+            if (fused := _equal(child)) is not None:
+                setattr(model.get_submodule(path), name, fused)
+
+
+def _equal(norm: Any) -> FusedRMSNorm | None:
+    weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if "RMSNorm" not in type(norm).__name__ or not isinstance(eps, float) or not isinstance(weight, Tensor):
+        return None
+    sample = torch.randn(4, *weight.shape, generator=torch.Generator().manual_seed(0))
+    wanted = norm(sample)
+    for candidate in (weight.detach(), 1.0 + weight.detach()):
+        fused = FusedRMSNorm(candidate, eps)
+        if torch.allclose(fused(sample), wanted, rtol=TOLERANCE, atol=TOLERANCE):
+            return fused
+    return None
