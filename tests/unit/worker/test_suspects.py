@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control.messages import encode
@@ -86,6 +86,7 @@ def test_one_culprit_costs_no_more_than_its_halvings(count: int) -> None:
         assert group.crashes <= math.ceil(math.log2(count)) + 2
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
 def test_every_culprit_is_found_and_nobody_else(drawn: tuple[int, set[int]]) -> None:
     """Several culprits converge too; all others finish."""
@@ -96,6 +97,7 @@ def test_every_culprit_is_found_and_nobody_else(drawn: tuple[int, set[int]]) -> 
     assert group.crashes <= 2 + len(culprits) * (math.ceil(math.log2(count)) + 1)
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 20).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=2))),
     st.lists(st.booleans(), max_size=40),
