@@ -13,31 +13,35 @@ import structlog
 import torch
 import torch.distributed as dist
 
-from control.errors import RankError
+from control.errors import CollectiveFailed, RankError, collective_failure
 from control.messages import (
     AnyCommand,
-    Bye,
     ClearKvCache,
     Command,
-    ErrorReply,
     GenerateStep,
-    GenerateStepOk,
     GenerateStepWithImages,
     Init,
-    InitOk,
-    KvCacheCleared,
     LoadDenseShard,
-    LoadDenseShardOk,
     NcclSanityCheck,
-    NcclSanityResult,
     Ping,
-    Pong,
-    Reply,
     Shutdown,
-    Unloaded,
     UnloadModel,
 )
-from worker.collective import Collective, ProcessGroupCollective, Solo
+from control.replies import (
+    Bye,
+    ErrorReply,
+    GenerateStepOk,
+    InitOk,
+    KvCacheCleared,
+    LoadDenseShardOk,
+    NcclSanityResult,
+    Pong,
+    Reply,
+    Unloaded,
+)
+from worker.collective import Collective, Solo, rendezvous
+from worker.collective.abort import Abort
+from worker.collective.exchange import DEADLINE_S
 from worker.engine.step import Engine, GoesOn, Sample, StepResult
 from worker.kv.slabs import SlabStore, tokens_that_fit
 from worker.models.files import ModelFiles
@@ -45,15 +49,15 @@ from worker.models.loading import ServedModel, load
 
 log = structlog.get_logger()
 
-COLLECTIVE_TIMEOUT = timedelta(seconds=120)
-"""The last resort only: step deadlines and the agent's waitpid decide long before."""
-
 
 class Executor:
     """Executes commands on one device. Raises RankError for what a rank answers with `error`."""
 
-    def __init__(self, rank: int, world_size: int, device: str) -> None:
+    def __init__(self, rank: int, world_size: int, device: str, shared_memory: bool = True) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
+        self._shared_memory = shared_memory
+        self.abort = Abort()
+        """Of the epoch that this rank is in, or will be in next: for whoever learns first that it is over."""
         self._model: ServedModel | None = None
         self._model_id: str | None = None
         self._loaded_in = 0
@@ -77,7 +81,9 @@ class Executor:
             return self._handlers[type(command)](command)
         except RankError as error:
             # The reply carries words only; the chain of causes is here, whichever rank it was.
-            log.error("refused a command", seq=command.seq, kind=error.kind, exc_info=error)
+            cause = None if collective_failure(error) else error  # another rank's end says all in one line
+            log.error("refused a command", seq=command.seq, kind=error.kind, error=error.message, exc_info=cause)
+            log.debug("where it was refused", exc_info=error)
             return self.refusal(command, error)
 
     def refusal(self, command: AnyCommand, error: RankError) -> ErrorReply:
@@ -87,9 +93,14 @@ class Executor:
         """Leave the epoch: give up the seat in the group and every sequence, keep the weights."""
         self.clear()
         if self.world_size > 1:
-            self._collective = None
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            if self._collective is not None:
+                self._collective.close()
+            self._collective, self.abort = None, Abort()
+
+    @property
+    def cuts_caches(self) -> bool:
+        """Whether the model that is loaded lets a sequence begin with the start of another one's cache."""
+        return self._engine is not None and self._engine.store.cuts
 
     def clear(self) -> None:
         """Forget every sequence."""
@@ -114,9 +125,9 @@ class Executor:
             raise self._error("nccl_init_failed", f"world size {command.world_size}, expected {self.world_size}")
         host, _, port = command.comm_id.rpartition(":")
         try:
-            store = dist.TCPStore(host, int(port), is_master=False, timeout=COLLECTIVE_TIMEOUT)
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=DEADLINE_S))
             self.join(store, command.epoch)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, CollectiveFailed) as error:
             raise self._error(
                 "nccl_init_failed", f"could not join the rendezvous {command.comm_id}: {error}"
             ) from error
@@ -124,21 +135,19 @@ class Executor:
 
     def join(self, store: dist.Store, epoch: int) -> None:
         """Take the seat in the group of `epoch`, and hand it to a model that is already loaded."""
-        backend = "nccl" if self.device.startswith("cuda") else "gloo"
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore(str(epoch), store),
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=COLLECTIVE_TIMEOUT,
+        place = dist.PrefixStore(str(epoch), store)
+        self._collective = rendezvous.join(
+            place, self.rank, self.world_size, self.device, self.abort, self._shared_memory
         )
-        self._collective = ProcessGroupCollective(dist.group.WORLD)
         if self._model is not None and self._engine is not None:
             self._engine.join(self._collective)
 
     def _sanity_check(self, command: NcclSanityCheck) -> NcclSanityResult:
         ones = torch.ones(1, device=self.device)
-        self._seat("sanity check").all_reduce(ones)
+        try:
+            self._seat("sanity check").all_reduce(ones)
+        except CollectiveFailed as error:
+            raise self._error("nccl_init_failed", f"the sanity check failed: {error}") from error
         return NcclSanityResult(epoch=command.epoch, seq=command.seq, rank=self.rank, observed_sum=float(ones.item()))
 
     def _load(self, command: LoadDenseShard) -> LoadDenseShardOk:

@@ -41,6 +41,12 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--kv-tokens", type=click.IntRange(16), help="Tokens of KV memory [default: from free memory]."
             ),
             click.option(
+                "--prefix-cache/--no-prefix-cache",
+                default=True,
+                show_default=True,
+                help="Whether requests may begin with KV that others have computed.",
+            ),
+            click.option(
                 "--quant",
                 metavar="[int8|f16]",
                 help="Pack the weights in 8 or 16 bits, on CPUs (chosen where --devices is silent).",
@@ -61,6 +67,7 @@ def build_spec(
     max_context: int | None,
     kv_tokens: int | None,
     quant: str | None,
+    prefix_cache: bool = True,
     replicas: int = 1,
     spread: bool = False,
     drain_s: int = 300,
@@ -85,6 +92,7 @@ def build_spec(
         quant=quant,
         max_context=max_context,
         kv_tokens=kv_tokens,
+        prefix_cache=prefix_cache,
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from control.messages import GenerateStep, Sampling
-from worker.collective import Solo
+from worker.collective import Collective, Solo
 from worker.engine.sampling import Sampler, SamplingRow
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
@@ -30,19 +30,28 @@ class Decoded:
 
 
 class Furrow:
-    """The engine and sampler as a leader uses them, without Redis."""
+    """The engine and sampler as a leader uses them, without Redis; one rank of a group where `collective` is given."""
 
-    def __init__(self, folder: Path, dtype: str, device: str, kv_tokens: int, quant: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: str,
+        device: str,
+        kv_tokens: int,
+        quant: str | None = None,
+        collective: Collective | None = None,
+    ) -> None:
         config = json.loads((folder / "config.json").read_text())
         files = ModelFiles(config=config, weights=sorted(folder.glob("*.safetensors")), folder=folder)
-        model = load(files, collective=Solo(), dtype=dtype, quant=quant, device=device)
-        self._engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), Solo())
+        self._collective = collective or Solo()
+        model = load(files, collective=self._collective, dtype=dtype, quant=quant, device=device)
+        self._engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), self._collective)
         self._device = device
         self._next = 0
         self._running: list[int] = []
 
     def decode(self, prompts: list[list[int]], count: int) -> Decoded:
-        """`count` tokens for each prompt, all in one batch."""
+        """`count` tokens for each prompt, all in one batch; on every rank of a group alike."""
         sids = list(range(self._next, self._next + len(prompts)))
         asked, outputs = dict(zip(sids, prompts, strict=True)), {sid: list[int]() for sid in sids}
         sampler = Sampler()
@@ -64,7 +73,8 @@ class Furrow:
 
         seconds, before = [], _now(self._device)
         for step in range(count):
-            result = self._engine.run(self._command(asked if step == 0 else {}, step + 1), sample)
+            command = self._command(asked if step == 0 else {}, step + 1)
+            result = self._engine.run(command, sample if self._collective.rank == 0 else None)
             for sid, token in zip(result.sids, result.tokens, strict=True):
                 outputs[sid].append(token)
             after = _now(self._device)

@@ -65,9 +65,7 @@ class Engine:
         after the broadcast: the rows are cached, and those that should have been sampled wait for a row of their own.
         """
         rows = self._rows(command)
-        for sid in command.left:
-            self._pending.pop(sid, None)
-            self.store.drop(sid)
+        self._make_room(command)
         checksum, fed, forwards, more = command.seq, 0, 0, bool(rows)
         sids: list[int] = []
         tokens: list[int] = []
@@ -105,18 +103,34 @@ class Engine:
         self.collective = collective
         self.clear()
 
+    def _make_room(self, command: GenerateStep) -> None:
+        """Forget who left and let newcomers begin with what others have; donors that left come last."""
+        for sid in (*command.left, *command.kept):
+            self._pending.pop(sid, None)
+        donors = {prefix.donor: prefix for prefix in command.prefixes}  # the last one of each donor
+        left = set(command.left)
+        for sid in left - donors.keys():
+            self.store.drop(sid)
+        for prefix in command.prefixes:
+            if self.store.length(prefix.sid) is None:  # else a run of this command that failed has done it
+                take_over = prefix.donor in left and donors[prefix.donor] == prefix
+                self.store.fork(prefix.sid, prefix.donor, prefix.count, take_over=take_over)
+
     # --- the batch ---------------------------------------------------------------------------------------------------
 
     def _rows(self, command: GenerateStep) -> list[Row]:
         self._check_shape(command)
-        left, paused, explicit = set(command.left), set(command.paused), set(command.sequences)
-        rows = self._continuing(left | paused | explicit)
+        begun = self._check_prefixes(command)
+        left, explicit = set(command.left), set(command.sequences)
+        rows = self._continuing(left.union(command.paused, command.kept, explicit))
         for sid, tokens, offset, sampled in zip(
             command.sequences, command.tokens, command.offset, command.sample, strict=True
         ):
-            self._check_row(sid, tokens, offset, fresh=sid in left)
+            cached = begun.get(sid, None if sid in left else self.store.length(sid))
+            self._check_row(sid, tokens, offset, cached)
             rows.append(Row(sid, tokens, offset, sampled))
-        self._check_room(rows, freed=sum(self.store.length(sid) or 0 for sid in left))
+        freed = sum(self.store.length(sid) or 0 for sid in left | begun.keys()) - sum(begun.values())
+        self._check_room(rows, freed)
         return rows
 
     def _continuing(self, others: Set[int]) -> list[Row]:
@@ -140,12 +154,36 @@ class Engine:
             raise self._error("bad_request", f"sequences, tokens, offset and sample differ in length: {sorted(counts)}")
         if len(set(command.sequences)) != len(command.sequences):
             raise self._error("bad_request", f"a sequence has two rows in one step: {sorted(command.sequences)}")
-        for sid in command.paused:
-            if sid in command.sequences or self.store.length(sid) is None:
-                why = "has a row in the same step" if sid in command.sequences else "is not known here"
-                raise self._error("bad_request", f"sequence {sid} can't be paused: it {why}")
+        for what, sids in (("paused", command.paused), ("kept", command.kept)):
+            for sid in sids:
+                if sid in command.sequences or self.store.length(sid) is None:
+                    why = "has a row in the same step" if sid in command.sequences else "is not known here"
+                    raise self._error("bad_request", f"sequence {sid} can't be {what}: it {why}")
 
-    def _check_row(self, sid: int, tokens: list[int], offset: int, fresh: bool) -> None:
+    def _check_prefixes(self, command: GenerateStep) -> dict[int, int]:
+        """How many positions each sequence has that begins with another's."""
+        begun: dict[int, int] = {}
+        for prefix in command.prefixes:
+            sid, donor, count = prefix.sid, prefix.donor, prefix.count
+            own, has = self.store.length(sid), self.store.length(donor)
+            again = own == count  # after a failed forward the same command may be run again
+            fault = None
+            if not self.store.cuts:
+                fault = "this model's cache can't be cut"
+            elif sid not in command.sequences or sid in begun or sid in command.left:
+                fault = "it must join with one row and one prefix"
+            elif own is not None and not again:
+                fault = f"it has {own} cached tokens already"
+            elif count < 1 or not (again or (has is not None and count <= has)):
+                fault = f"that has {has or 0} cached tokens"
+            if fault is not None:
+                raise self._error(
+                    "bad_request", f"sequence {sid} can't begin with {count} tokens of sequence {donor}: {fault}"
+                )
+            begun[sid] = count
+        return begun
+
+    def _check_row(self, sid: int, tokens: list[int], offset: int, cached: int | None) -> None:
         if not tokens:
             raise self._error("bad_request", f"sequence {sid} has a row without tokens")
         lowest, highest = min(tokens), max(tokens)
@@ -154,7 +192,6 @@ class Engine:
             raise self._error(
                 "bad_request", f"sequence {sid} has token {wrong}; the vocabulary has {self.model.vocab_size}"
             )
-        cached = None if fresh else self.store.length(sid)
         if cached is None and offset != 0:
             raise self._error(
                 "forward_failed", f"sequence {sid} is unknown, so it must start at offset 0, not {offset}"
@@ -193,7 +230,9 @@ class Engine:
         try:
             tokens: list[int] = self.collective.broadcast(agreed).tolist()
         except Exception as error:
-            raise self._error("forward_failed", f"the tokens could not be broadcast: {error}") from (failure or error)
+            raise self._error(
+                "forward_failed", f"the tokens could not be broadcast: {type(error).__name__}: {error}"
+            ) from (failure or error)
         if failure is not None:
             raise failure
         return (tokens[:-1], bool(tokens[-1])) if repeat else (tokens, False)

@@ -1,4 +1,5 @@
-"""The interface of a cache store. There is no rewind: a recurrent state could not follow."""
+"""The interface of a cache store. No sequence is ever rewound: a recurrent state could not follow. Another sequence
+may begin with the start of its cache, where the store can cut one."""
 
 from __future__ import annotations
 
@@ -53,6 +54,9 @@ class KVStore(Protocol):
     """Keys and values by sequence. A sequence exists from its first committed token until it is dropped."""
 
     capacity_tokens: int
+    cuts: bool
+    """Whether `fork` is possible: each position of attention's cache stands alone, of a recurrent state only the end
+    is there."""
 
     @property
     def used_tokens(self) -> int: ...
@@ -67,6 +71,13 @@ class KVStore(Protocol):
 
     def commit(self, extents: list[Extent]) -> None:
         """The step is done: its tokens count from now on."""
+        ...
+
+    def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
+        """Let the unknown sequence `sid` begin with the first `count` cached positions of `donor`.
+
+        They are copied; `take_over` gives it the donor's own memory instead, and the donor is unknown from then on.
+        """
         ...
 
     def drop(self, sid: int) -> None:

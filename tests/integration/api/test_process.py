@@ -31,6 +31,19 @@ def impatient(server: Server, leader: ScriptedLeader, tmp_path: Path) -> Iterato
         yield api
 
 
+def test_no_torch_in_an_api_process(
+    server: Server, leader: ScriptedLeader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all modules that a process imports until it has served a request, none is torch's or transformers'."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    with running_api(server.url, tmp_path) as api:
+        assert httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=20).status_code == 200
+        lines = (line for line in api.log.read_text().splitlines() if line.startswith("import time:"))
+        imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+    assert {"litestar", "api", "control"} <= imported
+    assert not {"torch", "transformers", "worker"} & imported
+
+
 async def test_64_streams_in_order(api: ApiProcess, leader: ScriptedLeader) -> None:
     """64 clients at once each get their own text, whole and in order, one terminal line each."""
     leader.reply = lambda prompt: " ".join(f"{prompt.rpartition(': ')[2].strip()}-{word}" for word in range(40))
@@ -234,13 +247,17 @@ def test_ready_wants_a_token(tmp_path: Path) -> None:
 def test_metrics(http: httpx.Client, leader: ScriptedLeader) -> None:
     """The counters move with what was served."""
 
-    def tokens() -> float:
+    def counts() -> list[float]:
         lines = http.get("/metrics").text.splitlines()
-        return float(next(line for line in lines if line.startswith("furrow_api_completion_tokens_total")).split()[-1])
+        names = [f"furrow_api_{which}_tokens_total " for which in ("completion", "prompt", "cached_prompt")]
+        return [float(next(line for line in lines if line.startswith(name)).split()[-1]) for name in names]
 
-    before = tokens()
-    http.post(CHAT, json=chat("hello"))
-    assert tokens() == before + len("you said hello") + 1
+    leader.cached = 3
+    before = counts()
+    usage = http.post(CHAT, json=chat("hello")).json()["usage"]
+    assert usage["completion_tokens"] == len("you said hello") + 1
+    moved = [after - earlier for after, earlier in zip(counts(), before, strict=True)]
+    assert moved == [usage["completion_tokens"], usage["prompt_tokens"], 3]
 
 
 def test_keys_and_names(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:
