@@ -94,12 +94,13 @@ class Engine:
         ):
             self._check_row(sid, tokens, offset, fresh=sid in left)
             rows.append(Row(sid, tokens, offset, sampled))
-        freed = sum(self.store.length(sid) or 0 for sid in left)
-        needed = self.store.used_tokens - freed + sum(len(row.tokens) for row in rows)
-        if needed > self.store.capacity_tokens:
+        store, changed = self.store, left.union(row.sid for row in rows)
+        kept = store.used_tokens - sum(store.rounded(store.length(sid) or 0) for sid in changed)
+        needed = kept + sum(store.rounded(row.extent.end) for row in rows)
+        if needed > store.capacity_tokens:
             raise self._error(
                 "forward_failed",
-                f"the step needs {needed} cached tokens, but there is room for {self.store.capacity_tokens}",
+                f"the step needs {needed} cached tokens, but there is room for {store.capacity_tokens}",
             )
         return rows
 

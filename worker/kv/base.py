@@ -53,9 +53,17 @@ class KVStore(Protocol):
     """Keys and values by sequence. A sequence exists from its first committed token until it is dropped."""
 
     capacity_tokens: int
+    block_tokens: int
+    """Memory is handed out in blocks of so many positions, 1 where a sequence takes just what it has."""
 
     @property
-    def used_tokens(self) -> int: ...
+    def used_tokens(self) -> int:
+        """Of `capacity_tokens`, whole blocks."""
+        ...
+
+    def rounded(self, tokens: int) -> int:
+        """What `tokens` of one sequence take of `capacity_tokens`."""
+        ...
 
     def length(self, sid: int) -> int | None:
         """Positions that are cached, or None for a sequence that is unknown."""

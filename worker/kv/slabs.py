@@ -21,6 +21,8 @@ def tokens_that_fit(free_bytes: int, layout: CacheLayout) -> int:
 class SlabStore:
     """Cached keys and values on one device, bounded by `capacity_tokens`."""
 
+    block_tokens = 1
+
     def __init__(self, layout: CacheLayout, capacity_tokens: int) -> None:
         self.layout, self.capacity_tokens = layout, capacity_tokens
         self._pools: dict[int, Pool] = {}
@@ -35,6 +37,9 @@ class SlabStore:
     def reserved_bytes(self) -> int:
         """Address space of all pools; on a CPU only what was written is resident."""
         return sum(pool.slots * pool.capacity for pool in self._pools.values()) * self.layout.bytes_per_token
+
+    def rounded(self, tokens: int) -> int:
+        return tokens
 
     def length(self, sid: int) -> int | None:
         return self._lengths.get(sid)

@@ -1,0 +1,4 @@
+"""Triton kernels and their launchers. Only imported where the device is a GPU, or under Triton's interpreter in tests.
+
+Launchers take tensors and read no value from the device, so that a CUDA graph can hold what they launch.
+"""
