@@ -23,7 +23,7 @@ def _store(key, value, key_pages, value_pages, tables, owners, positions,
     block = tl.load(tables + owner * table_row + position // PAGE, mask=real, other=0).to(tl.int64)
     head = tl.arange(0, PADDED_HEADS)[:, None]
     place = tl.arange(0, PADDED_DIM)[None, :]
-    inside = (head < HEADS) & (place < DIM) & real
+    inside = (head < tl.where(real, HEADS, 0)) & (place < DIM)
     target = ((block * HEADS + head) * PAGE + position % PAGE) * DIM + place
     wide = token.to(tl.int64)
     new_key = tl.load(key + head * key_head + wide * key_token + place, mask=inside, other=0.0)
