@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-import psutil
 import structlog
 import torch
 import torch.distributed as dist
@@ -39,8 +38,9 @@ from control.messages import (
 )
 from worker.collective import Collective, ProcessGroupCollective, Solo
 from worker.engine.step import Engine, Sample, StepResult
-from worker.kv.slabs import SlabStore, tokens_that_fit
+from worker.kv.stores import store_for
 from worker.models.files import ModelFiles
+from worker.models.gates import context_length
 from worker.models.loading import ServedModel, load
 
 log = structlog.get_logger()
@@ -90,6 +90,11 @@ class Executor:
             self._collective = None
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+    @property
+    def block_tokens(self) -> int:
+        """How many positions the loaded model's KV memory is handed out by; all ranks of a group have the same."""
+        return 1 if self._engine is None else self._engine.store.block_tokens
 
     def clear(self) -> None:
         """Forget every sequence."""
@@ -149,8 +154,8 @@ class Executor:
             try:
                 files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
                 model = load(files, collective=collective, dtype=command.dtype, device=self.device)
-                layout = model.cache_layout
-                store = SlabStore(layout, command.kv_tokens or tokens_that_fit(self._free_bytes(), layout))
+                context = context_length(files.config)
+                store = store_for(model.cache_layout, command.kv_tokens, context, self.world_size)
             except Exception as error:
                 raise self._error("load_failed", f"{type(error).__name__}: {error}") from error
             self._model, self._model_id = model, command.model_id
@@ -186,12 +191,6 @@ class Executor:
 
     def _shutdown(self, command: Shutdown) -> Bye:
         return Bye(epoch=command.epoch, seq=command.seq, rank=self.rank)
-
-    def _free_bytes(self) -> int:
-        """Memory for the KV of this rank: most of what its GPU has free, or its part of half of the host's."""
-        if self.device.startswith("cuda"):
-            return int(0.9 * torch.cuda.mem_get_info()[0])
-        return psutil.virtual_memory().available // (2 * self.world_size)
 
     # --- refusals ---------------------------------------------------------------------------------------------------
 

@@ -166,6 +166,7 @@ class Leader:
             kv_tokens=kv_tokens,
             token_budget=self._limits.token_budget,
             max_sequences=self._limits.max_sequences,
+            block_tokens=self._executor.block_tokens,
         )
         exchange = Exchange(self._client, self._blocking, lease, pulse.check)
         roster = Roster(lease, exchange, scheduler, Finisher(self._decode))

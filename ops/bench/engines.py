@@ -16,8 +16,9 @@ from control.messages import GenerateStep, Sampling
 from worker.collective import Solo
 from worker.engine.sampling import Sampler, SamplingRow
 from worker.engine.step import Engine
-from worker.kv.slabs import SlabStore
+from worker.kv.stores import store_for
 from worker.models.files import ModelFiles
+from worker.models.gates import context_length
 from worker.models.loading import load
 
 
@@ -36,7 +37,8 @@ class Furrow:
         config = json.loads((folder / "config.json").read_text())
         files = ModelFiles(config=config, weights=sorted(folder.glob("*.safetensors")), folder=folder)
         model = load(files, collective=Solo(), dtype=dtype, device=device)
-        self._engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), Solo())
+        store = store_for(model.cache_layout, kv_tokens, context_length(config), 1)
+        self._engine = Engine(model, store, Solo())
         self._device = device
         self._next = 0
         self._running: list[int] = []

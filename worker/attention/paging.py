@@ -22,7 +22,8 @@ class PagedBatch:
     tables: Tensor
     """(rows, width) int32."""
     owners: Tensor
-    """(T,) int32: each token's row of `tables`, or -1 where it only fills up a bucket: nothing is stored or attended."""
+    """(T,) int32: each token's row of `tables`, or -1 where it only fills up a bucket and is neither stored nor attended.
+    """
     positions: Tensor
     """(T,) integers."""
     singles: Tensor | None

@@ -1,7 +1,7 @@
 """Attention of one new token per sequence over its pages, split along the keys, then reduced.
 
-How often the keys are split depends on the number of rows alone, never on lengths: a graph that was captured for a bucket
-stays right whatever its sequences grow to. (Flash-Decoding: Dao, Haziza, Massa, Sizov, 2023.)
+How often the keys are split depends on the number of rows alone, never on lengths: a graph that was captured for a
+bucket stays right whatever its sequences grow to. (Flash-Decoding: Dao, Haziza, Massa, Sizov, 2023.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from worker.attention.paging import PagedBatch
 from worker.attention.variant import Variant
 from worker.kernels.softmax import normalised, over_range
-from worker.kernels.tiles import LOG2_E, arguments, padded
+from worker.kernels.tiles import arguments, padded
 
 MOST_SPLITS = 32
 

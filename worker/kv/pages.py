@@ -1,7 +1,8 @@
 """The store of pages: blocks of a fixed number of positions in one tensor, handed to sequences as they grow.
 
-Nothing is ever moved: a sequence that grows is given another block. Sequences that begin alike hold the same blocks; only
-the block that both go on writing is copied. Memory is never cleared: attention reads nothing behind a sequence's end.
+Nothing is ever moved: a sequence that grows is given another block. Sequences that begin alike hold the same blocks;
+only the block that both go on writing is copied. Memory is never cleared: attention reads nothing behind a sequence's
+end.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class PagedStore:
         if count < 1:
             raise ValueError(f"{capacity_tokens} tokens of KV memory are less than one block of {block_tokens}")
         self.layout, self.block_tokens, self.attention = layout, block_tokens, attention
-        self.capacity_tokens = count * block_tokens
+        self.capacity_tokens, self.max_context = count * block_tokens, max_context
         self._blocks = Blocks(count)
         shape = (layout.layers, 2, count, layout.kv_heads, block_tokens, layout.head_dim)
         self._memory = torch.empty(shape, dtype=layout.dtype, device=layout.device)
@@ -84,6 +85,9 @@ class PagedStore:
 
     def reserve(self, extents: list[Extent]) -> list[int]:
         """Blocks for the new tokens of a step; each sequence's row of the tables. Raises ValueError beyond capacity."""
+        longest = max((extent.end for extent in extents), default=0)
+        if longest > self.max_context:
+            raise ValueError(f"a sequence would have {longest} positions, the model has {self.max_context}")
         self._give_back_unused(extents)
         self._begun = list(extents)
         added = [

@@ -1,14 +1,9 @@
-"""Kernels run on the GPU where there is one, else in Triton's interpreter, which must be chosen before they are made."""
+"""Kernels run on the GPU where there is one, else in Triton's interpreter (chosen in tests/conftest.py)."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

@@ -50,9 +50,7 @@ class History:
             new = slice(start, start + extent.count)
             empty = torch.zeros(KV_HEADS, 0, DIM, dtype=torch.float64)
             old = self.truth.get(extent.sid, (empty, empty))
-            keys, values = (
-                torch.cat([one, more[:, new] + 1], 1) for one, more in zip(old, (key, value), strict=True)
-            )
+            keys, values = (torch.cat([one, more[:, new] + 1], 1) for one, more in zip(old, (key, value), strict=True))
             self.truth[extent.sid] = (keys, values)
             for place in range(extent.count):
                 seen = extent.offset + place + 1
@@ -148,6 +146,13 @@ def test_tables_grow_with_the_sequences(layout: CacheLayout) -> None:
     assert blocks == [store._blocks.of(sid)[0] for sid in range(600)]
     store.clear()
     assert (len(store._free_rows), store.free_blocks) == (600 + 424, 1000)
+
+
+def test_no_sequence_outgrows_its_table(store: PagedStore) -> None:
+    """A sequence longer than the model's context is refused before it takes a block."""
+    with pytest.raises(ValueError, match="would have 101 positions, the model has 100"):
+        store.begin([Extent(1, 0, 101)])
+    assert store.free_blocks == 40
 
 
 def test_shared_blocks_are_free_when_the_last_holder_leaves() -> None:
