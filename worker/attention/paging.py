@@ -22,8 +22,8 @@ class PagedBatch:
     tables: Tensor
     """(rows, width) int32."""
     owners: Tensor
-    """(T,) int32: each token's row of `tables`, or -1 where it only fills up a bucket and is neither stored nor attended.
-    """
+    """(T,) int32: each token's row of `tables`, or -1 where it only fills up a bucket: it is not stored, and attends
+    nothing."""
     positions: Tensor
     """(T,) integers."""
     singles: Tensor | None

@@ -21,7 +21,7 @@ def product(left, right, WIDENED: tl.constexpr):
 @triton.jit
 def capped(scores, cap):
     """cap · tanh(scores / cap); tanh by way of the exponential, as tanh(x) = 2 · sigmoid(2 x) - 1."""
-    return cap * (2.0 / (1.0 + tl.exp(-2.0 * scores / cap)) - 1.0)
+    return cap * (2.0 / (1.0 + tl.exp(tl.minimum(-2.0 * scores / cap, 80.0))) - 1.0)
 
 
 # fmt: off

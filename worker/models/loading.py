@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ def load(source: ModelFiles | Path, *, collective: Collective, dtype: str = "aut
     link = parallel.Link(collective)
     if plan.world_size > 1:
         _install_parallel(model, plan, link)
+    if where.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from worker.models.fusing import fuse  # only here: on a CPU neither Triton nor its kernels are loaded
+
+        fuse(model)
     return ServedModel(model, link, _cache_layout(config, plan, chosen, where), config.vocab_size)
 
 
