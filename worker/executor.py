@@ -36,6 +36,7 @@ from control.messages import (
     Unloaded,
     UnloadModel,
 )
+from worker.agreement import all_ready
 from worker.collective import Collective, ProcessGroupCollective, Solo
 from worker.engine.step import Engine, Sample, StepResult
 from worker.kv.stores import store_for
@@ -48,6 +49,9 @@ log = structlog.get_logger()
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)
 """The last resort only: step deadlines and the agent's waitpid decide long before."""
 
+LOADING_PATIENCE_S = 1800.0
+"""How long a rank on a GPU waits for the slowest to load; the leader's own deadlines decide before."""
+
 
 class Executor:
     """Executes commands on one device. Raises RankError for what a rank answers with `error`."""
@@ -59,6 +63,8 @@ class Executor:
         self._loaded_in = 0
         self._engine: Engine | None = None
         self._collective: Collective | None = Solo() if world_size == 1 else None
+        self._store: dist.Store | None = None
+        """This epoch's, which is told who has loaded."""
         self._handlers: dict[type[Command], Callable[..., Reply]] = {
             Ping: self._ping,
             Init: self._init,
@@ -85,7 +91,8 @@ class Executor:
 
     def leave(self) -> None:
         """Leave the epoch: give up the seat in the group and every sequence, keep the weights."""
-        self.clear()
+        if self._engine is not None:
+            self._engine.leave()
         if self.world_size > 1:
             self._collective = None
             if dist.is_initialized():
@@ -130,9 +137,10 @@ class Executor:
     def join(self, store: dist.Store, epoch: int) -> None:
         """Take the seat in the group of `epoch`, and hand it to a model that is already loaded."""
         backend = "nccl" if self.device.startswith("cuda") else "gloo"
+        self._store = dist.PrefixStore(str(epoch), store)
         dist.init_process_group(
             backend,
-            store=dist.PrefixStore(str(epoch), store),
+            store=self._store,
             rank=self.rank,
             world_size=self.world_size,
             timeout=COLLECTIVE_TIMEOUT,
@@ -157,6 +165,7 @@ class Executor:
                 context = context_length(files.config)
                 store = store_for(model.cache_layout, command.kv_tokens, context, self.world_size)
             except Exception as error:
+                self._all_loaded(False)
                 raise self._error("load_failed", f"{type(error).__name__}: {error}") from error
             self._model, self._model_id = model, command.model_id
             self._engine = Engine(model, store, collective)
@@ -164,6 +173,8 @@ class Executor:
             raise self._error("already_loaded", f"{self._model_id!r} is loaded; unload it first")
         self._loaded_in = command.epoch
         assert self._engine is not None
+        if self._all_loaded(True):
+            self._engine.prepare()
         return LoadDenseShardOk(
             epoch=command.epoch,
             seq=command.seq,
@@ -171,6 +182,13 @@ class Executor:
             kv_tokens=self._engine.store.capacity_tokens,
             weight_bytes=self._model.weight_bytes,
         )
+
+    def _all_loaded(self, loaded: bool) -> bool:
+        """Whether every rank of a group of GPUs has loaded: what prepares a step runs collectives, in which a rank
+        would wait for one that failed. On a CPU there is nothing to prepare."""
+        if self._store is None or not self.device.startswith("cuda"):
+            return True
+        return all_ready(self._store, self.rank, self.world_size, loaded, LOADING_PATIENCE_S)
 
     def _step(self, command: GenerateStep) -> GenerateStepOk:
         result = self.run_step(command, None)

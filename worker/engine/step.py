@@ -18,6 +18,7 @@ from control.errors import RankError, RankErrorKind
 from control.messages import GenerateStep
 from worker.collective import Collective
 from worker.engine.batch import Row, flatten
+from worker.engine.graphs import graphs_for
 from worker.kv.base import KVStore
 from worker.models.served import ServedModel
 
@@ -46,6 +47,7 @@ class Engine:
 
     def __init__(self, model: ServedModel, store: KVStore, collective: Collective) -> None:
         self.model, self.store, self.collective = model, store, collective
+        self.graphs = graphs_for(model, store)
         self._pending: dict[int, int] = {}
         """Sequence → the token sampled last, which it feeds in its next row."""
 
@@ -71,6 +73,17 @@ class Engine:
         self._pending.update((sid, token) for sid, token in zip(sids, tokens, strict=True) if token != NO_TOKEN)
         return StepResult(sids, tokens, _checksum(command.seq, rows, tokens), sum(len(row.tokens) for row in rows))
 
+    def prepare(self) -> None:
+        """Make ready for an epoch's steps; every rank of the group does this at the same time."""
+        if self.graphs is not None:
+            self.graphs.prepare()
+
+    def leave(self) -> None:
+        """Forget every sequence and let go of the group, before it is destroyed."""
+        self.clear()
+        if self.graphs is not None:
+            self.graphs.release()
+
     def clear(self) -> None:
         """Forget every sequence."""
         self._pending.clear()
@@ -78,9 +91,9 @@ class Engine:
 
     def join(self, collective: Collective) -> None:
         """Go on in a new epoch's group: weights stay, sequences are forgotten (their ranks may differ by a step)."""
+        self.leave()
         self.model.join(collective)
         self.collective = collective
-        self.clear()
 
     # --- the batch ---------------------------------------------------------------------------------------------------
 
@@ -139,8 +152,10 @@ class Engine:
     def _forward(self, rows: list[Row]) -> Tensor:
         extents = [row.extent for row in rows]
         try:
-            batch = flatten(rows, self.store.begin(extents), self.model.device)
-            logits = self.model.forward(batch)
+            if self.graphs is not None and self.graphs.takes(rows):
+                logits = self.graphs.run(rows)
+            else:
+                logits = self.model.forward(flatten(rows, self.store.begin(extents), self.model.device))
         except Exception as error:
             shape = ", ".join(f"{row.sid}: {len(row.tokens)} at {row.offset}" for row in rows)
             raise self._error("forward_failed", f"{type(error).__name__}: {error} (rows {shape})") from error

@@ -1,0 +1,159 @@
+"""The books of captured decode steps, with a graph that runs its work again: buckets, filling, when none is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.integration.engine.ranks import play
+from tests.integration.engine.script import write
+from tests.integration.engine.test_parity import assert_identical, mixed
+from worker.attention import gathered
+from worker.collective import Solo
+from worker.engine.batch import Row
+from worker.engine.graphs import BUCKETS, DecodeGraphs, graphs_for
+from worker.engine.step import Engine
+from worker.kv.pages import PagedStore
+from worker.models.loading import load
+
+Checkpoint = Callable[[str], Path]
+
+
+class Counting(Solo):
+    """A group of one whose collectives are counted like those of a larger one."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return tensor
+
+
+class Recorder:
+    """Captures by running the work once; a replay runs it again, over whatever the buffers hold then."""
+
+    def __init__(self) -> None:
+        self.captured = 0
+        self.replayed: list[int] = []
+
+    def __call__(self, work: Callable[[], None]) -> Recorder.Recorded:
+        self.captured += 1
+        work()
+        return Recorder.Recorded(self, self.captured, work)
+
+    class Recorded:
+        def __init__(self, recorder: Recorder, number: int, work: Callable[[], None]) -> None:
+            self._recorder, self._number, self._work = recorder, number, work
+
+        def replay(self) -> None:
+            self._recorder.replayed.append(self._number)
+            self._work()
+
+
+def engine_of(folder: Path, buckets: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[Engine, Recorder]:
+    model = load(folder, collective=Counting(), dtype="float64")
+    engine = Engine(model, PagedStore(model.cache_layout, 4096, 512, gathered.attend, 16), Solo())
+    recorder = Recorder()
+    engine.graphs = DecodeGraphs(model, engine.store, recorder, buckets)  # type: ignore[arg-type]
+    return engine, recorder
+
+
+def row(sid: int, tokens: int = 1, sample: bool = True) -> Row:
+    return Row(sid, [7] * tokens, 0, sample)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_captured_steps_equal_generate(family: str, checkpoint: Checkpoint) -> None:
+    """Sequences that join, decode and leave have the tokens of transformers' generate, whatever bucket they are in."""
+    folder = checkpoint(family)
+    engine, recorder = engine_of(folder)
+    engine.prepare()
+    assert recorder.captured == 4
+    outcome = play(engine, write(mixed()))
+    assert_identical(folder, mixed(), outcome)
+    assert len(recorder.replayed) > 5
+    assert len(set(recorder.replayed)) > 1
+
+
+def test_what_is_taken(checkpoint: Checkpoint) -> None:
+    """One sampled token from each of at most as many sequences as the largest bucket has, once captured."""
+    engine, _ = engine_of(checkpoint("llama"))
+    graphs = engine.graphs
+    assert graphs is not None and not graphs.takes([row(1)])
+    engine.prepare()
+    assert graphs.takes([row(1)]) and graphs.takes([row(sid) for sid in range(8)])
+    assert not graphs.takes([row(sid) for sid in range(9)])
+    assert not graphs.takes([row(1), row(2, tokens=2)])
+    assert not graphs.takes([row(1, sample=False)])
+    assert not graphs.takes([])
+    assert [graphs.bucket(count) for count in (1, 2, 3, 8)] == [1, 2, 4, 8]
+
+
+def test_rows_that_fill_up_leave_no_trace(checkpoint: Checkpoint) -> None:
+    """They write no keys, whatever the blocks hold that their zeros could point to."""
+    engine, _ = engine_of(checkpoint("llama"), buckets=(8,))
+    store = engine.store
+    assert isinstance(store, PagedStore) and engine.graphs is not None
+    store._memory.fill_(3.0)
+    engine.prepare()
+    engine.graphs.run([row(1), row(2), row(3)])
+    assert (store._memory != 3.0).any(-1).any(0).any(0).sum() == 3 * engine.model.cache_layout.kv_heads
+
+
+def test_replays_count_their_collectives(checkpoint: Checkpoint) -> None:
+    """A replay counts what was captured, so that ranks can still be compared."""
+    engine, _ = engine_of(checkpoint("llama"))
+    collective = engine.model.collective
+    capture = engine.graphs._capture  # type: ignore[union-attr]
+
+    def with_a_collective(work: Callable[[], None]) -> Recorder.Recorded:
+        collective.all_reduce(torch.ones(1))
+        return capture(work)  # type: ignore[return-value]
+
+    engine.graphs._capture = with_a_collective  # type: ignore[union-attr]
+    engine.prepare()
+    before = collective.count
+    engine.graphs.run([row(1)])  # type: ignore[union-attr]
+    assert collective.count == before + 1
+
+
+def test_a_new_epoch_captures_again(checkpoint: Checkpoint) -> None:
+    """Graphs are gone before the group is, are not used until captured again, and tables that moved void them."""
+    engine, recorder = engine_of(checkpoint("llama"))
+    graphs, store = engine.graphs, engine.store
+    engine.prepare()
+    engine.leave()
+    assert graphs is not None and not graphs.takes([row(1)])
+    engine.join(Solo())
+    assert not graphs.takes([row(1)])
+    engine.prepare()
+    assert graphs.takes([row(1)]) and recorder.captured == 8
+    assert isinstance(store, PagedStore)
+    store.tables = store.tables.clone()
+    assert not graphs.takes([row(1)])
+
+
+def test_a_capture_that_fails_leaves_the_engine_working(
+    checkpoint: Checkpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its steps are launched by hand, and the log says why."""
+    folder = checkpoint("llama")
+    engine, _ = engine_of(folder)
+
+    def refuse(work: Callable[[], None]) -> Recorder.Recorded:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    engine.graphs._capture = refuse  # type: ignore[union-attr]
+    engine.prepare()
+    assert "not permitted when stream is capturing" in capsys.readouterr().out
+    assert_identical(folder, mixed()[:2], play(engine, write(mixed()[:2])))
+
+
+def test_no_graphs_without_a_gpu(checkpoint: Checkpoint) -> None:
+    """On a CPU nothing is captured; the buckets reach the largest batch that is ever planned."""
+    model = load(checkpoint("llama"), collective=Solo(), dtype="float32")
+    store = PagedStore(model.cache_layout, 64, 512, gathered.attend)
+    assert graphs_for(model, store) is None
+    assert load(checkpoint("qwen3_moe"), collective=Solo()).waits_for_device and not model.waits_for_device
+    assert BUCKETS[-1] == 256 and sorted(BUCKETS) == list(BUCKETS)
