@@ -102,17 +102,16 @@ class Posted:
 
     def __init__(self, client: SyncRedis, calls: Sequence[Call[Any]]) -> None:
         self._client, self._calls = client, calls
-        self._send()
+        self._under_way: Wire | Routed | Exception | None = self._send()
 
-    def _send(self) -> None:
+    def _send(self) -> Wire | Routed | Exception:
         self._sending = _Sending(self._calls)
-        self._under_way = _depart(self._client, self._sending.words())
+        return _depart(self._client, self._sending.words())
 
     def outcomes(self) -> list[Any]:
         """As of `run_all`."""
-        if self._under_way is None:
-            self._send()
-        sending, under_way, self._under_way = self._sending, self._under_way, None
+        under_way, self._under_way = self._under_way or self._send(), None
+        sending = self._sending
         sending.begin()
         sending.take(_arrive(self._client, under_way))
         for wait in (*RETRY_AFTER_S, None):

@@ -59,7 +59,8 @@ class GenerateStep(Command, tag="generate_step", frozen=True):
     new to the rank has offset 0). A sequence whose last row was sampled and that has no row here decodes by itself:
     it feeds the token that was broadcast at the end of the previous step. `left` are forgotten before the step.
     `sample[i]` tells whether row i's last position is sampled (the last chunk of a prefill).
-    `paused` are sequences that sit this step out, KV kept.
+    `paused` are sequences that sit this step out, KV kept. With `repeat`, rank 0's broadcast ends with 1 or 0: after
+    a 1 every sequence that was sampled decodes once more, without another command.
     """
 
     model_id: str
@@ -69,6 +70,7 @@ class GenerateStep(Command, tag="generate_step", frozen=True):
     sample: list[bool] = []
     left: list[int] = []
     paused: list[int] = []
+    repeat: bool = False
 
 
 class GenerateStepWithImages(GenerateStep, tag="generate_step_with_images", frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from torch import distributed as dist
 
@@ -10,9 +11,16 @@ POLL_S = 0.02
 READY, FAILED = b"ready", b"failed"
 
 
-def all_ready(store: dist.Store, rank: int, world_size: int, ready: bool, patience_s: float) -> bool:
+def all_ready(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    ready: bool,
+    patience_s: float,
+    check: Callable[[], None] = lambda: None,
+) -> bool:
     """Say whether this rank is ready, and wait for the others: True once all are, False as soon as one has failed or
-    after `patience_s` seconds. `store` must be fresh: one rank says only one thing in it.
+    after `patience_s` seconds. `store` must be fresh: one rank says only one thing in it. What `check` raises ends it.
 
     Waiting here costs no device and has no time-out of a collective: ranks may load at very different paces.
     """
@@ -28,5 +36,6 @@ def all_ready(store: dist.Store, rank: int, world_size: int, ready: bool, patien
         if missing and time.monotonic() > deadline:
             return False
         if missing and ready:
+            check()
             time.sleep(POLL_S)
     return ready

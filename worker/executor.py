@@ -38,7 +38,7 @@ from control.messages import (
 )
 from worker.agreement import all_ready
 from worker.collective import Collective, ProcessGroupCollective, Solo
-from worker.engine.step import Engine, Sample, StepResult
+from worker.engine.step import Engine, GoesOn, Sample, StepResult
 from worker.kv.stores import store_for
 from worker.models.files import ModelFiles
 from worker.models.gates import context_length
@@ -65,6 +65,8 @@ class Executor:
         self._collective: Collective | None = Solo() if world_size == 1 else None
         self._store: dist.Store | None = None
         """This epoch's, which is told who has loaded."""
+        self.check: Callable[[], None] = lambda: None
+        """Raises EpochOver once the epoch is over; asked while this rank waits for others."""
         self._handlers: dict[type[Command], Callable[..., Reply]] = {
             Ping: self._ping,
             Init: self._init,
@@ -108,11 +110,11 @@ class Executor:
         if self._engine is not None:
             self._engine.clear()
 
-    def run_step(self, command: GenerateStep, sample: Sample | None) -> StepResult:
-        """One forward of the batch; rank 0 passes `sample`. Raises RankError before anything is changed."""
+    def run_step(self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None) -> StepResult:
+        """The command's forwards; rank 0 passes `sample`. Raises RankError before anything is changed."""
         if self._engine is None or self._model_id != command.model_id:
             raise RankError(self.rank, "model_not_loaded", f"no shard of {command.model_id!r} is loaded here")
-        return self._engine.run(command, sample)
+        return self._engine.run(command, sample, goes_on)
 
     # --- one handler per op -----------------------------------------------------------------------------------------
 
@@ -188,7 +190,7 @@ class Executor:
         would wait for one that failed. On a CPU there is nothing to prepare."""
         if self._store is None or not self.device.startswith("cuda"):
             return True
-        return all_ready(self._store, self.rank, self.world_size, loaded, LOADING_PATIENCE_S)
+        return all_ready(self._store, self.rank, self.world_size, loaded, LOADING_PATIENCE_S, self.check)
 
     def _step(self, command: GenerateStep) -> GenerateStepOk:
         result = self.run_step(command, None)

@@ -35,7 +35,7 @@ from control.messages import (
     Reply,
     Shutdown,
 )
-from worker.engine.step import Sample, StepResult
+from worker.engine.step import GoesOn, Sample, StepResult
 from worker.executor import Executor
 from worker.progress import Deadlines, Progress
 
@@ -75,6 +75,11 @@ class Group:
     def seq(self) -> int:
         """Of the last command."""
         return self._seq
+
+    @property
+    def alone(self) -> bool:
+        """Whether the leader is its only rank."""
+        return self._executor.world_size == 1
 
     @property
     def stale_replies(self) -> int:
@@ -144,7 +149,11 @@ class Group:
     # --- running ----------------------------------------------------------------------------------------------------
 
     def step(
-        self, build: Callable[..., GenerateStep], sample: Sample, sent: Callable[[], None] = lambda: None
+        self,
+        build: Callable[..., GenerateStep],
+        sample: Sample,
+        sent: Callable[[], None] = lambda: None,
+        goes_on: GoesOn | None = None,
     ) -> StepResult:
         """Fan a step out, call `sent`, run the leader's own part, and wait until every rank acknowledged it.
 
@@ -157,7 +166,7 @@ class Group:
 
         def own() -> GenerateStepOk:
             sent()
-            results.append(self._executor.run_step(command, sample))
+            results.append(self._executor.run_step(command, sample, goes_on))
             return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=0, checksum=results[0].checksum)
 
         replies = self._together("step", command, deadline, own=own)
@@ -168,7 +177,7 @@ class Group:
         ]
         if desynced:
             raise GroupError("step", None, desynced)
-        self._deadlines.observe(self.last_seconds, prompt_tokens)
+        self._deadlines.observe(self.last_seconds / max(1, results[0].forwards), prompt_tokens)
         return results[0]
 
     def shutdown(self) -> None:

@@ -151,6 +151,7 @@ class Leader:
             progress,
             lease,
         )
+        self._executor.check = pulse.check
         with pulse:
             group = Group(self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address)
             try:

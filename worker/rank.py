@@ -100,6 +100,7 @@ class Rank:
             executor.device,
             progress,
         )
+        executor.check = pulse.check
         with pulse:
             while True:
                 pulse.check()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import structlog
 import torch
 
@@ -28,23 +26,20 @@ class StepSampler:
         self.failures: dict[int, str] = {}
         """By sid, why a row was answered FAILED."""
 
-    def bind(self, rows: list[Sequence]) -> Callable[[torch.Tensor, list[int]], list[int]]:
-        """The function that the engine calls with logits [len(rows), vocabulary] and the rows' sids, in this order."""
-
-        def sample(logits: torch.Tensor, sids: list[int]) -> list[int]:
-            if sids != [row.sid for row in rows]:
-                raise ValueError(f"the engine samples rows {sids}, the plan {[row.sid for row in rows]}")
-            self.logprobs.clear()
-            sick = inspect(logits)
-            for index, report in sick.items():
-                self._fail(rows[index], f"the model produced logits that are not finite: {report}")
-            healthy = [index for index in range(len(rows)) if index not in sick]
-            tokens = [FAILED] * len(rows)
-            for index, token in zip(healthy, self._tokens(logits, [rows[i] for i in healthy], healthy), strict=True):
-                tokens[index] = token
-            return tokens
-
-        return sample
+    def sample(self, rows: list[Sequence], logits: torch.Tensor, sids: list[int]) -> list[int]:
+        """A token for each of `rows`, FAILED where there is none, from logits [len(rows), vocabulary]; `sids` are what
+        the engine takes the rows for."""
+        if sids != [row.sid for row in rows]:
+            raise ValueError(f"the engine samples rows {sids}, the plan {[row.sid for row in rows]}")
+        self.logprobs.clear()
+        sick = inspect(logits)
+        for index, report in sick.items():
+            self._fail(rows[index], f"the model produced logits that are not finite: {report}")
+        healthy = [index for index in range(len(rows)) if index not in sick]
+        tokens = [FAILED] * len(rows)
+        for index, token in zip(healthy, self._tokens(logits, [rows[i] for i in healthy], healthy), strict=True):
+            tokens[index] = token
+        return tokens
 
     def _tokens(self, logits: torch.Tensor, rows: list[Sequence], indices: list[int]) -> list[int]:
         if not rows:

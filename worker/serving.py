@@ -12,6 +12,7 @@ from control.errors import CollectiveFailed, GroupError, Poisoned
 from control.lease import Lease
 from control.messages import Sampling
 from control.requests import Claims, EmitResult
+from worker.engine.step import StepResult
 from worker.exchange import Exchange
 from worker.group import Group
 from worker.progress import Progress
@@ -20,6 +21,7 @@ from worker.sampling import StepSampler
 from worker.scheduling.scheduler import Scheduler, StepPlan
 from worker.scheduling.sequence import Sequence
 from worker.siblings import Siblings
+from worker.turn import Turn
 
 log = structlog.get_logger()
 
@@ -132,11 +134,10 @@ class Serving:
         isolation = self._roster.isolation
         if isolation.watching:
             isolation.before(set(self._roster.rids(plan.fed).values()))
-        rows = [self._scheduler.sequence(sid) for sid in plan.sampled]
-        tokens = self._run_plan(plan, rows)
-        self._scheduler.applied(plan, {sid: token for sid, token in tokens.items() if token >= 0})
-        for sequence in rows:
-            self._record(sequence, tokens[sequence.sid])
+        turn = Turn(self._scheduler, self._roster, self._sampler, plan)
+        # A leader alone has nobody to send commands to: its next one costs it nothing.
+        repeat = not (self._group.alone or isolation.watching or isolation.active)
+        turn.book(self._run_plan(plan, turn, repeat).tokens)
         self._owed = True
         self._heard(self._exchange.finish())
         if not self._overlaps:
@@ -171,23 +172,19 @@ class Serving:
             self._roster.settle(emitted)
             self._roster.take(claims)
 
-    def _run_plan(self, plan: StepPlan, rows: list[Sequence]) -> dict[int, int]:
-        """The token of each sampled row by its sid; negative where a row failed."""
+    def _run_plan(self, plan: StepPlan, turn: Turn, repeat: bool) -> StepResult:
+        """Run the plan, and with `repeat` what follows it at once."""
         try:
-            result = self._group.step(
-                lambda **at: plan.command(self._lease.model, **at), self._sampler.bind(rows), self._offer
+            return self._group.step(
+                lambda **at: plan.command(self._lease.model, repeat=repeat, **at),
+                turn.sample,
+                self._offer,
+                turn.goes_on if repeat else None,
             )
         except GroupError as error:
             # Ranks know sequences and log the command's seq: this line says whose they were.
             log.error("the step failed", seq=self._group.seq, requests=self._roster.rids(plan.fed))
             raise Poisoned(PEER_FAILED if met_in_collective(error) else STEP_FAILED, str(error), 0) from error
-        return dict(zip(result.sids, result.tokens, strict=True))
-
-    def _record(self, sequence: Sequence, token: int) -> None:
-        if token < 0:
-            self._roster.failed(sequence, self._sampler.failures.pop(sequence.sid))
-        else:
-            self._roster.sampled(sequence, token, self._sampler.logprobs.get(sequence.sid))
 
     def _prove(self) -> None:
         """A step of one token that belongs to nobody: a group that can't even do this accuses no request."""
@@ -195,5 +192,6 @@ class Serving:
         canary = Sequence(rid="", choice=0, prompt=[0], sampling=sampling)
         sid = self._scheduler.add(canary)
         plan = self._scheduler.plan()
-        self._scheduler.applied(plan, self._run_plan(plan, [canary]))
+        result = self._run_plan(plan, Turn(self._scheduler, self._roster, self._sampler, plan), repeat=False)
+        self._scheduler.applied(plan, dict(zip(result.sids, result.tokens, strict=True)))
         self._scheduler.drop(sid)

@@ -17,7 +17,7 @@ from control.connection import Call, connect, connect_blocking, run
 from control.lease import Lease, acquire
 from control.messages import GenerateStep, GenerationRequest, Sampling
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
-from worker.engine.step import Sample, StepResult
+from worker.engine.step import GoesOn, Sample, StepResult
 from worker.exchange import Exchange
 from worker.executor import Executor
 from worker.group import Group
@@ -64,7 +64,7 @@ class Metronome(Executor):
         self._pending: set[int] = set()
         self.seconds: list[float] = []
 
-    def run_step(self, command: GenerateStep, sample: Sample | None) -> StepResult:
+    def run_step(self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None) -> StepResult:
         started = time.perf_counter()
         self._work()
         self.seconds.append(time.perf_counter() - started)
@@ -98,9 +98,15 @@ class TimedGroup(Group):
 
     seconds = 0.0
 
-    def step(self, build: Callable[..., GenerateStep], sample: Sample, sent: Callable[[], None]) -> StepResult:
+    def step(
+        self,
+        build: Callable[..., GenerateStep],
+        sample: Sample,
+        sent: Callable[[], None] = lambda: None,
+        goes_on: GoesOn | None = None,
+    ) -> StepResult:
         started = time.perf_counter()
-        result = super().step(build, sample, sent)
+        result = super().step(build, sample, sent, goes_on)
         self.seconds += time.perf_counter() - started
         return result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import torch
@@ -25,21 +25,26 @@ from worker.models.served import ServedModel
 Sample = Callable[[Tensor, list[int]], list[int]]
 """(logits (rows, vocabulary), sids of the rows) → one token per row."""
 
+GoesOn = Callable[[list[int]], bool]
+"""(the tokens that were just sampled) → whether their sequences decode once more in the same command."""
+
 NO_TOKEN = -1
 """What rank 0 broadcasts for every row when it could not sample."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """`tokens[i]` was sampled for `sids[i]`; NO_TOKEN everywhere on the other ranks where rank 0 could not sample.
+    """`tokens[i]` was sampled last for `sids[i]`; NO_TOKEN everywhere on the other ranks where rank 0 could not sample.
 
-    `fed` counts the forward's tokens. `checksum` is equal on ranks that ran the same batch and got the same tokens.
+    `forwards` counts the forwards of the command and `fed` their tokens. `checksum` is equal on ranks that ran the same
+    batches and got the same tokens.
     """
 
     sids: list[int]
     tokens: list[int]
     checksum: int
     fed: int
+    forwards: int = 1
 
 
 class Engine:
@@ -51,8 +56,10 @@ class Engine:
         self._pending: dict[int, int] = {}
         """Sequence → the token sampled last, which it feeds in its next row."""
 
-    def run(self, command: GenerateStep, sample: Sample | None) -> StepResult:
+    def run(self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None) -> StepResult:
         """One step. Rows are the continuing sequences by ascending sid, then the command's rows in their order.
+
+        With `repeat` rank 0 asks `goes_on` after each forward, and all ranks do as it says.
 
         Raises RankError: `bad_request` or `forward_failed` with nothing changed where the command doesn't fit the
         batch; `forward_failed` where forward or broadcast failed, with the first cause as its `__cause__`. After a
@@ -63,15 +70,31 @@ class Engine:
         for sid in command.left:
             self._pending.pop(sid, None)
             self.store.drop(sid)
-        if not rows:
-            return StepResult([], [], _checksum(command.seq, rows, []), 0)
+        checksum, fed, forwards, more = command.seq, 0, 0, bool(rows)
+        sids: list[int] = []
+        tokens: list[int] = []
+        while more:
+            sids, tokens, more = self._once(rows, sample, goes_on, command.repeat)
+            checksum = _checksum(checksum, rows, tokens)
+            fed, forwards = fed + sum(len(row.tokens) for row in rows), forwards + 1
+            if more:
+                rows = self._continuing(frozenset())
+                self._check_room(rows)
+        return StepResult(sids, tokens, checksum, fed, forwards)
+
+    def _once(
+        self, rows: list[Row], sample: Sample | None, goes_on: GoesOn | None, repeat: bool
+    ) -> tuple[list[int], list[int], bool]:
+        """One forward: the sids that were sampled, their tokens, and whether they all decode once more."""
         logits = self._forward(rows)
         sids = [row.sid for row in rows if row.sample]
         for row in rows:
             self._pending.pop(row.sid, None)
-        tokens = self._agree(logits, sids, sample) if sids else []
+        if not sids:
+            return [], [], False
+        tokens, more = self._agree(logits, sids, sample, goes_on, repeat)
         self._pending.update((sid, token) for sid, token in zip(sids, tokens, strict=True) if token != NO_TOKEN)
-        return StepResult(sids, tokens, _checksum(command.seq, rows, tokens), sum(len(row.tokens) for row in rows))
+        return sids, tokens, more
 
     def prepare(self) -> None:
         """Make ready for an epoch's steps; every rank of the group does this at the same time."""
@@ -100,14 +123,24 @@ class Engine:
     def _rows(self, command: GenerateStep) -> list[Row]:
         self._check_shape(command)
         left, paused, explicit = set(command.left), set(command.paused), set(command.sequences)
-        continuing = sorted(self._pending.keys() - left - paused - explicit)
-        rows = [Row(sid, [self._pending[sid]], self.store.length(sid) or 0, True) for sid in continuing]
+        rows = self._continuing(left | paused | explicit)
         for sid, tokens, offset, sampled in zip(
             command.sequences, command.tokens, command.offset, command.sample, strict=True
         ):
             self._check_row(sid, tokens, offset, fresh=sid in left)
             rows.append(Row(sid, tokens, offset, sampled))
-        store, changed = self.store, left.union(row.sid for row in rows)
+        self._check_room(rows, left)
+        return rows
+
+    def _continuing(self, others: Set[int]) -> list[Row]:
+        """The rows of the sequences that decode by themselves, all but `others`."""
+        return [
+            Row(sid, [self._pending[sid]], self.store.length(sid) or 0, True)
+            for sid in sorted(self._pending.keys() - others)
+        ]
+
+    def _check_room(self, rows: list[Row], left: Set[int] = frozenset()) -> None:
+        store, changed = self.store, left | {row.sid for row in rows}
         kept = store.used_tokens - sum(store.rounded(store.length(sid) or 0) for sid in changed)
         needed = kept + sum(store.rounded(row.extent.end) for row in rows)
         if needed > store.capacity_tokens:
@@ -115,7 +148,6 @@ class Engine:
                 "forward_failed",
                 f"the step needs {needed} cached tokens, but there is room for {store.capacity_tokens}",
             )
-        return rows
 
     def _check_shape(self, command: GenerateStep) -> None:
         counts = {len(command.sequences), len(command.tokens), len(command.offset), len(command.sample)}
@@ -162,32 +194,41 @@ class Engine:
         self.store.commit(extents)
         return logits
 
-    def _agree(self, logits: Tensor, sids: list[int], sample: Sample | None) -> list[int]:
-        """Rank 0's tokens on every rank. The broadcast happens whatever the sampler did: peers are waiting in it."""
-        chosen, failure = [NO_TOKEN] * len(sids), None
+    def _agree(
+        self, logits: Tensor, sids: list[int], sample: Sample | None, goes_on: GoesOn | None, repeat: bool
+    ) -> tuple[list[int], bool]:
+        """Rank 0's tokens on every rank, and whether it goes on. The broadcast happens whatever the sampler did: peers
+        are waiting in it."""
+        chosen, more, failure = [NO_TOKEN] * len(sids), False, None
         if self.collective.rank == 0:
             try:
-                if sample is None:
-                    raise self._error("bad_request", "rank 0 was given no sampler")
-                chosen = sample(logits, sids)
-                if len(chosen) != len(sids):
-                    raise self._error("forward_failed", f"the sampler gave {len(chosen)} tokens for {len(sids)} rows")
+                chosen = self._sampled(logits, sids, sample)
+                more = repeat and goes_on is not None and goes_on(chosen)
             except Exception as error:
                 chosen, failure = [NO_TOKEN] * len(sids), error
-        agreed = torch.tensor(chosen, dtype=torch.int64, device=self.model.device)
+        agreed = torch.tensor([*chosen, int(more)] if repeat else chosen, dtype=torch.int64, device=self.model.device)
         try:
             tokens: list[int] = self.collective.broadcast(agreed).tolist()
         except Exception as error:
             raise self._error("forward_failed", f"the tokens could not be broadcast: {error}") from (failure or error)
         if failure is not None:
             raise failure
-        return tokens
+        return (tokens[:-1], bool(tokens[-1])) if repeat else (tokens, False)
+
+    def _sampled(self, logits: Tensor, sids: list[int], sample: Sample | None) -> list[int]:
+        if sample is None:
+            raise self._error("bad_request", "rank 0 was given no sampler")
+        chosen = sample(logits, sids)
+        if len(chosen) != len(sids):
+            raise self._error("forward_failed", f"the sampler gave {len(chosen)} tokens for {len(sids)} rows")
+        return chosen
 
     def _error(self, kind: RankErrorKind, message: str) -> RankError:
         return RankError(self.collective.rank, kind, message)
 
 
-def _checksum(seq: int, rows: list[Row], tokens: list[int]) -> int:
-    """crc32 over seq, each row's (sid, offset, count) and the tokens, as little-endian 64-bit numbers."""
-    numbers = [seq, *(part for row in rows for part in (row.sid, row.offset, len(row.tokens))), *tokens]
+def _checksum(before: int, rows: list[Row], tokens: list[int]) -> int:
+    """crc32 over what was before (the seq, then the forward before this one), each row's (sid, offset, count) and the
+    tokens, as little-endian 64-bit numbers."""
+    numbers = [before, *(part for row in rows for part in (row.sid, row.offset, len(row.tokens))), *tokens]
     return zlib.crc32(struct.pack(f"<{len(numbers)}q", *numbers))

@@ -40,6 +40,10 @@ class KVAccount:
             self.used += more
         return True
 
+    def can_grow(self, tokens: dict[int, int]) -> bool:
+        """Whether `reserve` would succeed for all of these, one after the other."""
+        return sum(max(0, self.rounded(count) - self._held.get(sid, 0)) for sid, count in tokens.items()) <= self.free
+
     def release(self, sid: int) -> None:
         """Give back all that `sid` holds."""
         self.used -= self._held.pop(sid, 0)

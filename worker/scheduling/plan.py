@@ -32,7 +32,7 @@ class StepPlan:
         rows = zip(self.sequences, self.tokens, strict=True)
         return dict.fromkeys(self.continuing, 1) | {sid: len(tokens) for sid, tokens in rows}
 
-    def command(self, model_id: str, *, epoch: int, seq: int) -> GenerateStep:
+    def command(self, model_id: str, *, epoch: int, seq: int, repeat: bool = False) -> GenerateStep:
         """The plan as the ranks get it."""
         return GenerateStep(
             epoch=epoch,
@@ -44,6 +44,7 @@ class StepPlan:
             sample=self.sample,
             left=self.left,
             paused=self.paused,
+            repeat=repeat,
         )
 
     def feed(self, sequence: Sequence, count: int) -> None:

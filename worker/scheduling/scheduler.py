@@ -95,6 +95,17 @@ class Scheduler:
         sequence.move(SequenceState.ENDED)
         self._forget(sid)
 
+    @property
+    def steady(self) -> bool:
+        """Whether the next plan is one more token of each sequence that was just sampled, and nothing else."""
+        running = self._running
+        return (
+            not (self._waiting or self._left)
+            and self._continuing == running.keys()
+            and 0 < len(running) <= self.token_budget
+            and self._account.can_grow({sid: sequence.cached + 1 for sid, sequence in running.items()})
+        )
+
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:

@@ -81,6 +81,23 @@ class _Rank:
         assert self.engine is not None
         return play(self.engine, steps)
 
+    def repeat(self, step: GenerateStep, times: int) -> Outcome:
+        """One command that rank 0 lets go on until there were `times` forwards."""
+        assert self.engine is not None
+        outcome, before = Outcome(), self.engine.collective.count
+        sampled: list[list[int]] = []
+
+        def goes_on(tokens: list[int]) -> bool:
+            sampled.append(tokens)
+            return len(sampled) < times
+
+        first = self.rank == 0
+        result = self.engine.run(step, (lambda logits, _: logits.argmax(-1).tolist()) if first else None, goes_on)
+        assert result.forwards == times and (sampled[-1] == result.tokens if first else not sampled)
+        outcome.tokens = {sid: [tokens[i] for tokens in sampled] for i, sid in enumerate(result.sids)}
+        outcome.checksums, outcome.collectives = [result.checksum], self.engine.collective.count - before
+        return outcome
+
     def sample_fails(self, step: GenerateStep) -> tuple[str, int]:
         """What a step whose sampler raises does on this rank, and how many collectives it took."""
         assert self.engine is not None

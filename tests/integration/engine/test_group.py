@@ -55,6 +55,23 @@ def test_a_failing_sampler_strands_nobody(checkpoint: Checkpoint, ranks: RankGro
 
 
 @pytest.mark.timeout(60)
+def test_a_command_may_last_several_forwards(checkpoint: Checkpoint, ranks: RankGroup) -> None:
+    """Rank 0 says after each whether there is another: the tokens are those of as many commands, on every rank."""
+    ranks.form(2)
+    ranks.ask("load", checkpoint("qwen3"), "float64")
+    at = {"epoch": 1, "model_id": "tiny"}
+    rows = {"sequences": [1, 2], "tokens": [[5, 6, 7], [8]], "offset": [0, 0], "sample": [True, True]}
+    alone = ranks.ask("play", [GenerateStep(**at, seq=1, **rows), *(GenerateStep(**at, seq=n) for n in range(2, 6))])
+    forget = GenerateStep(**at, seq=6, left=[1, 2])
+    ranks.ask("play", [forget])
+    first, second = ranks.ask("repeat", GenerateStep(**at, seq=7, repeat=True, **rows), 5)
+    assert first.tokens == alone[0].tokens
+    assert first.checksums == second.checksums and first.collectives == second.collectives == alone[0].collectives
+    after = ranks.ask("play", [GenerateStep(**at, seq=8)])
+    assert after[0].tokens == after[1].tokens and after[0].tokens.keys() == {1, 2}
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_each_rank_holds_its_share(family: str, checkpoint: Checkpoint, ranks: RankGroup) -> None:
     """Two ranks hold half of the weights each, but for norms, routers and the padding of the vocabulary."""

@@ -215,10 +215,10 @@ def test_a_step_that_fails_is_logged_with_its_requests(scene: LeaderScene, monke
     until(scene.epoch, 40.0)
     real, faults = Executor.run_step, [MemoryError("once")]
 
-    def run_step(executor: Executor, command: Any, sample: Any) -> Any:
+    def run_step(executor: Executor, command: Any, *how: Any) -> Any:
         if faults and command.sequences:
             raise faults.pop()
-        return real(executor, command, sample)
+        return real(executor, command, *how)
 
     monkeypatch.setattr(Executor, "run_step", run_step)
     with capture_logs() as lines:
@@ -261,10 +261,10 @@ def test_a_forward_that_keeps_failing_rests_between_epochs_and_then_goes_on(
     real_rest, real_step = scene.leader._rest, Executor.run_step
     monkeypatch.setattr(scene.leader, "_rest", lambda seconds: rests.append(seconds) or real_rest(seconds))
 
-    def step(self: Executor, command: Any, sample: Any) -> Any:
+    def step(self: Executor, command: Any, *how: Any) -> Any:
         if len(rests) < 4:
             raise MemoryError("a forward that is too large")
-        return real_step(self, command, sample)
+        return real_step(self, command, *how)
 
     monkeypatch.setattr(Executor, "run_step", step)
     scene.ask("hard")

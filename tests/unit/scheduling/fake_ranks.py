@@ -75,7 +75,7 @@ class Simulation:
         self.max_sequences = max_sequences
         self.live: list[Sequence] = []
         self.ended: list[Sequence] = []
-        self.preemptions = self.steps = 0
+        self.preemptions = self.steps = self.steady_steps = 0
         self._names = itertools.count()
 
     def add(self, prompt: list[int], max_tokens: int, output: list[int] | None = None) -> Sequence:
@@ -97,7 +97,11 @@ class Simulation:
         self.steps += 1
         before = {sequence: (sequence.sid, sequence.state) for sequence in self.live}
         oldest = self.live[0]
+        steady, running = self.scheduler.steady, {sequence.sid for sequence in self.live if sequence.cached}
         plan = self.scheduler.plan()
+        if steady:
+            assert set(plan.continuing) == running and not (plan.sequences or plan.left or plan.paused)
+            self.steady_steps += 1
         self.preemptions += sum(
             sequence.state is SequenceState.WAITING and state is not SequenceState.WAITING
             for sequence, (_, state) in before.items()

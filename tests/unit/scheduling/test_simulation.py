@@ -34,6 +34,7 @@ def test_every_sequence_finishes_as_if_alone(farm: dict[str, int], arrivals: lis
         simulation.add(prompt, max_tokens)
     simulation.finish()
     event("preempted" if simulation.preemptions else "undisturbed")
+    event("steady" if simulation.steady_steps else "never steady")
     assert len(simulation.ended) == len(arrivals)
     for sequence in simulation.ended:
         assert sequence.output == alone(sequence.prompt, sequence.sampling.max_tokens)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch import distributed as dist
 
+from control.errors import EpochOver
 from worker.agreement import all_ready
 
 
@@ -22,3 +23,13 @@ def test_all_hear_the_same(failing: int | None) -> None:
 def test_a_rank_that_says_nothing_is_waited_for_no_longer_than_told() -> None:
     """After its patience a rank goes on without."""
     assert not all_ready(dist.HashStore(), 0, 2, True, 0.05)
+
+
+def test_waiting_ends_with_the_epoch() -> None:
+    """A rank that died is found by others, who end the epoch: nobody waits for it here."""
+
+    def over() -> None:
+        raise EpochOver("rank 1 died")
+
+    with pytest.raises(EpochOver, match="rank 1 died"):
+        all_ready(dist.HashStore(), 0, 2, True, 20.0, over)

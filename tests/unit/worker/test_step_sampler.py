@@ -34,9 +34,9 @@ def test_logits_that_are_not_finite_fail_their_row_only(value: float, temperatur
     sampler, batch = StepSampler(), rows(3, temperature=temperature)
     sick = logits(3)
     sick[1, 4] = value
-    alone = sampler.bind(batch)(logits(3), [1, 2, 3])
+    alone = sampler.sample(batch, logits(3), [1, 2, 3])
     with structlog.testing.capture_logs() as lines:
-        tokens = sampler.bind(batch)(sick, [1, 2, 3])
+        tokens = sampler.sample(batch, sick, [1, 2, 3])
     assert tokens == [alone[0], FAILED, alone[2]]
     assert set(sampler.failures) == {2}
     for figure in ("len=5", "nan=", "pos_inf=", "neg_inf=", "finite_min=0.0", "max=1.0", "mean="):
@@ -58,20 +58,20 @@ def test_a_row_that_can_not_be_sampled_spares_the_others(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Sampler, "sample", sample)
     with structlog.testing.capture_logs():
-        assert sampler.bind(batch)(logits(3), [1, 2, 3]) == [0, FAILED, 2]
+        assert sampler.sample(batch, logits(3), [1, 2, 3]) == [0, FAILED, 2]
     assert set(sampler.failures) == {2} and "could not be sampled" in sampler.failures[2]
 
 
 def test_log_probabilities_are_those_of_the_last_step() -> None:
     """Rows that asked for them have them by sid, and nothing is left from the step before."""
     sampler, batch = StepSampler(), rows(2, logprobs=1)
-    sampler.bind(batch)(logits(2), [1, 2])
+    sampler.sample(batch, logits(2), [1, 2])
     assert set(sampler.logprobs) == {1, 2}
-    sampler.bind(batch[:1])(logits(1), [1])
+    sampler.sample(batch[:1], logits(1), [1])
     assert set(sampler.logprobs) == {1}
 
 
 def test_rows_of_another_plan_are_refused() -> None:
     """If engine and scheduler disagree on who is sampled no token may be given to anybody."""
     with pytest.raises(ValueError, match=r"\[2, 1\]"):
-        StepSampler().bind(rows(2))(logits(2), [2, 1])
+        StepSampler().sample(rows(2), logits(2), [2, 1])
