@@ -7,7 +7,7 @@ import torch
 
 from control.messages import TokenLogprobs
 from worker.engine.health import inspect
-from worker.engine.sampling import Sampler, SamplingRow
+from worker.engine.sampling import SICK, Sampler, SamplingRow
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
@@ -19,8 +19,10 @@ FAILED = -1
 class StepSampler:
     """Samples a step's rows on rank 0 and remembers what the ids alone don't tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_device: bool | None = None) -> None:
         self._sampler = Sampler()
+        self.on_device = on_device
+        """Whether tokens are computed without waiting in between; None: where logits are on a GPU."""
         self.logprobs: dict[int, TokenLogprobs] = {}
         """By sid, of the last step's rows that asked for them."""
         self.failures: dict[int, str] = {}
@@ -32,6 +34,10 @@ class StepSampler:
         if sids != [row.sid for row in rows]:
             raise ValueError(f"the engine samples rows {sids}, the plan {[row.sid for row in rows]}")
         self.logprobs.clear()
+        if self.on_device is None:
+            self.on_device = logits.is_cuda
+        if self.on_device and (at_once := self._at_once(logits, rows)) is not None:
+            return at_once
         sick = inspect(logits)
         for index, report in sick.items():
             self._fail(rows[index], f"the model produced logits that are not finite: {report}")
@@ -40,6 +46,16 @@ class StepSampler:
         for index, token in zip(healthy, self._tokens(logits, [rows[i] for i in healthy], healthy), strict=True):
             tokens[index] = token
         return tokens
+
+    def _at_once(self, logits: torch.Tensor, rows: list[Sequence]) -> list[int] | None:
+        """Every row's token with one wait for the device; None where a row is sick, fails, or needs more than that."""
+        try:
+            launched = self._sampler.launch(logits, [self._row(row) for row in rows])
+        except Exception:
+            log.exception("could not sample a step at once")
+            return None
+        tokens: list[int] = [] if launched is None else launched.tolist()
+        return tokens if tokens and SICK not in tokens else None
 
     def _tokens(self, logits: torch.Tensor, rows: list[Sequence], indices: list[int]) -> list[int]:
         if not rows:

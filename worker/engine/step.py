@@ -206,7 +206,9 @@ class Engine:
                 more = repeat and goes_on is not None and goes_on(chosen)
             except Exception as error:
                 chosen, failure = [NO_TOKEN] * len(sids), error
-        agreed = torch.tensor([*chosen, int(more)] if repeat else chosen, dtype=torch.int64, device=self.model.device)
+        # A rank alone has nobody to tell, and a GPU is not asked to hand back what the host has just put there.
+        device = self.model.device if self.collective.world_size > 1 else torch.device("cpu")
+        agreed = torch.tensor([*chosen, int(more)] if repeat else chosen, dtype=torch.int64, device=device)
         try:
             tokens: list[int] = self.collective.broadcast(agreed).tolist()
         except Exception as error:
