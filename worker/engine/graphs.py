@@ -19,7 +19,7 @@ from torch import Tensor
 from worker.attention import gathered
 from worker.attention.paging import PagedBatch
 from worker.engine.batch import Batch, Row
-from worker.kv.base import KVStore
+from worker.kv.base import Extent, KVStore
 from worker.kv.page_step import PagedStep
 from worker.kv.pages import PagedStore
 from worker.models.served import ServedModel
@@ -117,14 +117,28 @@ class DecodeGraphs:
         """The smallest that holds `count` rows."""
         return next(bucket for bucket in self.buckets if bucket >= count)
 
-    def run(self, rows: list[Row]) -> Tensor:
-        """Logits (rows, vocabulary), valid until the next step. Stores keys and values; the caller commits them."""
+    @property
+    def max_context(self) -> int:
+        """Positions that a sequence can have."""
+        return self._store.max_context
+
+    def run(self, rows: list[Row], tokens: Tensor | None = None) -> Tensor:
+        """Logits (rows, vocabulary), valid until the next run. Stores keys and values; the caller commits them.
+
+        `tokens` (rows) on the device are fed in place of those of `rows`; below 0, where there is none, anything is.
+        """
         owners = self._store.reserve([row.extent for row in rows])
         bucket = self.bucket(len(rows))
         self._fill(bucket, [(row.tokens[0], row.offset, owner) for row, owner in zip(rows, owners, strict=True)])
+        if tokens is not None:
+            self._views(bucket)[0, : len(rows)].copy_(tokens.clamp(min=0))
         self._graphs[bucket].replay()
         self._model.collective.count += self._collectives[bucket]
         return self._logits[: len(rows)]
+
+    def settle(self, extents: list[Extent]) -> None:
+        """Of the step that was run last only `extents` will be committed."""
+        self._store.settle(extents)
 
     def _fill(self, bucket: int, rows: list[tuple[int, int, int]]) -> None:
         filled = rows + [FILLING] * (bucket - len(rows))

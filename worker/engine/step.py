@@ -17,13 +17,15 @@ from torch import Tensor
 from control.errors import RankError, RankErrorKind
 from control.messages import GenerateStep
 from worker.collective import Collective
+from worker.engine.ahead import RunAhead, merged
 from worker.engine.batch import Row, flatten
 from worker.engine.graphs import graphs_for
 from worker.kv.base import KVStore
 from worker.models.served import ServedModel
 
-Sample = Callable[[Tensor, list[int]], list[int]]
-"""(logits (rows, vocabulary), sids of the rows) → one token per row."""
+Sample = Callable[..., list[int]]
+"""(logits (rows, vocabulary), sids of the rows) → one token per row. A rank that runs ahead gives a third argument, a
+`Meanwhile`, which may be called."""
 
 GoesOn = Callable[[list[int]], bool]
 """(the tokens that were just sampled) → whether their sequences decode once more in the same command."""
@@ -53,6 +55,7 @@ class Engine:
     def __init__(self, model: ServedModel, store: KVStore, collective: Collective) -> None:
         self.model, self.store, self.collective = model, store, collective
         self.graphs = graphs_for(model, store)
+        self.ahead = None if self.graphs is None or collective.world_size > 1 else RunAhead(self.graphs)
         self._pending: dict[int, int] = {}
         """Sequence → the token sampled last, which it feeds in its next row."""
 
@@ -67,6 +70,7 @@ class Engine:
         after the broadcast: the rows are cached, and those that should have been sampled wait for a row of their own.
         """
         rows = self._rows(command)
+        self._settle(rows)
         for sid in command.left:
             self._pending.pop(sid, None)
             self.store.drop(sid)
@@ -80,6 +84,7 @@ class Engine:
             if more:
                 rows = self._continuing(frozenset())
                 self._check_room(rows)
+                self._settle(rows)
         return StepResult(sids, tokens, checksum, fed, forwards)
 
     def _once(
@@ -92,6 +97,8 @@ class Engine:
             self._pending.pop(row.sid, None)
         if not sids:
             return [], [], False
+        if self.ahead is not None and sample is not None:
+            sample = self._running_ahead(rows, sample)
         tokens, more = self._agree(logits, sids, sample, goes_on, repeat)
         self._pending.update((sid, token) for sid, token in zip(sids, tokens, strict=True) if token != NO_TOKEN)
         return sids, tokens, more
@@ -109,6 +116,8 @@ class Engine:
 
     def clear(self) -> None:
         """Forget every sequence."""
+        if self.ahead is not None:
+            self.ahead.forget()
         self._pending.clear()
         self.store.clear()
 
@@ -140,14 +149,18 @@ class Engine:
         ]
 
     def _check_room(self, rows: list[Row], left: Set[int] = frozenset()) -> None:
-        store, changed = self.store, left | {row.sid for row in rows}
-        kept = store.used_tokens - sum(store.rounded(store.length(sid) or 0) for sid in changed)
-        needed = kept + sum(store.rounded(row.extent.end) for row in rows)
-        if needed > store.capacity_tokens:
+        needed = self._needed(rows, left)
+        if needed > self.store.capacity_tokens:
             raise self._error(
                 "forward_failed",
-                f"the step needs {needed} cached tokens, but there is room for {store.capacity_tokens}",
+                f"the step needs {needed} cached tokens, but there is room for {self.store.capacity_tokens}",
             )
+
+    def _needed(self, rows: list[Row], left: Set[int] = frozenset()) -> int:
+        """Of the store's capacity, once `left` have gone and `rows` are there."""
+        store, changed = self.store, left | {row.sid for row in rows}
+        kept = store.used_tokens - sum(store.rounded(store.length(sid) or 0) for sid in changed)
+        return kept + sum(store.rounded(row.extent.end) for row in rows)
 
     def _check_shape(self, command: GenerateStep) -> None:
         counts = {len(command.sequences), len(command.tokens), len(command.offset), len(command.sample)}
@@ -182,17 +195,49 @@ class Engine:
     # --- the forward -------------------------------------------------------------------------------------------------
 
     def _forward(self, rows: list[Row]) -> Tensor:
-        extents = [row.extent for row in rows]
+        covered = [] if self.ahead is None else self.ahead.covered(rows)
+        rest = rows if not covered else [row for row in rows if row not in covered]
+        early = self.ahead.take(covered) if covered and self.ahead is not None else None
         try:
-            if self.graphs is not None and self.graphs.takes(rows):
-                logits = self.graphs.run(rows)
-            else:
-                logits = self.model.forward(flatten(rows, self.store.begin(extents), self.model.device))
+            logits = self._launch(rest, beside=covered) if rest else None
         except Exception as error:
             shape = ", ".join(f"{row.sid}: {len(row.tokens)} at {row.offset}" for row in rows)
             raise self._error("forward_failed", f"{type(error).__name__}: {error} (rows {shape})") from error
-        self.store.commit(extents)
-        return logits
+        self.store.commit([row.extent for row in rows])
+        if early is None or logits is None:
+            return early if logits is None else logits  # type: ignore[return-value]  # there is at least one row
+        return merged(rows, covered, early, logits)
+
+    def _settle(self, rows: list[Row]) -> None:
+        """What was launched early and is not among `rows` gives its room back, before others take it."""
+        if self.ahead is not None:
+            self.ahead.settle(rows)
+
+    def _launch(self, rows: list[Row], beside: list[Row]) -> Tensor:
+        if not beside and self.graphs is not None and self.graphs.takes(rows):
+            # A copy: the graph may run again before the sampler has done with these.
+            return self.graphs.run(rows).clone()
+        cache = self.store.begin([row.extent for row in rows], [row.extent for row in beside])
+        return self.model.forward(flatten(rows, cache, self.model.device))
+
+    def _running_ahead(self, rows: list[Row], sample: Sample) -> Sample:
+        """`sample`, which launches the step after `rows` as soon as the device has its tokens."""
+        ahead = self.ahead
+        assert ahead is not None
+        following = [] if self._pending else ahead.following(rows)
+        possible = bool(following) and self._needed(following) <= self.store.capacity_tokens
+
+        def meanwhile(tokens: Tensor) -> None:
+            if possible:
+                ahead.launch(rows, following, tokens)
+
+        def sampled(logits: Tensor, sids: list[int]) -> list[int]:
+            ahead.forget()
+            tokens = sample(logits, sids, meanwhile)
+            ahead.known(sids, tokens)
+            return tokens
+
+        return sampled
 
     def _agree(
         self, logits: Tensor, sids: list[int], sample: Sample | None, goes_on: GoesOn | None, repeat: bool

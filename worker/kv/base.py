@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,8 +70,9 @@ class KVStore(Protocol):
         """Positions that are cached, or None for a sequence that is unknown."""
         ...
 
-    def begin(self, extents: list[Extent]) -> CacheStep:
-        """Reserve room for a step whose tokens lie in the batch in the order of `extents`. Changes no length."""
+    def begin(self, extents: list[Extent], beside: Iterable[Extent] = ()) -> CacheStep:
+        """Reserve room for a step whose tokens lie in the batch in the order of `extents`. Changes no length.
+        `beside` are those of a step that is under way and will be committed with this one."""
         ...
 
     def commit(self, extents: list[Extent]) -> None:

@@ -7,6 +7,8 @@ end.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -79,17 +81,18 @@ class PagedStore:
         memory = self._memory[layer]
         return memory[0], memory[1]
 
-    def begin(self, extents: list[Extent]) -> PagedStep:
-        rows = self.reserve(extents)
+    def begin(self, extents: list[Extent], beside: Iterable[Extent] = ()) -> PagedStep:
+        """`beside` are those of a step that is under way and will be committed with this one."""
+        rows = self.reserve(extents, beside)
         return PagedStep(self, paged_batch(self.tables, rows, extents))
 
-    def reserve(self, extents: list[Extent]) -> list[int]:
+    def reserve(self, extents: list[Extent], beside: Iterable[Extent] = ()) -> list[int]:
         """Blocks for the new tokens of a step; each sequence's row of the tables. Raises ValueError beyond capacity."""
         longest = max((extent.end for extent in extents), default=0)
         if longest > self.max_context:
             raise ValueError(f"a sequence would have {longest} positions, the model has {self.max_context}")
-        self._give_back_unused(extents)
-        self._begun = list(extents)
+        self.settle([*extents, *beside])
+        self._begun = [*extents, *beside]
         added = [
             (self._row(extent.sid), index, block)
             for extent in extents
@@ -99,6 +102,7 @@ class PagedStore:
         return [self._rows[extent.sid] for extent in extents]
 
     def commit(self, extents: list[Extent]) -> None:
+        self.settle(extents)
         self._begun = []
         for extent in extents:
             self._lengths[extent.sid] = extent.end
@@ -133,8 +137,8 @@ class PagedStore:
             self.drop(sid)
         self._begun = []
 
-    def _give_back_unused(self, extents: list[Extent]) -> None:
-        """A step that failed has left blocks with sequences that may not come again."""
+    def settle(self, extents: list[Extent]) -> None:
+        """Of the step that is not committed only `extents` will be: others give back the blocks they got for it."""
         coming = {extent.sid for extent in extents}
         for extent in self._begun:
             if extent.sid in self._rows and extent.sid not in coming:
@@ -143,6 +147,7 @@ class PagedStore:
                     self.drop(extent.sid)
                 else:
                     self._blocks.shrink(extent.sid, -(-length // self.block_tokens))
+        self._begun = [extent for extent in self._begun if extent.sid in coming]
 
     def _row(self, sid: int) -> int:
         if sid not in self._rows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.pool import Pool
 from worker.kv.slab_step import Place, SlabStep
@@ -44,7 +46,7 @@ class SlabStore:
     def length(self, sid: int) -> int | None:
         return self._lengths.get(sid)
 
-    def begin(self, extents: list[Extent]) -> SlabStep:
+    def begin(self, extents: list[Extent], beside: Iterable[Extent] = ()) -> SlabStep:
         for extent in extents:
             self._reserve(extent)
         return SlabStep(self.layout, extents, [self._places[extent.sid] for extent in extents])

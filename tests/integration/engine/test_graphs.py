@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from control.messages import GenerateStep
 from tests.integration.engine.ranks import play
 from tests.integration.engine.script import write
-from tests.integration.engine.test_parity import assert_identical, mixed
+from tests.integration.engine.test_parity import assert_identical, generated, mixed
 from worker.attention import gathered
 from worker.collective import Solo
+from worker.engine.ahead import Meanwhile, RunAhead
 from worker.engine.batch import Row
 from worker.engine.graphs import BUCKETS, DecodeGraphs, graphs_for
 from worker.engine.step import Engine
@@ -51,11 +53,12 @@ class Recorder:
             self._work()
 
 
-def engine_of(folder: Path, buckets: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[Engine, Recorder]:
+def engine_of(folder: Path, buckets: tuple[int, ...] = (1, 2, 4, 8), ahead: bool = False) -> tuple[Engine, Recorder]:
     model = load(folder, collective=Counting(), dtype="float64")
     engine = Engine(model, PagedStore(model.cache_layout, 4096, 512, gathered.attend, 16), Solo())
     recorder = Recorder()
     engine.graphs = DecodeGraphs(model, engine.store, recorder, buckets)  # type: ignore[arg-type]
+    engine.ahead = RunAhead(engine.graphs) if ahead else None
     return engine, recorder
 
 
@@ -157,3 +160,84 @@ def test_no_graphs_without_a_gpu(checkpoint: Checkpoint) -> None:
     assert graphs_for(model, store) is None
     assert load(checkpoint("qwen3_moe"), collective=Solo()).waits_for_device and not model.waits_for_device
     assert BUCKETS[-1] == 256 and sorted(BUCKETS) == list(BUCKETS)
+
+
+class Launching:
+    """A greedy sampler whose tokens are on the device before the host has them, as a GPU's are."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+
+    def __call__(self, logits: torch.Tensor, sids: list[int], meanwhile: Meanwhile) -> list[int]:
+        tokens = logits.argmax(dim=-1)
+        kept = logits.clone()
+        meanwhile(tokens)
+        assert torch.equal(logits, kept), "the next step wrote over logits that are still being read"
+        for sid, token in zip(sids, tokens.tolist(), strict=True):
+            self.tokens.setdefault(sid, []).append(token)
+        return tokens.tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("capacity", [16 * 22, 4096])
+def test_running_ahead_changes_no_token(family: str, capacity: int, checkpoint: Checkpoint) -> None:
+    """Sequences join, decode and leave while the next step is launched early, memory tight or not."""
+    folder, jobs = checkpoint(family), mixed()
+    engine, recorder = engine_of(folder, buckets=(1, 2, 4, 16), ahead=True)
+    store = engine.store
+    assert isinstance(store, PagedStore)
+    store._blocks.grow(-1, (4096 - capacity) // 16)
+    store.capacity_tokens = capacity
+    engine.prepare()
+    sampler, needed = Launching(), 0
+    steps = write(jobs)
+    for step in steps:
+        engine.run(step, sampler)
+        needed = max(needed, store.used_tokens)
+    assert {job.sid: sampler.tokens[job.sid] for job in jobs} == {
+        job.sid: generated(folder, len(job.prompt)) for job in jobs
+    }
+    assert capacity > 1000 or needed >= capacity - 16
+    assert len(recorder.replayed) > len(steps) / 2
+    engine.clear()
+    assert store.free_blocks * 16 == capacity
+
+
+def test_what_was_launched_in_vain_leaves_no_trace(checkpoint: Checkpoint) -> None:
+    """A sequence that is fed another token than the one that ran ahead has the logits of that other token."""
+    folder = checkpoint("llama")
+    engine, recorder = engine_of(folder, ahead=True)
+    plain, _ = engine_of(folder)
+    prompt = GenerateStep(epoch=1, seq=1, model_id="m", sequences=[1], tokens=[[5, 6, 7]], offset=[0], sample=[True])
+    other = GenerateStep(epoch=1, seq=2, model_id="m", sequences=[1], tokens=[[9]], offset=[3], sample=[True])
+    results = []
+    for one in (engine, plain):
+        one.prepare()
+        seen: list[torch.Tensor] = []
+
+        def sample(
+            logits: torch.Tensor, sids: list[int], meanwhile: Meanwhile | None = None, seen: list[torch.Tensor] = seen
+        ) -> list[int]:
+            seen.append(logits.clone())
+            if meanwhile is not None:
+                meanwhile(torch.tensor([8]))
+            return [8]
+
+        one.run(prompt, sample)
+        one.run(other, sample)
+        results.append(seen)
+    assert len(recorder.replayed) == 3
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+
+
+def test_nothing_runs_ahead_of_the_end_of_memory(checkpoint: Checkpoint) -> None:
+    """Where the next step may not fit, or a sequence is at its longest, it is not launched."""
+    engine, _ = engine_of(checkpoint("llama"), ahead=True)
+    engine.prepare()
+    assert engine.ahead is not None
+    assert engine.ahead.following([Row(2, [7], 3, True), Row(1, [7], 510, True)]) == [
+        Row(1, [0], 511, True),
+        Row(2, [0], 4, True),
+    ]
+    assert engine.ahead.following([Row(1, [7], 511, True)]) == []
+    assert engine.ahead.following([Row(1, [7], 3, False)]) == []
