@@ -43,12 +43,17 @@ def _prefill(query, out, key_pages, value_pages, tables, owners, positions, tile
 # fmt: on
 
 
+def tile_rows(dim: int, padded_group: int) -> int:
+    """Rows of a tile for heads of `dim`: at least one token's, and as many as registers hold."""
+    return max(ROWS if dim <= 128 else ROWS // 2, padded_group, SMALLEST)
+
+
 def prefill(query: Tensor, out: Tensor, pages: tuple[Tensor, Tensor], batch: PagedBatch, variant: Variant) -> None:
     """query (heads, T, dim), dense along dim → rows of `out` (T, heads, dim) for the tokens of `batch.chunks`."""
     heads, _, dim = query.shape
     kv_heads = pages[0].shape[1]
     padded_group = triton.next_power_of_2(heads // kv_heads)
-    tile = max(ROWS if dim <= 128 else ROWS // 2, padded_group, SMALLEST)
+    tile = tile_rows(dim, padded_group)
     tiles = batch.tiles(tile // padded_group)
     _prefill[(tiles.shape[0], kv_heads)](
         out=out, tiles=tiles, PADDED_GROUP=padded_group, TILE=tile, **arguments(query, pages, batch, variant)

@@ -54,6 +54,7 @@ class PagedStore:
         shape = (layout.layers, 2, count, layout.kv_heads, block_tokens, layout.head_dim)
         self._memory = torch.empty(shape, dtype=layout.dtype, device=layout.device)
         width = min(count, -(-max_context // block_tokens))
+        width = -(-width // 16) * 16  # an aligned row of the tables is read in wide loads
         self.tables = torch.zeros(FIRST_ROWS, width, dtype=torch.int32, device=layout.device)
         self._rows: dict[int, int] = {}
         """Sequence → its row of the tables."""

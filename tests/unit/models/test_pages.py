@@ -142,7 +142,7 @@ def test_tables_grow_with_the_sequences(layout: CacheLayout) -> None:
     extents = [Extent(sid, 0, 1) for sid in range(600)]
     store.begin(extents)
     blocks = [store.tables[store._rows[sid], 0].item() for sid in range(600)]
-    assert store.tables.shape == (1024, 25)
+    assert store.tables.shape == (1024, 32)
     assert blocks == [store._blocks.of(sid)[0] for sid in range(600)]
     store.clear()
     assert (len(store._free_rows), store.free_blocks) == (600 + 424, 1000)
