@@ -33,7 +33,8 @@ def admit(request: ChatRequest | CompletionRequest, prompt: list[int], assets: M
             f"'min_tokens' ({request.min_tokens}) is above the most tokens that can be generated ({max_tokens}).",
             param="min_tokens",
         )
-    return GenerationRequest(prompt=prompt, sampling=_sampling(request, max_tokens, assets))
+    sampling = _sampling(request, max_tokens, assets)
+    return GenerationRequest(prompt=prompt, sampling=sampling, cache_salt=request.cache_salt or "")
 
 
 def _prompt_param(request: ChatRequest | CompletionRequest) -> str:

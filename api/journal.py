@@ -7,6 +7,7 @@ import time
 import structlog
 
 from api.metrics import Metrics
+from api.schemas.chunks import Usage
 from control.clock import now_ms
 
 log = structlog.stdlib.get_logger(__name__)
@@ -57,19 +58,20 @@ class Journal:
         log.error("request failed unexpectedly", action="http_error", exc_info=error, **self._facts)
 
     def end(
-        self, *, status: int, finish_reason: str | None, completion_tokens: int = 0, error: str | None = None
+        self, *, status: int, finish_reason: str | None, usage: Usage | None = None, error: str | None = None
     ) -> None:
-        """The terminal line. `status` is what the client saw, 499 where it left."""
+        """The terminal line. `status` is what the client saw, 499 where it left; `usage` is None before a token."""
         if self.ended:
             return
         self.ended = True
-        self._metrics.request_ended(status, completion_tokens, self.waited)
+        self._metrics.request_ended(status, usage, self.waited)
         log.info(
             "request ended",
             action="request_ended",
             **{"rid": None, "model": None, "prompt_tokens": None, **self._facts},
             status=status,
-            completion_tokens=completion_tokens,
+            completion_tokens=usage.completion_tokens if usage is not None else 0,
+            cached_tokens=usage.cached_tokens if usage is not None else 0,
             finish_reason=finish_reason,
             ttft_ms=None if self._first is None else round(self._first * 1000, 1),
             total_ms=round(self.waited * 1000, 1),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from api.schemas.chunks import Usage
+
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -32,7 +34,7 @@ class Histogram:
 class Metrics:
     def __init__(self) -> None:
         self._statuses: Counter[int] = Counter()
-        self._tokens = 0
+        self._tokens = self._prompt_tokens = self._cached_tokens = 0
         self._ttft = Histogram(
             "furrow_api_first_token_seconds", "From the request to its first token, at this process."
         )
@@ -41,9 +43,12 @@ class Metrics:
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
 
-    def request_ended(self, status: int, completion_tokens: int, seconds: float) -> None:
+    def request_ended(self, status: int, usage: Usage | None, seconds: float) -> None:
         self._statuses[status] += 1
-        self._tokens += completion_tokens
+        if usage is not None:
+            self._tokens += usage.completion_tokens
+            self._prompt_tokens += usage.prompt_tokens
+            self._cached_tokens += usage.cached_tokens
         self._total.observe(seconds)
 
     def render(self, followed: int) -> str:
@@ -54,5 +59,11 @@ class Metrics:
         ]
         lines += ["# TYPE furrow_api_completion_tokens_total counter"]
         lines += [f"furrow_api_completion_tokens_total {self._tokens}"]
+        lines += ["# HELP furrow_api_prompt_tokens_total Prompt tokens of requests that got a first token."]
+        lines += ["# TYPE furrow_api_prompt_tokens_total counter"]
+        lines += [f"furrow_api_prompt_tokens_total {self._prompt_tokens}"]
+        lines += ["# HELP furrow_api_cached_prompt_tokens_total Those of them that were not computed again."]
+        lines += ["# TYPE furrow_api_cached_prompt_tokens_total counter"]
+        lines += [f"furrow_api_cached_prompt_tokens_total {self._cached_tokens}"]
         lines += ["# TYPE furrow_api_followed_requests gauge", f"furrow_api_followed_requests {followed}"]
         return "\n".join([*lines, *self._ttft.lines(), *self._total.lines()]) + "\n"

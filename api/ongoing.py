@@ -109,6 +109,6 @@ class Ongoing:
         self.journal.end(
             status=status,
             finish_reason=",".join(sorted(reasons)),
-            completion_tokens=self.renderer.usage.completion_tokens,
+            usage=None if self.journal.before_first_token else self.renderer.usage,
             error=error,
         )

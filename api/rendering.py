@@ -47,8 +47,11 @@ class StreamRenderer:
 
     @property
     def usage(self) -> Usage:
-        tokens = sum(answer.completion_tokens for answer in self.answers)
-        return Usage(prompt_tokens=self._prompt_tokens, completion_tokens=tokens)
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=sum(answer.completion_tokens for answer in self.answers),
+            cached_tokens=sum(answer.cached_tokens for answer in self.answers),
+        )
 
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
         """The events for new entries of one member; neighbouring tokens of one choice become one chunk."""

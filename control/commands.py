@@ -19,7 +19,8 @@ from control.errors import Lost, Poisoned, RedisUnavailable
 from control.health import poison
 from control.keys import COMMAND_MS, ReplicaKeys
 from control.lease import Lease
-from control.messages import AnyReply, Command, Reply, decode_reply, encode
+from control.messages import Command, encode
+from control.replies import AnyReply, Reply, decode_reply
 from control.streams import Entry, read_streams
 
 T = TypeVar("T")

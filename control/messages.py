@@ -1,4 +1,4 @@
-"""Every message of the farm as a tagged struct: commands, replies, requests, log entries, events.
+"""Every message of the farm as a tagged struct: commands, requests, log entries, events; replies.py has the replies.
 
 On the wire a message is one JSON object. Commands and replies are told apart by `op`; the protocol evolves by adding
 ops, never by a version field. Each command is answered by exactly one reply that echoes `epoch` and `seq`.
@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-
-from control.errors import RankErrorKind
 
 # --- leader -> rank -------------------------------------------------------------------------------------------------
 
@@ -52,6 +50,14 @@ class LoadDenseShard(Command, tag="load_dense_shard", frozen=True):
     """Tokens of KV memory to reserve; None lets the rank choose from its free memory."""
 
 
+class Prefix(msgspec.Struct, frozen=True, array_like=True):
+    """Sequence `sid` begins with the first `count` positions of `donor`'s KV: a copy, unless the donor leaves."""
+
+    sid: int
+    donor: int
+    count: int
+
+
 class GenerateStep(Command, tag="generate_step", frozen=True):
     """One forward of the whole batch; the command holds what changes.
 
@@ -59,8 +65,11 @@ class GenerateStep(Command, tag="generate_step", frozen=True):
     new to the rank has offset 0). A sequence whose last row was sampled and that has no row here decodes by itself:
     it feeds the token that was broadcast at the end of the previous step. `left` are forgotten before the step.
     `sample[i]` tells whether row i's last position is sampled (the last chunk of a prefill).
-    `paused` are sequences that sit this step out, KV kept. With `repeat`, rank 0's broadcast ends with 1 or 0: after
-    a 1 every sequence that was sampled decodes once more, without another command.
+    `paused` are sequences that sit this step out, KV kept. `kept` have ended; their KV stays until they are in `left`,
+    because others may begin with it: `prefixes` says who does, before anybody leaves. The row of such a sequence has
+    the prefix's count as its offset. A donor in `left` hands its KV over, cut to the last prefix that is taken of it.
+    With `repeat`, rank 0's broadcast ends with 1 or 0: after a 1 every sequence that was sampled decodes once more,
+    without another command.
     """
 
     model_id: str
@@ -70,6 +79,8 @@ class GenerateStep(Command, tag="generate_step", frozen=True):
     sample: list[bool] = []
     left: list[int] = []
     paused: list[int] = []
+    kept: list[int] = []
+    prefixes: list[Prefix] = []
     repeat: bool = False
 
 
@@ -109,62 +120,6 @@ AnyCommand = (
     | Shutdown
 )
 
-# --- rank -> leader -------------------------------------------------------------------------------------------------
-
-
-class Reply(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
-    """What a rank answers; `epoch` and `seq` are the command's."""
-
-    epoch: int
-    seq: int
-    rank: int
-
-
-class Pong(Reply, tag="pong", frozen=True):
-    world_size: int
-    cuda_device: str
-
-
-class InitOk(Reply, tag="init_ok", frozen=True):
-    pass
-
-
-class NcclSanityResult(Reply, tag="nccl_sanity_result", frozen=True):
-    observed_sum: float
-
-
-class LoadDenseShardOk(Reply, tag="load_dense_shard_ok", frozen=True):
-    kv_tokens: int
-    """Tokens of KV memory that this rank can hold; the leader admits by the tightest rank."""
-    weight_bytes: int
-
-
-class GenerateStepOk(Reply, tag="generate_step_ok", frozen=True):
-    checksum: int
-    """Of the batch's layout and the tokens broadcast at its end; equal on every rank."""
-
-
-class KvCacheCleared(Reply, tag="kv_cache_cleared", frozen=True):
-    pass
-
-
-class Unloaded(Reply, tag="unloaded", frozen=True):
-    pass
-
-
-class Bye(Reply, tag="bye", frozen=True):
-    pass
-
-
-class ErrorReply(Reply, tag="error", frozen=True):
-    kind: RankErrorKind
-    message: str
-
-
-AnyReply = (
-    Pong | InitOk | NcclSanityResult | LoadDenseShardOk | GenerateStepOk | KvCacheCleared | Unloaded | Bye | ErrorReply
-)
-
 # --- requests -------------------------------------------------------------------------------------------------------
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "expired", "error"]
@@ -201,6 +156,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: list[int]
     sampling: Sampling
+    cache_salt: str = ""
+    """Its prefixes are shared only among requests with the same salt."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -214,7 +171,8 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
     """One entry of a request's token log, and one element of an event's row.
 
     `seq` counts from 1 over all choices in emission order. `token` is None where a choice ends without one (cancel,
-    deadline, error). `cause` says what ended it: "token", a stop string, or a message.
+    deadline, error). `cause` says what ended it: "token", a stop string, or a message. `cached`, in a request's first
+    entry, counts the prompt tokens whose KV was there already and was not computed for it.
     """
 
     seq: int
@@ -223,6 +181,7 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
     finish: FinishReason | None = None
     cause: str | None = None
     logprobs: TokenLogprobs | None = None
+    cached: int | None = None
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True):
@@ -250,6 +209,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     max_context: int | None = None
     kv_tokens: int | None = None
+    prefix_cache: bool = True  # whether requests may begin with KV that others have computed
     spread: bool = False  # the ranks of a replica go to as many hosts as live, not to one
     drain_s: int = 300  # how long a replica that is to go may finish what it runs; the rest is given back then
     surge: bool = True  # one more replica than wanted may run while others are replaced
@@ -297,6 +257,5 @@ def encode(message: Any) -> bytes:
 
 
 decode_command = msgspec.json.Decoder(AnyCommand).decode
-decode_reply = msgspec.json.Decoder(AnyReply).decode
 decode_request = msgspec.json.Decoder(GenerationRequest).decode
 decode_event = msgspec.json.Decoder(list[EventRow]).decode

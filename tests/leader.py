@@ -96,6 +96,8 @@ class ScriptedLeader(threading.Thread):
         self.room = 1000
         self.fail_at: int | None = None
         """Entries after which every request ends with an error, as an injected failure."""
+        self.cached: int | None = None
+        """What the first entry of every request says."""
         self._running: dict[str, _Running] = {}
         self._allowed = -1  # steps that may still be made; -1: no limit
         self._changed = threading.Condition()
@@ -138,7 +140,7 @@ class ScriptedLeader(threading.Thread):
 
     def reset(self) -> None:
         """Back to the default script, nothing paused."""
-        self.reply, self.claiming, self.fail_at = echo, True, None
+        self.reply, self.claiming, self.fail_at, self.cached = echo, True, None, None
         self.claimed.clear()
         self.resume()
 
@@ -246,7 +248,9 @@ class ScriptedLeader(threading.Thread):
             if sampling.logprobs is not None:
                 scored = TokenLogprobs(-0.5, [(token, -0.5), (token ^ 1, -1.5)][: sampling.logprobs])
             choice.over = finish is not None
-            running.entries.append(LogEntry(seq, index, token, finish, cause, scored))
+            running.entries.append(
+                LogEntry(seq, index, token, finish, cause, scored, self.cached if seq == 1 else None)
+            )
 
     def _emit(self) -> None:
         assert self._lease is not None

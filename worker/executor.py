@@ -15,26 +15,28 @@ import torch.distributed as dist
 from control.errors import RankError
 from control.messages import (
     AnyCommand,
-    Bye,
     ClearKvCache,
     Command,
-    ErrorReply,
     GenerateStep,
-    GenerateStepOk,
     GenerateStepWithImages,
     Init,
+    LoadDenseShard,
+    NcclSanityCheck,
+    Ping,
+    Shutdown,
+    UnloadModel,
+)
+from control.replies import (
+    Bye,
+    ErrorReply,
+    GenerateStepOk,
     InitOk,
     KvCacheCleared,
-    LoadDenseShard,
     LoadDenseShardOk,
-    NcclSanityCheck,
     NcclSanityResult,
-    Ping,
     Pong,
     Reply,
-    Shutdown,
     Unloaded,
-    UnloadModel,
 )
 from worker.agreement import all_ready
 from worker.collective import Collective, ProcessGroupCollective, Solo
@@ -104,6 +106,11 @@ class Executor:
     def block_tokens(self) -> int:
         """How many positions the loaded model's KV memory is handed out by; all ranks of a group have the same."""
         return 1 if self._engine is None else self._engine.store.block_tokens
+
+    @property
+    def cuts_caches(self) -> bool:
+        """Whether the model that is loaded lets a sequence begin with the start of another one's cache."""
+        return self._engine is not None and self._engine.store.cuts
 
     def clear(self) -> None:
         """Forget every sequence."""

@@ -19,22 +19,8 @@ from control.clock import now_ms
 from control.errors import GroupError, Poisoned, RankError
 from control.health import Formation
 from control.lease import Lease
-from control.messages import (
-    AnyReply,
-    Command,
-    ErrorReply,
-    GenerateStep,
-    GenerateStepOk,
-    Init,
-    LoadDenseShard,
-    LoadDenseShardOk,
-    NcclSanityCheck,
-    NcclSanityResult,
-    Ping,
-    Pong,
-    Reply,
-    Shutdown,
-)
+from control.messages import Command, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown
+from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
 from worker.engine.step import GoesOn, Sample, StepResult
 from worker.executor import Executor
 from worker.progress import Deadlines, Progress

@@ -28,6 +28,7 @@ from worker.progress import Progress
 from worker.pulse import Pulse
 from worker.roster import Roster
 from worker.scheduling.finish import Finisher
+from worker.scheduling.prefixes import BLOCK_TOKENS
 from worker.scheduling.scheduler import Scheduler
 from worker.serving import PEER_FAILED, STEP_FAILED, Serving
 from worker.siblings import Siblings
@@ -168,7 +169,9 @@ class Leader:
             token_budget=self._limits.token_budget,
             max_sequences=self._limits.max_sequences,
             block_tokens=self._executor.block_tokens,
+            prefix_tokens=BLOCK_TOKENS if self._spec.prefix_cache and self._executor.cuts_caches else None,
         )
+        progress.kv = scheduler.kv_tokens
         exchange = Exchange(self._client, self._blocking, lease, pulse.check)
         roster = Roster(lease, exchange, scheduler, Finisher(self._decode))
         siblings = Siblings(self._client, lease)

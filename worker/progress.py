@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -44,6 +45,8 @@ class Progress:
     def __init__(self) -> None:
         self.phase: Phase = "starting"
         self.seq = 0
+        self.kv: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Tokens of KV memory that are in use and that are kept; only a leader knows."""
         self._pending: tuple[float, float] | None = None
         self._excused: tuple[float, float] | None = None
 

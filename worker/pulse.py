@@ -122,6 +122,7 @@ class Pulse:
         stuck = self._stuck
         if stuck and self._over is None:
             self._accuse()
+        used, kept = self._progress.kv()
         beat = health.Beat(
             epoch=self._epoch,
             seq=self._progress.seq,
@@ -131,6 +132,8 @@ class Pulse:
             phase=self._progress.phase,
             pid=os.getpid(),
             host=os.environ.get("FURROW_HOST_ID", ""),
+            kv_used=used,
+            kv_kept=kept,
         )
         calls: list[Call[None]] = [health.beat(self._model, self._replica, self._rank, beat)]
         if self._lease is not None and self._over is None and not stuck:

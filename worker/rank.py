@@ -11,8 +11,9 @@ import structlog
 from control import commands, health
 from control.clients import SyncRedis
 from control.errors import EpochOver, RankError, RankErrorKind, RedisUnavailable
-from control.messages import AnyCommand, Bye, ErrorReply, Reply, Shutdown, decode_command
+from control.messages import AnyCommand, Shutdown, decode_command
 from control.outage import outage
+from control.replies import Bye, ErrorReply, Reply
 from worker.executor import Executor
 from worker.progress import UNKNOWN_STEP_S, Progress
 from worker.pulse import Pulse

@@ -98,7 +98,8 @@ class Roster:
 
     def convene(self) -> None:
         """Where a trial is over, let the next ones run alone that may have crashed the group; everybody once nobody is
-        suspected."""
+        suspected. Meanwhile nobody begins with what another has left: what crashes must do so by itself."""
+        self._scheduler.isolating = self.isolation.active or self.isolation.watching
         if not self.isolation.due(self._running):
             return
         trial = self.isolation.next_trial(self._running)

@@ -45,6 +45,7 @@ class RunningRequest:
                 prompt=claimed.params.prompt,
                 output=outputs[choice],
                 sampling=claimed.params.sampling,
+                salt=claimed.params.cache_salt,
             )
             for choice in range(choices)
         ]
@@ -68,6 +69,7 @@ class RunningRequest:
                 prompt=sequence.prompt,
                 output=sequence.output,
                 sampling=sequence.sampling,
+                salt=sequence.salt,
             )
 
     def prefilling(self) -> None:
@@ -85,9 +87,12 @@ class RunningRequest:
         logprobs: TokenLogprobs | None = None,
     ) -> None:
         """Note a token, the end of a choice, or both. Raises RuntimeError for a choice that has ended."""
-        if self.sequences[choice] is None:
+        sequence = self.sequences[choice]
+        if sequence is None:
             raise RuntimeError(f"request {self.rid}: choice {choice} has ended and can't go on")
-        self.history.append(LogEntry(len(self.history) + 1, choice, token, finish, cause, logprobs))
+        seq = len(self.history) + 1
+        cached = sequence.begun_with or None if seq == 1 else None
+        self.history.append(LogEntry(seq, choice, token, finish, cause, logprobs, cached))
         if finish is not None:
             self.sequences[choice] = None
 

@@ -111,7 +111,7 @@ class Answer:
     def __init__(self, vocabulary: Vocabulary, view: View) -> None:
         self._choices = [_Choice(vocabulary, view) for _ in range(view.n)]
         self.seq = 0
-        self.completion_tokens = 0
+        self.completion_tokens = self.cached_tokens = 0
         self.failure: GenerationFailed | None = None
 
     @property
@@ -128,6 +128,7 @@ class Answer:
             raise ValueError(f"entry {entry.seq} of the token log came after entry {self.seq}")
         self.seq = entry.seq
         self.completion_tokens += entry.token is not None
+        self.cached_tokens += entry.cached or 0
         if entry.finish in _FAILURES:
             code, status = _FAILURES[entry.finish]
             text = entry.cause or f"The request ended as {entry.finish}."

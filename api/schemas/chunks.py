@@ -22,13 +22,16 @@ DONE = b"data: [DONE]\n\n"
 class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
+    """Of the prompt tokens: those that were not computed for this answer."""
 
-    def encode(self) -> dict[str, int]:
+    def encode(self) -> dict[str, Any]:
         total = self.prompt_tokens + self.completion_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": total,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 

@@ -43,6 +43,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    cache_salt: str | None = None
     # Furrow's own.
     priority: Literal["high", "normal", "low"] | None = None
     on_disconnect: str | int | float | None = None
@@ -126,8 +127,9 @@ def _check_labels(request: GenerationFields) -> None:
             "'metadata' takes at most 16 pairs, with keys of up to 64 and values of up to 512 characters.",
             param="metadata",
         )
-    if len(request.user or "") > 512:
-        raise RequestError("'user' takes at most 512 characters.", param="user")
+    for name in ("user", "cache_salt"):
+        if len(getattr(request, name) or "") > 512:
+            raise RequestError(f"'{name}' takes at most 512 characters.", param=name)
 
 
 def _check_stop(stop: list[str]) -> None:

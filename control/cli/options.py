@@ -39,6 +39,12 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--kv-tokens", type=click.IntRange(16), help="Tokens of KV memory [default: from free memory]."
             ),
+            click.option(
+                "--prefix-cache/--no-prefix-cache",
+                default=True,
+                show_default=True,
+                help="Whether requests may begin with KV that others have computed.",
+            ),
             click.option("--quant", help="Not available yet."),
         ]
     ):
@@ -56,6 +62,7 @@ def build_spec(
     max_context: int | None,
     kv_tokens: int | None,
     quant: str | None,
+    prefix_cache: bool = True,
     replicas: int = 1,
     spread: bool = False,
     drain_s: int = 300,
@@ -77,6 +84,7 @@ def build_spec(
         dtype=dtype,
         max_context=max_context,
         kv_tokens=kv_tokens,
+        prefix_cache=prefix_cache,
     )
 
 

@@ -26,6 +26,10 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """starting, forming, loading or ready."""
     pid: int
     host: str
+    kv_used: int = 0
+    """Tokens of KV memory that running sequences hold; told by the leader, as is the next."""
+    kv_kept: int = 0
+    """Those that ended sequences hold until somebody needs the room."""
 
 
 def beat(model: str, replica: str, rank: int, word: Beat) -> Call[None]:

@@ -41,10 +41,11 @@ class EmitResult:
 
 def encode_entry(entry: LogEntry) -> str:
     """An entry as JSON without its absent tail: most are `[seq,choice,token]`, and there is one per token."""
-    if entry.finish is None and entry.cause is None and entry.logprobs is None and entry.token is not None:
+    rest = entry.finish, entry.cause, entry.logprobs, entry.cached
+    if rest == (None, None, None, None) and entry.token is not None:
         return f"[{entry.seq},{entry.choice},{entry.token}]"
     text = encode(entry).decode()
-    for _ in range(3):  # finish, cause, logprobs
+    for _ in rest:
         text = text.removesuffix(",null]") + "]" if text.endswith(",null]") else text
     return text
 

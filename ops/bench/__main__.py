@@ -15,6 +15,7 @@ VERBS = {
     "load": "Load scenarios through the HTTP API.",
     "decode": "The engine alone, beside transformers' generate.",
     "control": "What Redis adds to a step.",
+    "prefix": "The second turn of a conversation beside its first: the time to the first token.",
     "rolling": "Models reloaded under load: nothing failed, truncated or changed.",
     "recovery": "Ranks killed under load: the time to the next token.",
     "hang": "Ranks stopped under load: the time until it is noticed.",

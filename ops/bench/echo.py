@@ -6,7 +6,8 @@ import sys
 
 from control import commands
 from control.connection import connect, connect_blocking
-from control.messages import AnyCommand, GenerateStepOk, Ping, Pong, Reply, decode_command
+from control.messages import AnyCommand, Ping, decode_command
+from control.replies import GenerateStepOk, Pong, Reply
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ from control.commands import Mailbox, Replies
 from control.errors import Poisoned
 from control.health import read_poison, write_poison
 from control.lease import Lease
-from control.messages import GenerateStepOk, Ping, Pong, decode_command
+from control.messages import Ping, decode_command
+from control.replies import GenerateStepOk, Pong
 from tests.contract.conftest import MODEL, Farm
 
 

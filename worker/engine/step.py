@@ -19,6 +19,7 @@ from control.messages import GenerateStep
 from worker.collective import Collective
 from worker.engine.ahead import RunAhead, merged
 from worker.engine.batch import Row, flatten
+from worker.engine.checks import CommandCheck
 from worker.engine.graphs import graphs_for
 from worker.kv.base import KVStore
 from worker.models.served import ServedModel
@@ -54,6 +55,7 @@ class Engine:
 
     def __init__(self, model: ServedModel, store: KVStore, collective: Collective) -> None:
         self.model, self.store, self.collective = model, store, collective
+        self._check = CommandCheck(store, model.vocab_size, collective.rank)
         self.graphs = graphs_for(model, store)
         self.ahead = None if self.graphs is None or collective.world_size > 1 else RunAhead(self.graphs)
         self._pending: dict[int, int] = {}
@@ -71,9 +73,7 @@ class Engine:
         """
         rows = self._rows(command)
         self._settle(rows)
-        for sid in command.left:
-            self._pending.pop(sid, None)
-            self.store.drop(sid)
+        self._make_room(command)
         checksum, fed, forwards, more = command.seq, 0, 0, bool(rows)
         sids: list[int] = []
         tokens: list[int] = []
@@ -83,7 +83,7 @@ class Engine:
             fed, forwards = fed + sum(len(row.tokens) for row in rows), forwards + 1
             if more:
                 rows = self._continuing(frozenset())
-                self._check_room(rows)
+                self._check.room(rows)
                 self._settle(rows)
         return StepResult(sids, tokens, checksum, fed, forwards)
 
@@ -127,18 +127,33 @@ class Engine:
         self.model.join(collective)
         self.collective = collective
 
+    def _make_room(self, command: GenerateStep) -> None:
+        """Forget who left and let newcomers begin with what others have; donors that left come last."""
+        for sid in (*command.left, *command.kept):
+            self._pending.pop(sid, None)
+        donors = {prefix.donor: prefix for prefix in command.prefixes}  # the last one of each donor
+        left = set(command.left)
+        for sid in left - donors.keys():
+            self.store.drop(sid)
+        for prefix in command.prefixes:
+            if self.store.length(prefix.sid) is None:  # else a run of this command that failed has done it
+                take_over = prefix.donor in left and donors[prefix.donor] == prefix
+                self.store.fork(prefix.sid, prefix.donor, prefix.count, take_over=take_over)
+
     # --- the batch ---------------------------------------------------------------------------------------------------
 
     def _rows(self, command: GenerateStep) -> list[Row]:
-        self._check_shape(command)
-        left, paused, explicit = set(command.left), set(command.paused), set(command.sequences)
-        rows = self._continuing(left | paused | explicit)
+        self._check.shape(command)
+        begun = self._check.prefixes(command)
+        left, explicit = set(command.left), set(command.sequences)
+        rows = self._continuing(left.union(command.paused, command.kept, explicit))
         for sid, tokens, offset, sampled in zip(
             command.sequences, command.tokens, command.offset, command.sample, strict=True
         ):
-            self._check_row(sid, tokens, offset, fresh=sid in left)
+            cached = begun.get(sid, None if sid in left else self.store.length(sid))
+            self._check.row(sid, tokens, offset, cached)
             rows.append(Row(sid, tokens, offset, sampled))
-        self._check_room(rows, left)
+        self._check.room(rows, left)
         return rows
 
     def _continuing(self, others: Set[int]) -> list[Row]:
@@ -147,50 +162,6 @@ class Engine:
             Row(sid, [self._pending[sid]], self.store.length(sid) or 0, True)
             for sid in sorted(self._pending.keys() - others)
         ]
-
-    def _check_room(self, rows: list[Row], left: Set[int] = frozenset()) -> None:
-        needed = self._needed(rows, left)
-        if needed > self.store.capacity_tokens:
-            raise self._error(
-                "forward_failed",
-                f"the step needs {needed} cached tokens, but there is room for {self.store.capacity_tokens}",
-            )
-
-    def _needed(self, rows: list[Row], left: Set[int] = frozenset()) -> int:
-        """Of the store's capacity, once `left` have gone and `rows` are there."""
-        store, changed = self.store, left | {row.sid for row in rows}
-        kept = store.used_tokens - sum(store.rounded(store.length(sid) or 0) for sid in changed)
-        return kept + sum(store.rounded(row.extent.end) for row in rows)
-
-    def _check_shape(self, command: GenerateStep) -> None:
-        counts = {len(command.sequences), len(command.tokens), len(command.offset), len(command.sample)}
-        if len(counts) != 1:
-            raise self._error("bad_request", f"sequences, tokens, offset and sample differ in length: {sorted(counts)}")
-        if len(set(command.sequences)) != len(command.sequences):
-            raise self._error("bad_request", f"a sequence has two rows in one step: {sorted(command.sequences)}")
-        for sid in command.paused:
-            if sid in command.sequences or self.store.length(sid) is None:
-                why = "has a row in the same step" if sid in command.sequences else "is not known here"
-                raise self._error("bad_request", f"sequence {sid} can't be paused: it {why}")
-
-    def _check_row(self, sid: int, tokens: list[int], offset: int, fresh: bool) -> None:
-        if not tokens:
-            raise self._error("bad_request", f"sequence {sid} has a row without tokens")
-        lowest, highest = min(tokens), max(tokens)
-        if lowest < 0 or highest >= self.model.vocab_size:
-            wrong = lowest if lowest < 0 else highest
-            raise self._error(
-                "bad_request", f"sequence {sid} has token {wrong}; the vocabulary has {self.model.vocab_size}"
-            )
-        cached = None if fresh else self.store.length(sid)
-        if cached is None and offset != 0:
-            raise self._error(
-                "forward_failed", f"sequence {sid} is unknown, so it must start at offset 0, not {offset}"
-            )
-        if cached is not None and offset != cached:
-            raise self._error(
-                "forward_failed", f"sequence {sid} has {cached} cached tokens, but its row says offset {offset}"
-            )
 
     # --- the forward -------------------------------------------------------------------------------------------------
 
@@ -225,7 +196,7 @@ class Engine:
         ahead = self.ahead
         assert ahead is not None
         following = [] if self._pending else ahead.following(rows)
-        possible = bool(following) and self._needed(following) <= self.store.capacity_tokens
+        possible = bool(following) and self._check.needed(following) <= self.store.capacity_tokens
 
         def meanwhile(tokens: Tensor) -> None:
             if possible:

@@ -1,4 +1,5 @@
-"""The interface of a cache store. There is no rewind: a recurrent state could not follow."""
+"""The interface of a cache store. No sequence is ever rewound: a recurrent state could not follow. Another sequence
+may begin with the start of its cache, where the store can cut one."""
 
 from __future__ import annotations
 
@@ -56,6 +57,9 @@ class KVStore(Protocol):
     capacity_tokens: int
     block_tokens: int
     """Memory is handed out in blocks of so many positions, 1 where a sequence takes just what it has."""
+    cuts: bool
+    """Whether `fork` is possible: each position of attention's cache stands alone, of a recurrent state only the end
+    is there."""
 
     @property
     def used_tokens(self) -> int:
@@ -77,6 +81,13 @@ class KVStore(Protocol):
 
     def commit(self, extents: list[Extent]) -> None:
         """The step is done: its tokens count from now on."""
+        ...
+
+    def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
+        """Let the unknown sequence `sid` begin with the first `count` cached positions of `donor`.
+
+        They are copied; `take_over` gives it the donor's own memory instead, and the donor is unknown from then on.
+        """
         ...
 
     def drop(self, sid: int) -> None:

@@ -1,7 +1,7 @@
 """A pool: slabs of one capacity, side by side in one tensor, so that many sequences decode in one matrix product.
 
-Slots 0..len-1 are always the occupied ones, so the pool's front is a batch without a gather. Whatever lies behind a
-sequence's last position is zero: padding is read (with weight 0), and a stale NaN would make 0 · NaN = NaN there.
+A sequence stays in its slot. Whatever lies behind its last position is zero: padding is read (with weight 0), and a
+stale NaN would make 0 · NaN = NaN there.
 """
 
 from __future__ import annotations
@@ -12,56 +12,61 @@ from torch import Tensor
 from worker.kv.base import CacheLayout
 
 FIRST_SLOTS = 4
+DOUBLED_BYTES = 256 * 2**20
+"""A pool that would be larger gets a sibling instead of growing: copying it would stall the step for too long."""
 
 
 class Pool:
     """Slabs of `capacity` positions. The memory is one tensor (layers, 2, slots, kv heads, capacity, head dim)."""
 
-    def __init__(self, layout: CacheLayout, capacity: int) -> None:
+    def __init__(self, layout: CacheLayout, capacity: int, slots: int = FIRST_SLOTS) -> None:
         self.layout, self.capacity = layout, capacity
-        self.owners: list[int] = []
-        """Slot → sequence."""
-        self._memory = self._allocate(0)
+        self._memory = self._allocate(slots)
+        self._free = list(reversed(range(slots)))
+        """Lowest slot last: sequences that decode together shall lie together."""
         self._views()
-
-    def __len__(self) -> int:
-        return len(self.owners)
 
     @property
     def slots(self) -> int:
         return self._memory.shape[2]
 
-    def take(self, sid: int) -> int:
-        """A zeroed slot for `sid`; doubles the pool when it is full, so growth stays linear in what is stored."""
-        slot = len(self.owners)
-        if slot == self.slots:
-            larger = self._allocate(max(FIRST_SLOTS, 2 * slot))
-            larger[:, :, :slot] = self._memory
-            self._memory = larger
-            self._views()
-        self.owners.append(sid)
-        return slot
+    @property
+    def full(self) -> bool:
+        return not self._free
 
-    def release(self, slot: int, used: int, last_used: int) -> int | None:
-        """Free `slot` (its first `used` positions were written). The last slot, with `last_used` written, moves into
-        the hole; returns the sequence that moved, if any. An empty pool gives its memory back."""
-        last = len(self.owners) - 1
-        sid = self.owners.pop()
-        moved: int | None = None
-        if slot != last:
-            # Behind last_used the last slot is zero, so copying the longer of the two clears the hole's rest as well.
-            span = max(used, last_used)
-            self._memory[:, :, slot, :, :span] = self._memory[:, :, last, :, :span]
-            self.owners[slot] = moved = sid
-        if not self.owners:
-            self._memory = self._allocate(0)
-            self._views()
-        else:
-            self._memory[:, :, last, :, :last_used] = 0
-        return moved
+    @property
+    def empty(self) -> bool:
+        return len(self._free) == self.slots
+
+    @property
+    def may_double(self) -> bool:
+        return 2 * self._memory.nbytes <= DOUBLED_BYTES
+
+    def double(self) -> None:
+        """Twice the slots; those there are stay what and where they are."""
+        slots = self.slots
+        larger = self._allocate(2 * slots)
+        larger[:, :, :slots] = self._memory
+        self._memory = larger
+        self._free = [*reversed(range(slots, 2 * slots)), *self._free]
+        self._views()
+
+    def take(self) -> int:
+        """The lowest free slot, zeroed. Raises IndexError where the pool is full."""
+        return self._free.pop()
+
+    def release(self, slot: int, used: int) -> None:
+        """Free `slot`, of which the first `used` positions were written. Throw a pool away that is empty after this."""
+        self._free = sorted([*self._free, slot], reverse=True)
+        if not self.empty:
+            self.clear(slot, 0, used)
+
+    def clear(self, slot: int, start: int, stop: int) -> None:
+        """Zero positions [start, stop) of a slot."""
+        self._memory[:, :, slot, :, start:stop] = 0
 
     def copy_to(self, slot: int, other: Pool, other_slot: int, length: int) -> None:
-        """Move a sequence's first `length` positions into a slab of another pool."""
+        """Copy the first `length` positions of a slot into a slab of this or another pool."""
         other._memory[:, :, other_slot, :, :length] = self._memory[:, :, slot, :, :length]
 
     def _allocate(self, slots: int) -> Tensor:

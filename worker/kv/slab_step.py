@@ -12,6 +12,9 @@ from worker.attention.variant import Variant
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.pool import Pool
 
+CALL_BYTES = 512 * 1024
+"""Reading so much takes about as long as one more call for a part of the batch."""
+
 
 @dataclass
 class Place:
@@ -31,12 +34,13 @@ class SlabStep:
             starts.append(starts[-1] + extent.count)
         by_pool: dict[int, list[int]] = {}
         for index, place in enumerate(places):
-            by_pool.setdefault(place.pool.capacity, []).append(index)
+            by_pool.setdefault(id(place.pool), []).append(index)
         self._writes = [_Write(layout, extents, places, starts, members) for members in by_pool.values()]
-        self._decodes: list[_Decode] = []
-        for members in by_pool.values():
-            if single := [index for index in members if extents[index].count == 1]:
-                self._decodes.append(_Decode(layout, extents, places, starts, single))
+        self._decodes = [
+            _Decode(layout, extents, places, starts, run)
+            for members in by_pool.values()
+            for run in _runs(layout, extents, places, [index for index in members if extents[index].count == 1])
+        ]
         self._prefills = [
             _Prefill(extent, place, start)
             for extent, place, start in zip(extents, places, starts, strict=False)
@@ -46,7 +50,7 @@ class SlabStep:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
         for write in self._writes:
             write.store(layer, key, value)
-        if len(self._decodes) == 1 and not self._prefills:
+        if len(self._decodes) == 1 and self._decodes[0].whole:
             return self._decodes[0].attend(layer, query, variant)
         heads, tokens, dim = query.shape
         out = query.new_empty(tokens, heads, dim)
@@ -55,6 +59,24 @@ class SlabStep:
         for prefill in self._prefills:
             out[prefill.start : prefill.stop] = prefill.attend(layer, query, variant)
         return out
+
+
+def _runs(layout: CacheLayout, extents: list[Extent], places: list[Place], members: list[int]) -> list[list[int]]:
+    """`members`, all of one pool, in the order of their slots, cut where reading the idle slots between two of them
+    would take longer than another call."""
+    ordered = sorted(members, key=lambda index: places[index].slot)
+    longest = max((extents[index].end for index in members), default=0)
+    idle_bytes = 2 * layout.kv_heads * longest * layout.head_dim * layout.dtype.itemsize
+    runs: list[list[int]] = []
+    last = 0
+    for index in ordered:
+        slot = places[index].slot
+        if runs and (slot - last - 1) * idle_bytes <= CALL_BYTES:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+        last = slot
+    return runs
 
 
 class _Write:
@@ -86,52 +108,44 @@ class _Write:
 
 
 class _Decode:
-    """The sequences of one pool that add one token each, attended in one padded batch."""
+    """Sequences of one pool that add one token each, attended in one padded batch: the slots from the first one's to
+    the last one's, those between them that are not asked for included."""
 
     def __init__(
         self, layout: CacheLayout, extents: list[Extent], places: list[Place], starts: list[int], members: list[int]
     ) -> None:
+        """`members` are in the order of their slots."""
         self.pool = places[members[0]].pool
-        self.rows = torch.tensor([starts[index] for index in members], device=layout.device)
         slots = [places[index].slot for index in members]
         offsets = [extents[index].offset for index in members]
-        self._everyone = len(members) == starts[-1]
+        rows = [starts[index] for index in members]
+        self.rows = torch.tensor(rows, device=layout.device)
+        self.whole = rows == list(range(starts[-1]))
+        """Whether these are all of the batch, in its order."""
+        self._front = slice(slots[0], slots[-1] + 1)
         self._lowest, self._longest = min(offsets), max(offsets) + 1
-        occupied = len(self.pool)
-        if len(members) == 1:
-            self._front: slice | None = slice(slots[0], slots[0] + 1)
-            self._ordered = True
-        else:
-            # Attending the whole front costs the idle slots' share, gathering costs a copy of the busy ones.
-            self._front = slice(0, occupied) if 2 * len(members) >= occupied else None
-            self._ordered = self._front is None or slots == list(range(occupied))
-        self._slots = torch.tensor(slots, device=layout.device)
+        self._asked, self._busy = self.rows, None
         self._positions = torch.tensor(offsets, device=layout.device)
-        if not self._ordered:
+        if slots[-1] - slots[0] >= len(slots):
             # Slot → member; an idle slot repeats the first member and its result is not read.
-            member = [0] * occupied
+            member = [0] * (slots[-1] + 1 - slots[0])
             for number, slot in enumerate(slots):
-                member[slot] = number
-            self._member_of_slot = torch.tensor(member, device=layout.device)
-            self._positions = self._positions[self._member_of_slot]
+                member[slot - slots[0]] = number
+            self._asked = self.rows[member]
+            self._positions = self._positions[member]
+            self._busy = torch.tensor([slot - slots[0] for slot in slots], device=layout.device)
         self._biases: dict[int | None, Tensor | None] = {}
 
     def attend(self, layer: int, query: Tensor, variant: Variant) -> Tensor:
         """query (heads, T, dim) of the whole batch → (members, heads, dim), in the members' order."""
         first = 0 if variant.window is None else max(0, self._lowest + 1 - variant.window)
-        key, value = self._slice(self.pool.keys[layer], first), self._slice(self.pool.values[layer], first)
+        key = self.pool.keys[layer][self._front, :, first : self._longest]
+        value = self.pool.values[layer][self._front, :, first : self._longest]
         asked = query.transpose(0, 1)
-        if not self._everyone:
-            asked = asked.index_select(0, self.rows)
-        if not self._ordered:
-            asked = asked.index_select(0, self._member_of_slot)
+        if not (self.whole and self._busy is None):
+            asked = asked.index_select(0, self._asked)
         out = dense.decode(asked, key, value, self._bias(variant.window, first, query), variant)
-        return out if self._ordered else out.index_select(0, self._slots)
-
-    def _slice(self, memory: Tensor, first: int) -> Tensor:
-        if self._front is None:
-            return memory.index_select(0, self._slots)[:, :, first : self._longest]
-        return memory[self._front, :, first : self._longest]
+        return out if self._busy is None else out.index_select(0, self._busy)
 
     def _bias(self, window: int | None, first: int, like: Tensor) -> Tensor | None:
         if window not in self._biases:

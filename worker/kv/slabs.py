@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from worker.kv.base import CacheLayout, Extent
-from worker.kv.pool import Pool
+from worker.kv.pool import FIRST_SLOTS, Pool
 from worker.kv.slab_step import Place, SlabStep
 
 FIRST_CAPACITY = 256
@@ -24,10 +24,12 @@ class SlabStore:
     """Cached keys and values on one device, bounded by `capacity_tokens`."""
 
     block_tokens = 1
+    cuts = True
 
     def __init__(self, layout: CacheLayout, capacity_tokens: int) -> None:
         self.layout, self.capacity_tokens = layout, capacity_tokens
-        self._pools: dict[int, Pool] = {}
+        self._pools: dict[int, list[Pool]] = {}
+        """By capacity."""
         self._places: dict[int, Place] = {}
         self._lengths: dict[int, int] = {}
 
@@ -38,7 +40,8 @@ class SlabStore:
     @property
     def reserved_bytes(self) -> int:
         """Address space of all pools; on a CPU only what was written is resident."""
-        return sum(pool.slots * pool.capacity for pool in self._pools.values()) * self.layout.bytes_per_token
+        pools = [pool for siblings in self._pools.values() for pool in siblings]
+        return sum(pool.slots * pool.capacity for pool in pools) * self.layout.bytes_per_token
 
     def rounded(self, tokens: int) -> int:
         return tokens
@@ -55,6 +58,17 @@ class SlabStore:
         for extent in extents:
             self._lengths[extent.sid] = extent.end
 
+    def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
+        place = self._places[donor]
+        if take_over:
+            self._places[sid] = self._places.pop(donor)
+            del self._lengths[donor]
+            place.pool.clear(place.slot, count, place.written)
+            place.written = min(count, place.written)
+        else:
+            self._places[sid] = self._copy(place, count, count + 1)
+        self._lengths[sid] = count
+
     def drop(self, sid: int) -> None:
         self._lengths.pop(sid, None)
         if (place := self._places.pop(sid, None)) is not None:
@@ -68,29 +82,46 @@ class SlabStore:
     def _reserve(self, extent: Extent) -> None:
         place = self._places.get(extent.sid)
         if place is None:
-            pool = self._pool(extent.end)
-            place = self._places[extent.sid] = Place(pool, pool.take(extent.sid), 0)
+            place = self._places[extent.sid] = self._take(extent.end)
         elif extent.end > place.pool.capacity:
-            larger = self._pool(extent.end)
-            slot = larger.take(extent.sid)
-            place.pool.copy_to(place.slot, larger, slot, extent.offset)
+            self._places[extent.sid] = self._copy(place, extent.offset, extent.end)
             self._vacate(place)
-            place = self._places[extent.sid] = Place(larger, slot, extent.offset)
+            place = self._places[extent.sid]
         # Marked before the forward: should it fail half way, what it wrote is still cleared when the slab is given up.
         place.written = max(place.written, extent.end)
 
-    def _vacate(self, place: Place) -> None:
-        pool = place.pool
-        last = pool.owners[-1]
-        last_used = self._places[last].written if last in self._places else place.written
-        moved = pool.release(place.slot, place.written, last_used)
-        if moved is not None:
-            self._places[moved].slot = place.slot
+    def _copy(self, place: Place, count: int, length: int) -> Place:
+        """A new slab for `length` positions, the first `count` as in `place`."""
+        copy = self._take(length)
+        place.pool.copy_to(place.slot, copy.pool, copy.slot, count)
+        copy.written = count
+        return copy
 
-    def _pool(self, length: int) -> Pool:
+    def _take(self, length: int) -> Place:
+        """A slab of zeros for `length` positions."""
         capacity = FIRST_CAPACITY
         while capacity < length:
             capacity *= 2
-        if capacity not in self._pools:
-            self._pools[capacity] = Pool(self.layout, capacity)
-        return self._pools[capacity]
+        siblings = self._pools.setdefault(capacity, [])
+        pool = next((pool for pool in siblings if not pool.full), None)
+        if pool is None and siblings and siblings[-1].may_double:
+            pool = siblings[-1]
+            pool.double()
+        elif pool is None:
+            pool = Pool(self.layout, capacity, self._slots(capacity, siblings))
+            siblings.append(pool)
+        return Place(pool, pool.take(), 0)
+
+    def _slots(self, capacity: int, siblings: list[Pool]) -> int:
+        """Of one more pool: as many as there are, so that pools stay few, but hardly more than could ever be filled."""
+        slots = max(FIRST_SLOTS, sum(sibling.slots for sibling in siblings))
+        if capacity == FIRST_CAPACITY:
+            return slots
+        return min(slots, max(1, 2 * self.capacity_tokens // capacity))
+
+    def _vacate(self, place: Place) -> None:
+        """Free a slab; a pool without any gives its memory back."""
+        pool = place.pool
+        pool.release(place.slot, place.written)
+        if pool.empty:
+            self._pools[pool.capacity].remove(pool)

@@ -15,11 +15,16 @@ class KVAccount:
         self.capacity = capacity // block_tokens * block_tokens
         self._block = block_tokens
         self._held: dict[int, int] = {}
+        self._kept: set[int] = set()
         self.used = 0
+        """By all holders together."""
+        self.kept = 0
+        """By those of them that can be let go whenever room is needed."""
 
     @property
     def free(self) -> int:
-        return self.capacity - self.used
+        """What can be had: what nobody holds, and what can be let go."""
+        return self.capacity - self.used + self.kept
 
     @property
     def holders(self) -> dict[int, int]:
@@ -30,10 +35,15 @@ class KVAccount:
         """`tokens` in whole blocks."""
         return -(-tokens // self._block) * self._block
 
-    def reserve(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
-        """Let `sid` hold `tokens` in all; False, and nothing changed, where less than `spare` would stay free."""
+    def fits(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
+        """Whether `sid` can come to hold `tokens` in all, with `spare` left free."""
         more = self.rounded(tokens) - self._held.get(sid, 0)
-        if more > 0 and more + spare > self.free:
+        return more <= 0 or more + spare <= self.free
+
+    def reserve(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
+        """Let `sid` hold `tokens` in all; False, and nothing changed, where something must be let go for that first."""
+        more = self.rounded(tokens) - self._held.get(sid, 0)
+        if more > 0 and more + spare > self.capacity - self.used:
             return False
         if more > 0:
             self._held[sid] = self._held.get(sid, 0) + more
@@ -42,8 +52,18 @@ class KVAccount:
 
     def can_grow(self, tokens: dict[int, int]) -> bool:
         """Whether `reserve` would succeed for all of these, one after the other."""
-        return sum(max(0, self.rounded(count) - self._held.get(sid, 0)) for sid, count in tokens.items()) <= self.free
+        more = sum(max(0, self.rounded(count) - self._held.get(sid, 0)) for sid, count in tokens.items())
+        return more <= self.capacity - self.used
+
+    def keep(self, sid: int) -> None:
+        """What `sid` holds can be let go from now on."""
+        self._kept.add(sid)
+        self.kept += self._held.get(sid, 0)
 
     def release(self, sid: int) -> None:
         """Give back all that `sid` holds."""
-        self.used -= self._held.pop(sid, 0)
+        held = self._held.pop(sid, 0)
+        self.used -= held
+        if sid in self._kept:
+            self._kept.remove(sid)
+            self.kept -= held

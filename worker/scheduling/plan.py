@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from control.messages import GenerateStep
+from control.messages import GenerateStep, Prefix
 from worker.scheduling.sequence import Sequence
 
 
@@ -18,6 +18,8 @@ class StepPlan:
     sample: list[bool] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
     paused: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    prefixes: list[Prefix] = field(default_factory=list)
     continuing: list[int] = field(default_factory=list)
     """Sids in ascending order that decode by themselves: sampled in the last step, without a row here."""
 
@@ -44,6 +46,8 @@ class StepPlan:
             sample=self.sample,
             left=self.left,
             paused=self.paused,
+            kept=self.kept,
+            prefixes=self.prefixes,
             repeat=repeat,
         )
 

@@ -1,5 +1,8 @@
 """Continuous batching: decode rows first, then prefill chunks, under a token budget and a KV budget.
 
+KV of sequences that ended is kept while nobody needs the room, and a newcomer whose context begins as another's does
+gets that beginning instead of computing it.
+
 Sequences run in the order of their arrival, and all that run arrived before all that wait. Admission is optimistic: a
 sequence needs room for its context, not for all that it may still produce. When KV runs out the youngest that runs is
 preempted and recomputed later. The oldest never is, and whatever was accepted fits alone, so every plan makes progress.
@@ -10,8 +13,10 @@ from __future__ import annotations
 from collections import deque
 
 from control.errors import RequestTooLarge
+from control.messages import Prefix
 from worker.scheduling.kv import KVAccount
 from worker.scheduling.plan import StepPlan
+from worker.scheduling.prefixes import BLOCK_TOKENS, PrefixCache, Start
 from worker.scheduling.sequence import Sequence, SequenceState
 
 __all__ = ["Scheduler", "StepPlan"]
@@ -23,8 +28,17 @@ _GROWTH_TOKENS = 16
 class Scheduler:
     """One epoch's sequences. `plan`, run it, `applied`: one plan at a time; `add` and `drop` at any moment."""
 
-    def __init__(self, *, kv_tokens: int, token_budget: int, max_sequences: int, block_tokens: int = 1) -> None:
-        """`kv_tokens` is the tightest rank's; `token_budget` bounds the tokens of a step, decode rows included."""
+    def __init__(
+        self,
+        *,
+        kv_tokens: int,
+        token_budget: int,
+        max_sequences: int,
+        block_tokens: int = 1,
+        prefix_tokens: int | None = BLOCK_TOKENS,
+    ) -> None:
+        """`kv_tokens` is the tightest rank's; `token_budget` bounds the tokens of a step, decode rows included; no
+        prefix shorter than `prefix_tokens` is shared, and none at all with None."""
         if token_budget < 1 or max_sequences < 1:
             raise ValueError(f"token_budget and max_sequences must be positive, got {token_budget}, {max_sequences}")
         self._account = KVAccount(kv_tokens, block_tokens)
@@ -33,6 +47,12 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()  # in order of arrival
         self._known: set[int] = set()
         """Sids whose KV the ranks hold."""
+        self._prefixes = PrefixCache(prefix_tokens or BLOCK_TOKENS)
+        self._shares = prefix_tokens is not None
+        self.isolating = False
+        """Whether nobody may begin with another's KV just now, and none is kept."""
+        self._kept: list[int] = []
+        """Sids of ended sequences whose KV the ranks shall keep, and have not been told so."""
         self._left: list[int] = []
         """Sids that the ranks shall forget before the next step."""
         self._continuing: set[int] = set()
@@ -84,23 +104,42 @@ class Scheduler:
         self._waiting.append(sequence)
         return sequence.sid
 
-    def drop(self, sid: int) -> None:
-        """End a sequence in any state, also while a step with it runs; an unknown or dropped sid is no error."""
+    @property
+    def _sharing(self) -> bool:
+        return self._shares and not self.isolating
+
+    def kv_tokens(self) -> tuple[int, int]:
+        """KV that running sequences hold, and that ended ones hold as long as nobody needs the room."""
+        return self._account.used - self._account.kept, self._account.kept
+
+    def drop(self, sid: int, *, failed: bool = False) -> None:
+        """End a sequence in any state, also while a step with it runs; an unknown or dropped sid is no error.
+
+        Others may begin with what it leaves, unless it has `failed`: then neither with what it began with itself.
+        """
         sequence = self._running.pop(sid, None)
         if sequence is None:
             sequence = next((waiting for waiting in self._waiting if waiting.sid == sid), None)
             if sequence is None:
                 return
             self._waiting.remove(sequence)
+        if self._sharing and not failed and self._prefixes.keep(sequence):
+            self._account.keep(sid)
+            self._continuing.discard(sid)
+            self._kept.append(sid)
+        else:
+            self._forget(sid)
         sequence.move(SequenceState.ENDED)
-        self._forget(sid)
+        if failed and sequence.begun_with:
+            for kept in self._prefixes.kept:
+                self._forget(kept)
 
     @property
     def steady(self) -> bool:
         """Whether the next plan is one more token of each sequence that was just sampled, and nothing else."""
         running = self._running
         return (
-            not (self._waiting or self._left)
+            not (self._waiting or self._left or self._kept)
             and self._continuing == running.keys()
             and 0 < len(running) <= self.token_budget
             and self._account.can_grow({sid: sequence.cached + 1 for sid, sequence in running.items()})
@@ -122,6 +161,7 @@ class Scheduler:
             self._admit(plan, budget)
         self._known.update(plan.sequences)
         plan.left, self._left = self._left, []
+        plan.kept, self._kept = [sid for sid in self._kept if self._prefixes.is_kept(sid)], []
         return plan
 
     def applied(self, plan: StepPlan, tokens: dict[int, int]) -> None:
@@ -141,13 +181,14 @@ class Scheduler:
             if sequence is None:
                 continue
             if sid not in tokens:
-                self.drop(sid)
+                self.drop(sid, failed=True)
                 continue
             sequence.output.append(tokens[sid])
             sequence.last_step = self._steps
             if sequence.state is SequenceState.PREFILL:
                 sequence.move(SequenceState.DECODE)
             self._continuing.add(sid)
+            self._prefixes.follow(sequence)
 
     def _plan_decode(self, plan: StepPlan) -> int:
         """Plan one token for as many decoding sequences as the budget has: the oldest always, the others by turns."""
@@ -169,7 +210,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence) -> bool:
         """Reserve one more position, preempting the youngest as needed; False where `sequence` itself was preempted."""
         while sequence.state is SequenceState.DECODE:
-            if self._account.reserve(sequence.sid, sequence.cached + 1):
+            if self._reserve(sequence.sid, sequence.cached + 1):
                 return True
             self._preempt(next(reversed(self._running.values())))
         return False
@@ -185,13 +226,34 @@ class Scheduler:
         """Start waiting sequences in order; the first that does not fit blocks those behind it, or it would starve."""
         while self._waiting and budget > 0 and len(self._running) < self._max_sequences:
             sequence = self._waiting[0]
-            growth = _GROWTH_TOKENS * len(self._running)
-            if not self._account.reserve(sequence.sid, sequence.length, spare=growth):
+            start = self._prefixes.find(sequence) if self._sharing else Start()
+            # Whoever waits for the prefill of its own beginning would only have computed it once more beside it.
+            if start.awaited or not self._seat(sequence, start, spare=_GROWTH_TOKENS * len(self._running)):
                 return
+            if start.count:
+                plan.prefixes.append(Prefix(sequence.sid, start.donor, start.count))
+            sequence.cached = sequence.begun_with = start.count
             self._waiting.popleft()
             sequence.move(SequenceState.PREFILL)
             self._running[sequence.sid] = sequence
+            self._prefixes.follow(sequence)
             budget -= self._plan_chunk(plan, sequence, budget)
+
+    def _seat(self, sequence: Sequence, start: Start, spare: int) -> bool:
+        """Reserve KV for all of a sequence's context. A donor that is let go for it hands its own KV over."""
+        if not self._account.fits(sequence.sid, sequence.length, spare=spare):
+            return False
+        if not self._prefixes.use(start):
+            self._forget(start.donor)
+        return self._reserve(sequence.sid, sequence.length, spare=spare)
+
+    def _reserve(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
+        """Reserve KV, letting go of what is kept as far as that helps, the longest unused first."""
+        if not self._account.fits(sid, tokens, spare=spare):
+            return False
+        while not self._account.reserve(sid, tokens, spare=spare):
+            self._forget(self._prefixes.kept[0])
+        return True
 
     # --- the books --------------------------------------------------------------------------------------------------
 
@@ -212,6 +274,7 @@ class Scheduler:
 
     def _forget(self, sid: int) -> None:
         self._account.release(sid)
+        self._prefixes.forget(sid)
         self._continuing.discard(sid)
         if sid in self._known:
             self._known.remove(sid)
@@ -221,17 +284,21 @@ class Scheduler:
         """Raise RuntimeError where the books contradict each other; cheap enough for every idle moment."""
         running, waiting = list(self._running.values()), list(self._waiting)
         arrivals = [sequence.arrival for sequence in running + waiting]
-        holders = self._account.holders
+        holders, kept = self._account.holders, self._prefixes.kept
+        held = self._running.keys() | set(kept)
         faults = {
-            "KV is held by a sequence that does not run, or the reverse": holders.keys() != self._running.keys(),
+            "KV is held by a sequence that neither runs nor is kept, or the reverse": holders.keys() != held,
+            "the account of kept KV does not add up": sum(holders.get(sid, 0) for sid in kept) != self._account.kept,
             "a sequence caches more than it reserved": any(s.cached > holders.get(s.sid, 0) for s in running),
             "the KV account does not add up": sum(holders.values()) != self._account.used,
             "more KV is reserved than there is": self._account.used > self._account.capacity,
             "sequences are out of their order of arrival": arrivals != sorted(arrivals),
             "a sequence is filed under another sid": any(sid != s.sid for sid, s in self._running.items()),
             "a waiting sequence is not in the state for it": any(s.state is not SequenceState.WAITING for s in waiting),
-            "the ranks hold a sequence that does not run": not self._known <= self._running.keys(),
+            "the ranks hold a sequence that neither runs nor is kept": not self._known <= held,
+            "the ranks don't hold what is kept": not self._known >= set(kept),
         }
         found = [fault for fault, present in faults.items() if present]
+        found += self._prefixes.check_integrity(set(self._running))
         if found:
             raise RuntimeError(f"the scheduler lost its integrity: {'; '.join(found)}")

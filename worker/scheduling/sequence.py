@@ -41,6 +41,8 @@ class Sequence:
     choice: int
     prompt: list[int]
     sampling: Sampling
+    salt: str = ""
+    """Only sequences with the same salt begin with each other's KV."""
     output: list[int] = field(default_factory=list)
     sid: int = 0
     state: SequenceState = SequenceState.NEW
@@ -48,6 +50,10 @@ class Sequence:
     """Order of arrival within this epoch; kept through preemptions."""
     cached: int = 0
     """Positions whose KV the ranks hold after the last applied step."""
+    begun_with: int = 0
+    """Of these, how many it got from another sequence when it was last admitted."""
+    blocks: list[int] = field(default_factory=list[int])
+    """Hashes of the whole blocks of its context; its prefix cache makes and reads them."""
     last_step: int = 0
     """The scheduler's count of the step that sampled it last."""
     text: TextStream | None = None

@@ -42,6 +42,29 @@ def test_a_chat_stream(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert chunks[-1].usage.completion_tokens == len("you said hello") + 1
 
 
+def test_cached_tokens(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """How much of the prompt was not computed again is told as OpenAI tells it, streamed and not; 0 where nothing."""
+    for cached in (None, 7):
+        leader.cached = cached
+        whole = client.chat.completions.create(model="tiny", messages=say("hello"))
+        stream = client.chat.completions.create(
+            model="tiny", messages=say("hello"), stream=True, stream_options={"include_usage": True}
+        )
+        for usage in (whole.usage, list(stream)[-1].usage):
+            assert usage is not None and usage.prompt_tokens_details is not None
+            assert usage.prompt_tokens_details.cached_tokens == (cached or 0)
+    answer = client.completions.create(model="tiny", prompt=["a", "b"])
+    assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 14
+
+
+def test_a_cache_salt_reaches_the_leader(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """Who must not share prefixes with others says so with each request."""
+    client.chat.completions.create(model="tiny", messages=say("hello"), extra_body={"cache_salt": "team 1"})
+    client.chat.completions.create(model="tiny", messages=say("hello"))
+    assert [claimed.params.cache_salt for claimed in leader.claimed] == ["team 1", ""]
+
+
 def test_stream_and_body_are_equal_for_split_characters(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Emoji that are split over four tokens come whole, streamed or not."""
     text = "naïve 👩‍👩‍👧‍👦 東京 😀"

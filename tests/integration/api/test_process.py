@@ -234,13 +234,17 @@ def test_ready_wants_a_token(tmp_path: Path) -> None:
 def test_metrics(http: httpx.Client, leader: ScriptedLeader) -> None:
     """The counters move with what was served."""
 
-    def tokens() -> float:
+    def counts() -> list[float]:
         lines = http.get("/metrics").text.splitlines()
-        return float(next(line for line in lines if line.startswith("furrow_api_completion_tokens_total")).split()[-1])
+        names = [f"furrow_api_{which}_tokens_total " for which in ("completion", "prompt", "cached_prompt")]
+        return [float(next(line for line in lines if line.startswith(name)).split()[-1]) for name in names]
 
-    before = tokens()
-    http.post(CHAT, json=chat("hello"))
-    assert tokens() == before + len("you said hello") + 1
+    leader.cached = 3
+    before = counts()
+    usage = http.post(CHAT, json=chat("hello")).json()["usage"]
+    assert usage["completion_tokens"] == len("you said hello") + 1
+    moved = [after - earlier for after, earlier in zip(counts(), before, strict=True)]
+    assert moved == [usage["completion_tokens"], usage["prompt_tokens"], 3]
 
 
 def test_keys_and_names(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:

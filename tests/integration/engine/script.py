@@ -4,39 +4,53 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control.messages import GenerateStep
+from control.messages import GenerateStep, Prefix
 
 
 @dataclass(frozen=True)
 class Job:
-    """One sequence: joins at step `start`, prefills `chunk` tokens a step, leaves after `new` tokens."""
+    """One sequence: joins at step `start`, prefills `chunk` tokens a step, leaves after `new` tokens.
+
+    It begins with the first `shared` positions of `donor`, and with its very memory if it `takes_over`.
+    """
 
     sid: int
     prompt: list[int]
     chunk: int
     new: int
     start: int = 0
+    donor: int = 0
+    shared: int = 0
+    takes_over: bool = False
+    stays: bool = False
+    """Whether it is kept when it has ended."""
 
 
 def write(jobs: list[Job]) -> list[GenerateStep]:
     """The commands of a run in which the jobs join and leave at their own steps."""
-    fed, sampled, finished = dict.fromkeys((job.sid for job in jobs), 0), dict.fromkeys((job.sid for job in jobs), 0), 0
+    fed, sampled, finished = {job.sid: job.shared for job in jobs}, dict.fromkeys((job.sid for job in jobs), 0), 0
     steps: list[GenerateStep] = []
     leaving: list[int] = []
-    while finished < len(jobs) or leaving:
+    resting: list[int] = []
+    while finished < len(jobs) or leaving or resting:
         rows: list[tuple[int, list[int], int, bool]] = []
+        prefixes: list[Prefix] = []
         now, leaving = leaving, []
+        kept, resting = resting, []
         for job in jobs:
             if job.start > len(steps) or sampled[job.sid] == job.new:
                 continue
             offset = fed[job.sid]
+            if offset == job.shared and job.donor:
+                prefixes.append(Prefix(job.sid, job.donor, job.shared))
+                now += [job.donor] if job.takes_over else []
             if offset < len(job.prompt):
                 part = job.prompt[offset : offset + job.chunk]
                 fed[job.sid] += len(part)
                 rows.append((job.sid, part, offset, fed[job.sid] == len(job.prompt)))
             sampled[job.sid] += fed[job.sid] == len(job.prompt)
             if sampled[job.sid] == job.new:
-                leaving.append(job.sid)
+                (resting if job.stays else leaving).append(job.sid)
                 finished += 1
         steps.append(
             GenerateStep(
@@ -48,6 +62,8 @@ def write(jobs: list[Job]) -> list[GenerateStep]:
                 offset=[row[2] for row in rows],
                 sample=[row[3] for row in rows],
                 left=now,
+                kept=kept,
+                prefixes=prefixes,
             )
         )
     return steps

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from control.messages import GenerateStep
+from tests.integration.engine import test_prefixes
 from tests.integration.engine.ranks import play
 from tests.integration.engine.script import write
 from tests.integration.engine.test_parity import assert_identical, generated, mixed
@@ -201,6 +202,18 @@ def test_running_ahead_changes_no_token(family: str, capacity: int, checkpoint: 
     assert len(recorder.replayed) > len(steps) / 2
     engine.clear()
     assert store.free_blocks * 16 == capacity
+
+
+def test_running_ahead_of_shared_beginnings(checkpoint: Checkpoint) -> None:
+    """Sequences that end, stay for others and are taken over, while the step after their last one was launched."""
+    folder = checkpoint("llama")
+    engine, _ = engine_of(folder, ahead=True)
+    engine.prepare()
+    jobs, sampler = test_prefixes.conversation(folder, 16), Launching()
+    for step in write(jobs):
+        engine.run(step, sampler)
+    for job in jobs:
+        assert sampler.tokens[job.sid] == test_prefixes.answered(folder, tuple(job.prompt)), f"sequence {job.sid}"
 
 
 def test_what_was_launched_in_vain_leaves_no_trace(checkpoint: Checkpoint) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from control.errors import RankError
 from control.messages import GenerateStep
+from tests.integration.engine import test_prefixes
 from tests.integration.engine.ranks import play
 from tests.integration.engine.script import Job, write
 from tests.integration.engine.test_parity import assert_identical, mixed
@@ -35,6 +36,20 @@ def test_pages_equal_generate(family: str, checkpoint: Checkpoint) -> None:
     outcome = play(engine, write(mixed()))
     assert_identical(folder, mixed(), outcome)
     assert outcome.left_over == 0
+
+
+def test_shared_beginnings_over_pages(checkpoint: Checkpoint) -> None:
+    """Sequences that begin with another's blocks have the tokens of the whole prompt computed alone."""
+    folder = checkpoint("mistral")
+    engine = paged_engine(folder)
+    store = engine.store
+    assert isinstance(store, PagedStore)
+    store._memory.fill_(float("nan"))
+    jobs = test_prefixes.conversation(folder, 16)
+    outcome = play(engine, write(jobs))
+    test_prefixes.assert_identical(folder, jobs, outcome)
+    engine.clear()
+    assert store.free_blocks * 16 == store.capacity_tokens
 
 
 def test_a_step_must_fit_in_whole_blocks(checkpoint: Checkpoint) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from control.errors import RankError
-from control.messages import GenerateStep
+from control.messages import GenerateStep, Prefix
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
@@ -34,6 +34,11 @@ def rows(*given: tuple[int, list[int], int]) -> dict[str, Any]:
         "offset": [row[2] for row in given],
         "sample": [True] * len(given),
     }
+
+
+def begun(sid: int, donor: int, count: int, tokens: list[int], offset: int | None = None) -> dict[str, Any]:
+    """Fields of a sampled row that goes on after a prefix."""
+    return rows((sid, tokens, count if offset is None else offset)) | {"prefixes": [Prefix(sid, donor, count)]}
 
 
 @pytest.fixture
@@ -59,6 +64,15 @@ def engine(checkpoint: Callable[[str], Path]) -> Engine:
         ({"paused": [9]}, "bad_request", "sequence 9 can't be paused: it is not known here"),
         (rows((1, [5], 3)) | {"paused": [1]}, "bad_request", "has a row in the same step"),
         (rows((9, [5] * 21, 0)), "forward_failed", "needs 25 cached tokens, but there is room for 24"),
+        ({"kept": [9]}, "bad_request", "sequence 9 can't be kept: it is not known here"),
+        (rows((1, [5], 3)) | {"kept": [1]}, "bad_request", "can't be kept: it has a row in the same step"),
+        (begun(9, 1, 2, [5], offset=1), "forward_failed", "has 2 cached tokens, but its row says offset 1"),
+        (begun(9, 1, 4, [5]), "bad_request", "4 tokens of sequence 1: that has 3 cached"),
+        (begun(9, 8, 1, [5]), "bad_request", "of sequence 8: that has 0 cached"),
+        (begun(9, 1, 0, [5]), "bad_request", "begin with 0 tokens"),
+        ({"prefixes": [Prefix(9, 1, 2)]}, "bad_request", "must join with one row"),
+        (begun(1, 1, 2, [5]), "bad_request", "has 3 cached tokens already"),
+        (begun(9, 1, 3, [5] * 18), "forward_failed", "needs 25 cached tokens"),
     ],
 )
 def test_a_command_that_does_not_fit(engine: Engine, fields: dict[str, Any], kind: str, message: str) -> None:
@@ -94,6 +108,53 @@ def test_a_pause_changes_no_token(engine: Engine) -> None:
         for sid, token in zip(result.sids, result.tokens, strict=True):
             tokens[sid].append(token)
     assert tokens[1] == tokens[2]
+
+
+def test_a_kept_sequence_rests(engine: Engine) -> None:
+    """It feeds nothing more, holds its memory, and others begin with it until it leaves."""
+    engine.run(step(2, kept=[1], **rows((2, [1, 2], 0))), greedy)
+    assert engine.run(step(3), greedy).sids == [2]
+    assert engine.store.length(1) == 3
+    engine.run(step(4, **begun(3, 1, 2, [9])), greedy)
+    assert (engine.store.length(1), engine.store.length(3)) == (3, 3)
+    engine.run(step(5, left=[1, 2, 3]), greedy)
+    assert engine.store.used_tokens == 0
+
+
+def test_room_is_counted_with_a_prefix(engine: Engine) -> None:
+    """A copy needs room beside its donor; a donor that leaves gives its own, to the last token."""
+    with pytest.raises(RankError, match="needs 25 cached tokens"):
+        engine.run(step(2, paused=[1], **begun(9, 1, 3, [5] * 19)), greedy)
+    assert engine.run(step(2, left=[1], **begun(9, 1, 3, [5] * 21)), greedy).sids == [9]
+    assert engine.store.used_tokens == 24
+
+
+def test_a_donor_that_leaves_serves_all(engine: Engine) -> None:
+    """Several sequences may begin with one that leaves in the same step: the last one gets its memory."""
+    fields = rows((7, [4, 5], 3), (8, [4, 5], 3)) | {"prefixes": [Prefix(7, 1, 3), Prefix(8, 1, 3)]}
+    first, second = engine.run(step(2, left=[1], **fields), greedy).tokens
+    assert first == second and engine.store.length(1) is None
+
+
+def test_a_cache_that_cannot_be_cut(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that can't give a beginning away refuses the command instead of computing something else."""
+    monkeypatch.setattr(engine.store, "cuts", False)
+    with pytest.raises(RankError, match="this model's cache can't be cut"):
+        engine.run(step(2, **begun(9, 1, 2, [5])), greedy)
+
+
+def test_a_step_with_prefixes_can_be_run_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed forward the beginnings that were handed over are there, and the same command goes through."""
+    command = step(2, left=[1], **begun(9, 1, 3, [5]))
+    with monkeypatch.context() as patch:
+
+        def broken(*_: Any) -> Tensor:
+            raise RuntimeError("out of memory")
+
+        patch.setattr(engine.model, "forward", broken)
+        with pytest.raises(RankError, match="out of memory"):
+            engine.run(command, greedy)
+    assert engine.run(command, greedy).sids == [9]
 
 
 def test_a_failed_forward_changes_no_length(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +214,7 @@ def test_idle_step_runs_nothing(engine: Engine) -> None:
 def test_stale_values_never_reach_a_neighbour(engine: Engine) -> None:
     """A slab whose sequence went NaN is clean for the next one, and its padded neighbours stay clean meanwhile."""
     engine.run(step(2, **rows((2, [7] * 9, 0))), greedy)
-    pool = next(iter(engine.store._pools.values()))
+    pool = next(iter(engine.store._pools.values()))[0]
     for memory in (*pool.keys, *pool.values):
         memory[1, :, :9] = float("nan")
 

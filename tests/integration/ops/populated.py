@@ -12,8 +12,9 @@ from control.clients import SyncRedis
 from control.commands import reply, send
 from control.connection import connect_async, run
 from control.lease import Lease, acquire
-from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Ping, Pong, Sampling, encode
+from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Ping, Sampling, encode
 from control.placement import Host
+from control.replies import Pong
 from control.requests import Emission, Enqueue
 from worker.suspects import Docket
 

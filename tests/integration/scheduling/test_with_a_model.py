@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from control.messages import GenerateStep, Sampling
+from control.messages import Sampling
 from tests import models
 from worker.collective import Solo
 from worker.engine.sampling import Sampler, SamplingRow
@@ -58,21 +58,33 @@ def row(sequence: Sequence) -> SamplingRow:
 
 
 def generate(
-    model: ServedModel, sequences: list[Sequence], *, kv_tokens: int, token_budget: int, steps: int = 10_000
+    model: ServedModel,
+    sequences: list[Sequence],
+    *,
+    kv_tokens: int,
+    token_budget: int,
+    steps: int = 10_000,
+    prefix_tokens: int | None = None,
+    every: int = 0,
 ) -> int:
-    """Run the sequences to their ends, or for so many steps; returns the number of preemptions."""
+    """Run the sequences to their ends, or for so many steps; returns the number of preemptions.
+
+    They arrive together, or one after so many steps.
+    """
     engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), Solo())
-    scheduler = Scheduler(kv_tokens=kv_tokens, token_budget=token_budget, max_sequences=8)
-    for sequence in sequences:
-        scheduler.add(sequence)
+    scheduler = Scheduler(kv_tokens=kv_tokens, token_budget=token_budget, max_sequences=8, prefix_tokens=prefix_tokens)
+    coming = list(sequences)
     sampler, seq = Sampler(), 0
-    while scheduler.has_work and seq < steps:
+    while (scheduler.has_work or coming) and seq < steps:
+        while coming and seq >= every * (len(sequences) - len(coming)):
+            scheduler.add(coming.pop(0))
         seq += 1
+        if not scheduler.has_work:
+            continue
         plan = scheduler.plan()
         planned = [scheduler.sequence(sid) for sid in plan.sampled]
-        fields = {name: getattr(plan, name) for name in ("sequences", "tokens", "offset", "sample", "left", "paused")}
         result = engine.run(
-            GenerateStep(epoch=1, seq=seq, model_id="tiny", **fields),
+            plan.command("tiny", epoch=1, seq=seq),
             lambda logits, sids, rows=planned: [
                 sampled.token for sampled in sampler.sample(logits, [row(sequence) for sequence in rows])
             ],
@@ -120,3 +132,24 @@ def test_adoption_changes_nothing(model: ServedModel, alone: list[list[int]]) ->
     assert any(sequence.output for sequence in second)
     generate(model, second, kv_tokens=1_000, token_budget=32)
     assert [sequence.output for sequence in second] == alone
+
+
+def turns() -> list[Sequence]:
+    """The requests, and each of them once more with its end changed; none begins with another one's tokens."""
+    again = requests()
+    for index, sequence in enumerate(again):
+        sequence.rid = f"again {index}"
+        sequence.prompt = [*sequence.prompt[:-1], 127, 3]
+    return [sequence for pair in zip(requests(), again, strict=True) for sequence in pair]
+
+
+@pytest.mark.parametrize(("kv_tokens", "every"), [(1_000, 0), (1_000, 3), (1_000, 60), (130, 12)])
+def test_shared_prefixes_change_nothing(model: ServedModel, kv_tokens: int, every: int) -> None:
+    """Requests that begin alike, at once, while the other runs, after its end or amid preemptions, get the tokens that
+    they get without sharing."""
+    apart, together = turns(), turns()
+    for sequence in apart:
+        generate(model, [sequence], kv_tokens=200, token_budget=200)
+    generate(model, together, kv_tokens=kv_tokens, token_budget=16, prefix_tokens=4, every=every)
+    assert [sequence.output for sequence in together] == [sequence.output for sequence in apart]
+    assert sum(sequence.begun_with for sequence in together) > 0

@@ -55,9 +55,9 @@ class LeaderScene:
         self.thread.join(40)
         assert not self.thread.is_alive() and self.ended == []
 
-    def ask(self, rid: str, prompt: list[int] | None = None, **sampling: Any) -> None:
+    def ask(self, rid: str, prompt: list[int] | None = None, cache_salt: str = "", **sampling: Any) -> None:
         fields = {"max_tokens": LONG, "temperature": 0.0} | sampling
-        params = GenerationRequest(prompt=prompt or PROMPT, sampling=Sampling(**fields))
+        params = GenerationRequest(prompt=prompt or PROMPT, sampling=Sampling(**fields), cache_salt=cache_salt)
         call = requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant="t"))
         self.redis.run(call)
 

@@ -10,23 +10,16 @@ from control.errors import EpochOver
 from control.lease import Lease
 from control.messages import (
     AnyCommand,
-    Bye,
     Command,
-    ErrorReply,
     GenerateStep,
-    GenerateStepOk,
     Init,
-    InitOk,
     LoadDenseShard,
-    LoadDenseShardOk,
     NcclSanityCheck,
-    NcclSanityResult,
     Ping,
-    Pong,
-    Reply,
     Shutdown,
     decode_command,
 )
+from control.replies import Bye, ErrorReply, GenerateStepOk, InitOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 
 Answer = Callable[[int, int, AnyCommand], Reply | None]

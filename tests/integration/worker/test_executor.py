@@ -8,24 +8,26 @@ from pathlib import Path
 import pytest
 
 from control.messages import (
-    AnyReply,
     ClearKvCache,
-    ErrorReply,
     GenerateStep,
     GenerateStepWithImages,
     Init,
-    KvCacheCleared,
     LoadDenseShard,
-    LoadDenseShardOk,
     NcclSanityCheck,
-    NcclSanityResult,
     Ping,
-    Pong,
     Shutdown,
-    Unloaded,
     UnloadModel,
-    decode_reply,
     encode,
+)
+from control.replies import (
+    AnyReply,
+    ErrorReply,
+    KvCacheCleared,
+    LoadDenseShardOk,
+    NcclSanityResult,
+    Pong,
+    Unloaded,
+    decode_reply,
 )
 from tests.models import make
 from worker.executor import Executor

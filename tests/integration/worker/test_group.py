@@ -10,19 +10,8 @@ import structlog
 
 from control.errors import GroupError, Poisoned, RankError
 from control.health import write_poison
-from control.messages import (
-    AnyCommand,
-    GenerateStep,
-    GenerateStepOk,
-    Init,
-    LoadDenseShard,
-    NcclSanityCheck,
-    Ping,
-    Pong,
-    Reply,
-    Shutdown,
-    encode,
-)
+from control.messages import AnyCommand, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown, encode
+from control.replies import GenerateStepOk, Pong, Reply
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.scripted_rank import Answer, ScriptedRank, failing, silent, well

@@ -13,16 +13,8 @@ from control.commands import Replies, reply, send
 from control.errors import Poisoned
 from control.health import heartbeats, read_poison, write_poison
 from control.lease import Lease
-from control.messages import (
-    AnyReply,
-    Bye,
-    ErrorReply,
-    GenerateStep,
-    Ping,
-    Pong,
-    Shutdown,
-    UnloadModel,
-)
+from control.messages import GenerateStep, Ping, Shutdown, UnloadModel
+from control.replies import AnyReply, Bye, ErrorReply, Pong
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from worker.executor import Executor

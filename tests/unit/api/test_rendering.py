@@ -17,7 +17,7 @@ from tests.unit.api.test_answer import EOS, VOCABULARY
 TEXTS = ["naïve 😀 END", "two"]
 
 
-def log_of(texts: list[str]) -> list[LogEntry]:
+def log_of(texts: list[str], cached: int | None = None) -> list[LogEntry]:
     """Choices that speak in turns, each ended by the end-of-sequence token."""
     rows = [[*VOCABULARY.tokenizer.encode(text, add_special_tokens=False).ids, EOS] for text in texts]
     log: list[LogEntry] = []
@@ -26,11 +26,14 @@ def log_of(texts: list[str]) -> list[LogEntry]:
             if at < len(tokens):
                 last = at == len(tokens) - 1
                 finish, cause = ("stop", "token") if last else (None, None)
-                log.append(LogEntry(len(log) + 1, choice, tokens[at], finish, cause))  # type: ignore[arg-type]
+                told = cached if not log else None
+                log.append(
+                    LogEntry(len(log) + 1, choice, tokens[at], finish, cause, cached=told)  # type: ignore[arg-type]
+                )
     return log
 
 
-LOGS = [log_of(TEXTS), log_of(["x"] * 2)]
+LOGS = [log_of(TEXTS, cached=3), log_of(["x"] * 2, cached=1)]
 VIEW = View(
     endpoint="chat", created=1, model="m", n=2, members=2, include_usage=True, stop=["EN?"], stop_ids=[EOS], stream=True
 )
@@ -75,11 +78,12 @@ def test_resuming_loses_and_repeats_nothing(before: list[int], after: list[int],
 
 
 def test_texts_and_usage() -> None:
-    """Two prompts with two choices each: four texts, all tokens counted."""
+    """Two prompts with two choices each: four texts, all tokens counted, those that were cached too."""
     texts, rest = seen(stream([]))
     assert texts == [*TEXTS, "x", "x"]
     total = sum(entry.token is not None for log in LOGS for entry in log)
-    assert str({"prompt_tokens": 5, "completion_tokens": total, "total_tokens": 5 + total}) in rest
+    usage = {"prompt_tokens": 5, "completion_tokens": total, "total_tokens": 5 + total}
+    assert str(usage | {"prompt_tokens_details": {"cached_tokens": 4}}) in rest
 
 
 def test_neighbouring_tokens_are_one_chunk() -> None:

@@ -17,6 +17,7 @@ from control.requests.emit import encode_entry
         (LogEntry(3, 0, None, "cancelled"), '[3,0,null,"cancelled"]'),
         (LogEntry(4, 0, 42, logprobs=TokenLogprobs(-0.5)), "[4,0,42,null,null,[-0.5,[]]]"),
         (LogEntry(5, 0, 42, "stop", ",null]"), '[5,0,42,"stop",",null]"]'),
+        (LogEntry(1, 0, 42, cached=64), "[1,0,42,null,null,null,64]"),
     ],
 )
 def test_an_entry_is_short_and_comes_back(entry: LogEntry, text: str) -> None:

@@ -45,7 +45,8 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_random_history(layout: CacheLayout, name: str, seed: int) -> None:
-    """Sequences join, grow by one or several tokens, idle and leave; each token attends as the formula says."""
+    """Sequences join, empty or with the beginning of another, grow by one or several tokens, idle, leave and hand over
+    their slab; each token attends as the formula says."""
     chance, variant = random.Random(seed), VARIANTS[name]
     torch.manual_seed(seed)
     store = SlabStore(layout, 10_000)
@@ -56,6 +57,13 @@ def test_a_random_history(layout: CacheLayout, name: str, seed: int) -> None:
             store.drop(gone)
             del truth[gone]
         truth[sid] = (torch.zeros(KV_HEADS, 0, DIM, dtype=torch.float64),) * 2
+        if len(truth) > 1 and chance.random() < 0.5:
+            donor = chance.choice([one for one in truth if one != sid])
+            count, take_over = chance.randint(1, truth[donor][0].shape[1]), chance.random() < 0.5
+            store.fork(sid, donor, count, take_over=take_over)
+            truth[sid] = (truth[donor][0][:, :count], truth[donor][1][:, :count])
+            if take_over:
+                del truth[donor]
         busy = [one for one in sorted(truth) if one == sid or chance.random() < 0.6]
         chance.shuffle(busy)
         extents = [Extent(one, truth[one][0].shape[1], chance.choice([1, 1, 1, 4, 9])) for one in busy]
@@ -109,9 +117,14 @@ def test_what_lies_behind_a_sequence_is_zero(layout: CacheLayout) -> None:
     """Slabs that moved or were used before hold nothing behind their sequence: padding is read, with weight zero."""
     store, chance = SlabStore(layout, 10_000), random.Random(2)
     for sid in range(60):
+        offset = 0
         if sid > 4:
-            store.drop(chance.choice(sorted(store._lengths)))
-        extent = Extent(sid, 0, chance.randrange(2, 300))
+            donor = chance.choice(sorted(store._lengths))
+            offset = chance.randint(1, store._lengths[donor])
+            store.fork(sid, donor, offset, take_over=chance.random() < 0.5)
+            if len(store._lengths) > 5:
+                store.drop(chance.choice([one for one in store._lengths if one != sid]))
+        extent = Extent(sid, offset, chance.randrange(2, 300))
         step = store.begin([extent])
         noise = torch.randn(KV_HEADS, extent.count, DIM, dtype=torch.float64)
         for layer in (0, 1):
@@ -122,8 +135,44 @@ def test_what_lies_behind_a_sequence_is_zero(layout: CacheLayout) -> None:
             memory = place.pool._memory[:, :, place.slot]
             assert memory[:, :, :, :length].abs().sum() > 0
             assert memory[:, :, :, length:].abs().sum() == 0
-        for pool in store._pools.values():
-            assert pool._memory[:, :, len(pool) :].abs().sum() == 0
+        for pools in store._pools.values():
+            for pool in pools:
+                assert pool._memory[:, :, pool._free].abs().sum() == 0
+
+
+def test_a_large_pool_gets_a_sibling(layout: CacheLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where doubling would copy too much another pool is made, as large as those there are; attention does not care."""
+    monkeypatch.setattr("worker.kv.pool.DOUBLED_BYTES", 8 * FIRST_CAPACITY * layout.bytes_per_token)
+    store = SlabStore(layout, 10_000)
+    key = torch.randn(KV_HEADS, 40, DIM, dtype=torch.float64)
+    first, second = ([Extent(sid, offset, 1) for sid in range(40)] for offset in (0, 1))
+    store.begin(first).attend(0, torch.randn(HEADS, 40, DIM, dtype=torch.float64), key, key, Variant(0.3))
+    store.commit(first)
+    assert [pool.slots for pool in store._pools[FIRST_CAPACITY]] == [8, 8, 16, 32]
+    query = torch.randn(HEADS, 40, DIM, dtype=torch.float64)
+    out = store.begin(second).attend(0, query, 2 * key, key, Variant(0.3))
+    for sid in range(40):
+        keys, values = (torch.stack([key[:, sid], factor * key[:, sid]], dim=1) for factor in (2, 1))
+        torch.testing.assert_close(out[sid], textbook(query[:, sid], keys, values, Variant(0.3)))
+
+
+@pytest.mark.parametrize("call_bytes", [0, 2**30])
+def test_idle_slots_between_busy_ones(layout: CacheLayout, call_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether idle slots are read along or cost a call of their own, nobody's result changes."""
+    monkeypatch.setattr("worker.kv.slab_step.CALL_BYTES", call_bytes)
+    store = SlabStore(layout, 10_000)
+    first = [Extent(sid, 0, 1) for sid in range(12)]
+    key = torch.randn(KV_HEADS, 12, DIM, dtype=torch.float64)
+    store.begin(first).attend(0, torch.randn(HEADS, 12, DIM, dtype=torch.float64), key, key, Variant(0.3))
+    store.commit(first)
+    busy = [11, 2, 3, 7]
+    query = torch.randn(HEADS, 4, DIM, dtype=torch.float64)
+    step = store.begin([Extent(sid, 1, 1) for sid in busy])
+    assert len(step._decodes) == (1 if call_bytes else 3)
+    out = step.attend(0, query, key[:, :4], key[:, :4], Variant(0.3))
+    for row, sid in enumerate(busy):
+        whole = torch.stack([key[:, sid], key[:, row]], dim=1)
+        torch.testing.assert_close(out[row], textbook(query[:, row], whole, whole, Variant(0.3)))
 
 
 def test_capacity_from_memory(layout: CacheLayout) -> None:

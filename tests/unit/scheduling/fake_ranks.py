@@ -13,6 +13,7 @@ from worker.scheduling.sequence import Sequence, SequenceState
 
 VOCABULARY = 250
 EOS = 7
+SPOILT = 255
 
 
 def next_token(context: list[int]) -> int:
@@ -36,13 +37,31 @@ class FakeRanks:
         self._broadcast: dict[int, int] = {}
         """Tokens sampled in the last step."""
         self._ever: set[int] = set()
+        self.shared = 0
+        """Positions that began a sequence without being fed."""
+
+    def spoil(self, sid: int) -> None:
+        """The sequence's KV is not to be trusted any more: whoever begins with it goes wrong."""
+        self.kv[sid] = [SPOILT] * len(self.kv[sid])
 
     def step(self, plan: StepPlan) -> dict[int, int]:
+        for prefix in plan.prefixes:
+            assert prefix.sid in plan.sequences and prefix.sid not in self._ever, (
+                "a prefix for a sequence that is known"
+            )
+            has = len(self.kv.get(prefix.donor, []))
+            assert 0 < prefix.count <= has, "a prefix that its donor does not have"
+        begun = {prefix.sid: self.kv[prefix.donor][: prefix.count] for prefix in plan.prefixes}
+        self._ever |= begun.keys()
+        self.kv |= begun
+        self.shared += sum(map(len, begun.values()))
         for sid in plan.left:
             del self.kv[sid]
-        assert set(plan.paused) <= self.kv.keys()
+        assert set(plan.paused) | set(plan.kept) <= self.kv.keys()
         explicit = set(plan.sequences)
-        continuing = sorted(self._broadcast.keys() - explicit - set(plan.left) - set(plan.paused))
+        assert not explicit & set(plan.kept)
+        resting = {*plan.left, *plan.paused, *plan.kept}
+        continuing = sorted(self._broadcast.keys() - explicit - resting)
         assert plan.continuing == continuing
         for sid in continuing:
             self.kv[sid].append(self._broadcast[sid])
@@ -66,9 +85,21 @@ class FakeRanks:
 class Simulation:
     """A leader's loop over a real scheduler and fake ranks."""
 
-    def __init__(self, *, kv_tokens: int, token_budget: int, max_sequences: int, block_tokens: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        kv_tokens: int,
+        token_budget: int,
+        max_sequences: int,
+        block_tokens: int = 1,
+        prefix_tokens: int | None = None,
+    ) -> None:
         self.scheduler = Scheduler(
-            kv_tokens=kv_tokens, token_budget=token_budget, max_sequences=max_sequences, block_tokens=block_tokens
+            kv_tokens=kv_tokens,
+            token_budget=token_budget,
+            max_sequences=max_sequences,
+            block_tokens=block_tokens,
+            prefix_tokens=prefix_tokens,
         )
         self.ranks = FakeRanks(kv_tokens, token_budget)
         self.finisher = Finisher(lambda tokens: "".join(chr(97 + token) for token in tokens))
@@ -92,8 +123,8 @@ class Simulation:
         self.scheduler.drop(sequence.sid)
         self.live.remove(sequence)
 
-    def step(self, cancel_meanwhile: Sequence | None = None) -> None:
-        """One step; `cancel_meanwhile` is dropped while it runs."""
+    def step(self, cancel_meanwhile: Sequence | None = None, fail: Sequence | None = None) -> None:
+        """One step; `cancel_meanwhile` is dropped while it runs, `fail` gets no token if it should be sampled."""
         self.steps += 1
         before = {sequence: (sequence.sid, sequence.state) for sequence in self.live}
         oldest = self.live[0]
@@ -113,6 +144,10 @@ class Simulation:
         tokens = self.ranks.step(plan)
         if cancel_meanwhile is not None:
             self.cancel(cancel_meanwhile)
+        if fail is not None and fail in self.live and fail.sid in tokens:
+            del tokens[fail.sid]
+            self.ranks.spoil(fail.sid)
+            self.live.remove(fail)
         self.scheduler.applied(plan, tokens)
         for sequence in rows:
             if sequence.state is not SequenceState.ENDED and self.finisher.decide(sequence, tokens[sequence.sid]):

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from tests.unit.scheduling.fake_ranks import VOCABULARY, Simulation, alone
 from worker.scheduling.kv import KVAccount
+from worker.scheduling.prefixes import PrefixCache
 from worker.scheduling.sequence import Sequence
 
 prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12)
+alike = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 arrivals = st.lists(st.tuples(st.integers(0, 8), prompts, st.integers(1, 48)), min_size=1, max_size=12)
 farms = st.fixed_dictionaries(
     {
@@ -18,6 +20,7 @@ farms = st.fixed_dictionaries(
         "token_budget": st.integers(1, 20),
         "max_sequences": st.integers(1, 8),
         "block_tokens": st.sampled_from([1, 1, 4]),
+        "prefix_tokens": st.sampled_from([None, 1, 2, 5]),
     }
 )
 
@@ -84,6 +87,36 @@ def test_adoption_continues_exactly(
         assert sequence.output == alone(sequence.prompt, sequence.sampling.max_tokens)
 
 
+turns = st.lists(
+    st.tuples(st.integers(0, 6), st.none() | st.integers(0, 20), alike, st.integers(1, 30)), min_size=2, max_size=10
+)
+
+
+@given(farm=farms, turns=turns, prefix_tokens=st.sampled_from([1, 2, 5]), data=st.data())
+@settings(max_examples=120, deadline=None)
+def test_shared_prefixes_change_nothing(
+    farm: dict[str, int], turns: list[tuple[int, int | None, list[int], int]], prefix_tokens: int, data: st.DataObject
+) -> None:
+    """Prompts that begin alike, or as an earlier one and its answer, amid cancels and failures: every token is right,
+    and nobody begins with what a failed sequence left."""
+    simulation = Simulation(**farm | {"prefix_tokens": prefix_tokens})
+    begun: list[Sequence] = []
+    for pause, earlier, text, max_tokens in turns:
+        for _ in range(pause):
+            if simulation.live:
+                victims = st.none() | st.sampled_from(simulation.live)
+                simulation.step(*data.draw(st.tuples(victims, st.none()) | st.tuples(st.none(), victims)))
+        before = begun[earlier % len(begun)] if begun and earlier is not None else None
+        prompt = (before.prompt + before.output + text if before else text)[:40]
+        begun.append(simulation.add(prompt, max_tokens if len(prompt) + max_tokens <= 64 else 64 - len(prompt)))
+    simulation.finish()
+    event("shared" if simulation.ranks.shared else "not shared")
+    for sequence in begun:
+        expected = alone(sequence.prompt, sequence.sampling.max_tokens)
+        assert sequence.output == expected[: len(sequence.output)]
+        assert sequence not in simulation.ended or sequence.output == expected
+
+
 def test_the_simulation_preempts() -> None:
     """Sequences that outgrow the KV memory together are preempted, and yet finish with the same tokens."""
     simulation = Simulation(kv_tokens=120, token_budget=64, max_sequences=8)
@@ -93,6 +126,16 @@ def test_the_simulation_preempts() -> None:
     assert simulation.preemptions > 0
     for sequence in simulation.ended:
         assert sequence.output == alone(sequence.prompt, 60)
+
+
+def test_without_proof_a_prefix_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: were a context shared before its KV is there, the ranks would notice."""
+    monkeypatch.setattr(PrefixCache, "_certain", lambda self, sequence: sequence.length)
+    simulation = Simulation(kv_tokens=120, token_budget=12, max_sequences=8, prefix_tokens=2)
+    for _ in range(2):
+        simulation.add([1, 2, 3, 4, 5, 6, 8, 9], 4)
+    with pytest.raises(AssertionError, match="a prefix that its donor does not have"):
+        simulation.finish()
 
 
 def test_without_the_account_kv_is_overrun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,20 @@ def test_adoption_continues_each_choice_after_its_log() -> None:
     assert emission.entries == [LogEntry(4, 0, 8, "length")]
 
 
+def test_the_first_entry_tells_what_was_cached() -> None:
+    """Once, and of the sequence that spoke first; after an adoption what the log says stands."""
+    request = RunningRequest.from_claim(claimed([], n=2))
+    first, second = request.live
+    first.begun_with, second.begun_with = 1, 2
+    request.append(0, 5)
+    request.append(1, 6)
+    assert [entry.cached for entry in request.history] == [1, None]
+    again = RunningRequest.from_claim(claimed(request.history, n=2))
+    again.live[0].begun_with = 2
+    again.append(0, 7)
+    assert [entry.cached for entry in again.history] == [1, None, None]
+
+
 def test_an_emission_is_kept_until_redis_took_it() -> None:
     """A repeat carries the same entries and seq; afterwards the next one follows on."""
     request = RunningRequest.from_claim(claimed([]))

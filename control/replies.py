@@ -1,0 +1,63 @@
+"""What a rank answers: one reply per command, told apart by `op`, that echoes the command's `epoch` and `seq`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from control.errors import RankErrorKind
+
+
+class Reply(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
+    """What a rank answers; `epoch` and `seq` are the command's."""
+
+    epoch: int
+    seq: int
+    rank: int
+
+
+class Pong(Reply, tag="pong", frozen=True):
+    world_size: int
+    cuda_device: str
+
+
+class InitOk(Reply, tag="init_ok", frozen=True):
+    pass
+
+
+class NcclSanityResult(Reply, tag="nccl_sanity_result", frozen=True):
+    observed_sum: float
+
+
+class LoadDenseShardOk(Reply, tag="load_dense_shard_ok", frozen=True):
+    kv_tokens: int
+    """Tokens of KV memory that this rank can hold; the leader admits by the tightest rank."""
+    weight_bytes: int
+
+
+class GenerateStepOk(Reply, tag="generate_step_ok", frozen=True):
+    checksum: int
+    """Of the batch's layout and the tokens broadcast at its end; equal on every rank."""
+
+
+class KvCacheCleared(Reply, tag="kv_cache_cleared", frozen=True):
+    pass
+
+
+class Unloaded(Reply, tag="unloaded", frozen=True):
+    pass
+
+
+class Bye(Reply, tag="bye", frozen=True):
+    pass
+
+
+class ErrorReply(Reply, tag="error", frozen=True):
+    kind: RankErrorKind
+    message: str
+
+
+AnyReply = (
+    Pong | InitOk | NcclSanityResult | LoadDenseShardOk | GenerateStepOk | KvCacheCleared | Unloaded | Bye | ErrorReply
+)
+
+decode_reply = msgspec.json.Decoder(AnyReply).decode

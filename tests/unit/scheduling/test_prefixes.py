@@ -1,0 +1,235 @@
+"""What a sequence begins with: by whom, how much, and what must never be shared."""
+
+from __future__ import annotations
+
+import pytest
+
+from control.messages import Prefix, Sampling
+from worker.scheduling.plan import StepPlan
+from worker.scheduling.scheduler import Scheduler
+from worker.scheduling.sequence import Sequence, SequenceState
+
+BLOCK = 4
+
+
+def sequence(prompt: list[int], max_tokens: int = 20, salt: str = "") -> Sequence:
+    return Sequence(rid="r", choice=0, prompt=prompt, sampling=Sampling(max_tokens=max_tokens), salt=salt)
+
+
+def scheduler(kv_tokens: int = 1000, token_budget: int = 64, max_sequences: int = 4) -> Scheduler:
+    return Scheduler(kv_tokens=kv_tokens, token_budget=token_budget, max_sequences=max_sequences, prefix_tokens=BLOCK)
+
+
+def step(subject: Scheduler) -> StepPlan:
+    plan = subject.plan()
+    subject.applied(plan, dict.fromkeys(plan.sampled, 1))
+    subject.check_integrity()
+    return plan
+
+
+def kept_tokens(subject: Scheduler) -> int:
+    return subject.kv_tokens()[1]
+
+
+def begin(subject: Scheduler, prompt: list[int], steps: int = 1, salt: str = "") -> Sequence:
+    """A sequence that has sampled `steps` tokens, each of them 1."""
+    begun = sequence(prompt, salt=salt)
+    subject.add(begun)
+    for _ in range(steps):
+        step(subject)
+    return begun
+
+
+def finish(subject: Scheduler, prompt: list[int], steps: int = 1, salt: str = "") -> Sequence:
+    """As `begin`, and then it ends."""
+    ended = begin(subject, prompt, steps, salt)
+    subject.drop(ended.sid)
+    subject.check_integrity()
+    return ended
+
+
+def test_a_second_turn_takes_over_the_first() -> None:
+    """A prompt that goes on after an ended answer gets that sequence's own KV and computes only what is new."""
+    subject = scheduler()
+    first = finish(subject, [5, 6, 7, 8, 9], steps=3)  # KV: the prompt and the first two tokens
+    assert kept_tokens(subject) == 7
+    second = begin(subject, [*first.prompt, 1, 1, 1, 30, 31], steps=0)
+    plan = step(subject)
+    assert plan.prefixes == [Prefix(second.sid, first.sid, 7)]
+    assert (plan.left, plan.kept) == ([first.sid], [])
+    assert (plan.sequences, plan.tokens, plan.offset) == ([second.sid], [[1, 30, 31]], [7])
+    assert second.begun_with == 7 and kept_tokens(subject) == 0
+
+
+def test_a_running_donor_is_copied() -> None:
+    """The same system prompt beside a sequence that runs: its beginning is copied, and it goes on."""
+    subject = scheduler()
+    donor = begin(subject, [5, 6, 7, 8, 9, 10])
+    other = begin(subject, [5, 6, 7, 8, 20], steps=0)
+    plan = step(subject)
+    assert plan.prefixes == [Prefix(other.sid, donor.sid, 4)]
+    assert plan.continuing == [donor.sid] and plan.left == []
+
+
+def test_an_ended_donor_with_more_to_give_stays() -> None:
+    """Where a newcomer shares only the beginning of a conversation, its rest is kept for whoever continues it."""
+    subject = scheduler()
+    donor = finish(subject, [*range(50, 70)])
+    other = begin(subject, [*range(50, 60), 3], steps=0)
+    plan = step(subject)
+    assert plan.prefixes == [Prefix(other.sid, donor.sid, 10)]
+    assert (plan.left, plan.kept) == ([], [donor.sid])
+    assert step(subject).kept == []  # said once
+
+
+def test_the_longest_prefix_wins() -> None:
+    """Of several donors the one that has most in common is taken, to the token."""
+    subject = scheduler()
+    finish(subject, [*range(50, 56), 1, 2, 3])
+    longer = finish(subject, [*range(50, 61), 1, 2, 3, 4, 5, 6])
+    finish(subject, [*range(50, 57), 1, 2, 3])
+    other = begin(subject, [*range(50, 61), 9, 9], steps=0)
+    assert step(subject).prefixes == [Prefix(other.sid, longer.sid, 11)]
+
+
+def test_one_token_is_always_computed() -> None:
+    """The very same prompt again leaves its last token to be fed: it is what is sampled from."""
+    subject = scheduler()
+    finish(subject, [*range(50, 58)])
+    again = begin(subject, [*range(50, 58)], steps=0)
+    plan = step(subject)
+    assert (plan.offset, plan.tokens, plan.sampled) == ([7], [[57]], [again.sid])
+
+
+def test_short_prefixes_are_not_worth_it() -> None:
+    """Less than a block in common is computed, and a sequence of less than a block is not kept."""
+    subject = scheduler()
+    finish(subject, [5, 6, 7, 8, 9])
+    begin(subject, [5, 6, 7, 30, 31], steps=0)
+    assert step(subject).prefixes == []
+    kept = kept_tokens(subject)
+    finish(subject, [40, 41])
+    assert kept_tokens(subject) == kept
+
+
+def test_nobody_computes_what_another_is_computing() -> None:
+    """A prompt that begins as one in prefill waits for it, instead of computing the same beside it."""
+    subject = scheduler(token_budget=10)
+    donor, other = sequence([*range(50, 65)]), sequence([*range(50, 64), 3])
+    subject.add(donor)
+    subject.add(other)
+    assert step(subject).sequences == [donor.sid]
+    assert step(subject).sequences == [donor.sid]
+    assert other.state is SequenceState.WAITING
+    assert step(subject).prefixes == [Prefix(other.sid, donor.sid, 14)]
+
+
+def test_a_prefill_that_was_cancelled_leaves_nothing() -> None:
+    """Only what a sampled token has proved is kept."""
+    subject = scheduler(token_budget=10)
+    half = sequence([*range(50, 75)])
+    subject.add(half)
+    step(subject)
+    subject.drop(half.sid)
+    assert kept_tokens(subject) == 0
+    begin(subject, [*range(50, 75)], steps=0)
+    plan = step(subject)
+    assert (plan.left, plan.prefixes) == ([half.sid], [])
+
+
+def test_a_failed_sequence_leaves_nothing() -> None:
+    """Nor does what it began with stay: its donor may be what is sick."""
+    subject = scheduler()
+    donor = finish(subject, [*range(50, 70)])
+    failing = begin(subject, [*range(50, 60), 3], steps=0)
+    subject.applied(subject.plan(), {})
+    assert failing.state is SequenceState.ENDED and kept_tokens(subject) == 0
+    other = begin(subject, [*range(50, 60), 3], steps=0)
+    plan = subject.plan()
+    assert plan.left == [failing.sid, donor.sid] and plan.prefixes == [] and plan.sampled == [other.sid]
+
+
+def test_kept_memory_is_free_memory() -> None:
+    """Room for claims counts it, and the one that was used longest ago goes first when somebody needs it."""
+    subject = scheduler(kv_tokens=60)
+    old = finish(subject, [*range(50, 70)])
+    young = finish(subject, [*range(80, 100)])
+    assert subject.room() == (4, 60) and kept_tokens(subject) == 40
+    begin(subject, [*range(120, 150)], steps=0)
+    plan = step(subject)
+    assert plan.left == [old.sid] and plan.kept == [young.sid]
+    assert kept_tokens(subject) == 20
+
+
+def test_a_donor_is_used_last_of_all_memory() -> None:
+    """Using a kept prefix renews it; where room is short even so, its own KV is handed over."""
+    subject = scheduler(kv_tokens=64)
+    donor = finish(subject, [*range(50, 70)])
+    other = finish(subject, [*range(80, 100)])
+    sid = begin(subject, [*range(50, 60), *range(200, 235)], steps=0).sid
+    plan = step(subject)
+    assert plan.prefixes == [Prefix(sid, donor.sid, 10)] and plan.left == [other.sid, donor.sid]
+
+
+def test_growth_lets_go_before_it_preempts() -> None:
+    """A decoding sequence gets its next position from what is kept, and nobody is preempted for it."""
+    subject = scheduler(kv_tokens=24)
+    kept = finish(subject, [50, 51, 52, 53])
+    growing = begin(subject, [80, 81], steps=0)
+    plans = [step(subject) for _ in range(20)]
+    assert [plan.left for plan in plans if plan.left] == [[kept.sid]]
+    assert growing.state is SequenceState.DECODE
+
+
+def test_isolation_shares_nothing() -> None:
+    """While a crash is looked into a sequence computes all of its own, and leaves nothing."""
+    subject = scheduler()
+    finish(subject, [*range(50, 70)])
+    subject.isolating = True
+    finish(subject, [*range(50, 70)])
+    assert kept_tokens(subject) == 20  # of the first one
+    begin(subject, [*range(50, 70)], steps=0)
+    assert step(subject).prefixes == []
+    subject.isolating = False
+    begin(subject, [*range(50, 70)], steps=0)
+    assert len(step(subject).prefixes) == 1
+
+
+def test_other_salts_share_nothing() -> None:
+    """Requests with different salts never begin with each other's KV; those with the same do."""
+    subject = scheduler()
+    donor = finish(subject, [*range(50, 70)], salt="a")
+    other = begin(subject, [*range(50, 70)], steps=0, salt="b")
+    plan = step(subject)
+    assert plan.prefixes == [] and plan.sampled == [other.sid]
+    same = begin(subject, [*range(50, 70)], steps=0, salt="a")
+    assert step(subject).prefixes == [Prefix(same.sid, donor.sid, 19)]
+
+
+def test_a_scheduler_without_a_prefix_cache() -> None:
+    """With sharing switched off nothing is kept and nothing shared."""
+    subject = Scheduler(kv_tokens=100, token_budget=64, max_sequences=4, prefix_tokens=None)
+    for _ in range(2):
+        subject.add(ended := sequence([*range(100, 180)], max_tokens=4))
+        plan = step(subject)
+        assert plan.prefixes == [] and plan.offset == [0]
+        subject.drop(ended.sid)
+        assert kept_tokens(subject) == 0
+
+
+def test_a_hash_alone_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts whose blocks have the same hash by accident share only the tokens that are equal."""
+    monkeypatch.setattr("worker.scheduling.prefixes.hash", lambda _: 1, raising=False)
+    subject = scheduler()
+    finish(subject, [*range(50, 70)])
+    begin(subject, [*range(80, 100)], steps=0)
+    assert step(subject).prefixes == []
+
+
+def test_integrity_check_sees_a_lost_prefix() -> None:
+    """KV that is kept and that nobody can find any more is reported."""
+    subject = scheduler()
+    ended = finish(subject, [*range(50, 70)])
+    subject._prefixes.forget(ended.sid)
+    with pytest.raises(RuntimeError, match="lost its integrity"):
+        subject.check_integrity()
