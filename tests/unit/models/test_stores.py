@@ -33,6 +33,7 @@ def test_numbers_without_kernels_are_attended_by_plain_torch(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Float64, and any type where Triton is missing, take the slow way and say so."""
+    monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: object())
     assert stores.attention_for(layout(torch.float64)) is gathered.attend
     assert "the kernels have no torch.float64" in capsys.readouterr().out
     monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: None)
