@@ -156,6 +156,20 @@ class CollectiveFailed(FurrowError):
     """A collective of the group failed: the mark of another rank's end, whoever meets it."""
 
 
+class CollectiveLeft(CollectiveFailed):
+    """This rank was told to leave its group while it waited for the others: its epoch is over."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"left a collective that the others have not come to: {reason}")
+
+
+def collective_failure(error: BaseException | None) -> CollectiveFailed | None:
+    """The failed collective behind `error`, however deep it lies; None where this side failed by itself."""
+    while error is not None and not isinstance(error, CollectiveFailed):
+        error = error.__cause__
+    return error
+
+
 class GroupError(FurrowError):
     """The combined outcome of leader and ranks: every side that failed is named.
 

@@ -22,12 +22,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     standby: bool = True
     """Whether an agent keeps a process ready to take a dead rank's place; it costs its host some 300 MB."""
+    shared_memory: bool = True
+    """Whether ranks on the CPUs of one host exchange through shared memory instead of sockets."""
     has_parent: bool = False
     """Started by another Furrow process, with which this one must end."""
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Read FURROW_REDIS_URL (else REDIS_URL) and FURROW_ REDIS_WAIT, LOG_FORMAT, LOG_LEVEL and STANDBY.
+        """Read FURROW_REDIS_URL (else REDIS_URL) and FURROW_ REDIS_WAIT, LOG_FORMAT, LOG_LEVEL, STANDBY, SHARED_MEMORY.
 
         Raises SettingsError naming the variable, its value and what is accepted.
         """
@@ -43,12 +45,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         standby = os.environ.get("FURROW_STANDBY") or "1"
         if standby not in ("0", "1"):
             raise SettingsError(f"FURROW_STANDBY={standby!r} is unknown: use 1 to keep a standby process, 0 for none")
+        shared_memory = os.environ.get("FURROW_SHARED_MEMORY") or "1"
+        if shared_memory not in ("0", "1"):
+            raise SettingsError(f"FURROW_SHARED_MEMORY={shared_memory!r} is unknown: use 1 to share memory, 0 not to")
         return cls(
             redis_url=url,
             redis_wait_s=redis_wait_s(),
             log_format=log_format,
             log_level=level,
             standby=standby == "1",
+            shared_memory=shared_memory == "1",
             has_parent="FURROW_PARENT" in os.environ,
         )
 

@@ -12,7 +12,7 @@ import structlog
 import torch
 import torch.distributed as dist
 
-from control.errors import RankError
+from control.errors import CollectiveFailed, RankError, collective_failure
 from control.messages import (
     AnyCommand,
     ClearKvCache,
@@ -38,8 +38,10 @@ from control.replies import (
     Reply,
     Unloaded,
 )
-from worker.agreement import all_ready
-from worker.collective import Collective, ProcessGroupCollective, Solo
+from worker.collective import Collective, Solo, rendezvous
+from worker.collective.abort import Abort
+from worker.collective.agreement import all_ready
+from worker.collective.exchange import DEADLINE_S
 from worker.engine.step import Engine, GoesOn, Sample, StepResult
 from worker.kv.stores import store_for
 from worker.models.files import ModelFiles
@@ -48,9 +50,6 @@ from worker.models.loading import ServedModel, load
 
 log = structlog.get_logger()
 
-COLLECTIVE_TIMEOUT = timedelta(seconds=120)
-"""The last resort only: step deadlines and the agent's waitpid decide long before."""
-
 LOADING_PATIENCE_S = 1800.0
 """How long a rank on a GPU waits for the slowest to load; the leader's own deadlines decide before."""
 
@@ -58,8 +57,11 @@ LOADING_PATIENCE_S = 1800.0
 class Executor:
     """Executes commands on one device. Raises RankError for what a rank answers with `error`."""
 
-    def __init__(self, rank: int, world_size: int, device: str) -> None:
+    def __init__(self, rank: int, world_size: int, device: str, shared_memory: bool = True) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
+        self._shared_memory = shared_memory
+        self.abort = Abort()
+        """Of the epoch that this rank is in, or will be in next: for whoever learns first that it is over."""
         self._model: ServedModel | None = None
         self._model_id: str | None = None
         self._loaded_in = 0
@@ -67,8 +69,6 @@ class Executor:
         self._collective: Collective | None = Solo() if world_size == 1 else None
         self._store: dist.Store | None = None
         """This epoch's, which is told who has loaded."""
-        self.check: Callable[[], None] = lambda: None
-        """Raises EpochOver once the epoch is over; asked while this rank waits for others."""
         self._handlers: dict[type[Command], Callable[..., Reply]] = {
             Ping: self._ping,
             Init: self._init,
@@ -87,7 +87,9 @@ class Executor:
             return self._handlers[type(command)](command)
         except RankError as error:
             # The reply carries words only; the chain of causes is here, whichever rank it was.
-            log.error("refused a command", seq=command.seq, kind=error.kind, exc_info=error)
+            cause = None if collective_failure(error) else error  # another rank's end says all in one line
+            log.error("refused a command", seq=command.seq, kind=error.kind, error=error.message, exc_info=cause)
+            log.debug("where it was refused", exc_info=error)
             return self.refusal(command, error)
 
     def refusal(self, command: AnyCommand, error: RankError) -> ErrorReply:
@@ -98,9 +100,9 @@ class Executor:
         if self._engine is not None:
             self._engine.leave()
         if self.world_size > 1:
-            self._collective = None
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            if self._collective is not None:
+                self._collective.close()
+            self._collective, self.abort = None, Abort()
 
     @property
     def block_tokens(self) -> int:
@@ -135,9 +137,9 @@ class Executor:
             raise self._error("nccl_init_failed", f"world size {command.world_size}, expected {self.world_size}")
         host, _, port = command.comm_id.rpartition(":")
         try:
-            store = dist.TCPStore(host, int(port), is_master=False, timeout=COLLECTIVE_TIMEOUT)
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=DEADLINE_S))
             self.join(store, command.epoch)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, CollectiveFailed) as error:
             raise self._error(
                 "nccl_init_failed", f"could not join the rendezvous {command.comm_id}: {error}"
             ) from error
@@ -145,22 +147,19 @@ class Executor:
 
     def join(self, store: dist.Store, epoch: int) -> None:
         """Take the seat in the group of `epoch`, and hand it to a model that is already loaded."""
-        backend = "nccl" if self.device.startswith("cuda") else "gloo"
         self._store = dist.PrefixStore(str(epoch), store)
-        dist.init_process_group(
-            backend,
-            store=self._store,
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=COLLECTIVE_TIMEOUT,
+        self._collective = rendezvous.join(
+            self._store, self.rank, self.world_size, self.device, self.abort, self._shared_memory
         )
-        self._collective = ProcessGroupCollective(dist.group.WORLD)
         if self._model is not None and self._engine is not None:
             self._engine.join(self._collective)
 
     def _sanity_check(self, command: NcclSanityCheck) -> NcclSanityResult:
         ones = torch.ones(1, device=self.device)
-        self._seat("sanity check").all_reduce(ones)
+        try:
+            self._seat("sanity check").all_reduce(ones)
+        except CollectiveFailed as error:
+            raise self._error("nccl_init_failed", f"the sanity check failed: {error}") from error
         return NcclSanityResult(epoch=command.epoch, seq=command.seq, rank=self.rank, observed_sum=float(ones.item()))
 
     def _load(self, command: LoadDenseShard) -> LoadDenseShardOk:
@@ -197,7 +196,7 @@ class Executor:
         would wait for one that failed. On a CPU there is nothing to prepare."""
         if self._store is None or not self.device.startswith("cuda"):
             return True
-        return all_ready(self._store, self.rank, self.world_size, loaded, LOADING_PATIENCE_S, self.check)
+        return all_ready(self._store, self.rank, self.world_size, loaded, LOADING_PATIENCE_S, self.abort.check)
 
     def _step(self, command: GenerateStep) -> GenerateStepOk:
         result = self.run_step(command, None)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from control import commands
 from control.clients import SyncRedis
 from control.clock import now_ms
-from control.errors import GroupError, Poisoned, RankError
+from control.errors import CollectiveLeft, GroupError, Poisoned, RankError, collective_failure
 from control.health import Formation
 from control.lease import Lease
 from control.messages import Command, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown
@@ -192,6 +192,8 @@ class Group:
         try:
             first = own() if own else self._executor.answer(command)  # type: ignore[arg-type]
         except Exception as error:  # accounted for below, together with the ranks' replies
+            if isinstance(collective_failure(error), CollectiveLeft):
+                self._check()  # it was let go because the epoch is over: that is what there is to tell
             own_error = error
         replies, failed = self._drain(command.seq, deadline_s, own_failed=own_error is not None)
         self.last_seconds = self._progress.end(command.seq)
@@ -204,8 +206,9 @@ class Group:
                 ms=round(1000 * self.last_seconds),
                 leader=repr(own_error),
                 ranks=[str(error) for error in failed],
-                exc_info=own_error,
+                exc_info=None if collective_failure(own_error) else own_error,
             )
+            log.debug(f"where {what} failed", exc_info=own_error)
             raise GroupError(what, own_error, failed) from own_error
         return [first, *replies]
 

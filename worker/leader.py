@@ -151,8 +151,8 @@ class Leader:
             self._executor.device,
             progress,
             lease,
+            self._executor.abort.say,
         )
-        self._executor.check = pulse.check
         with pulse:
             group = Group(self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address)
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +20,7 @@ from control.process import die_with_parent, name_process
 from control.settings import Settings
 from worker.address import rendezvous_address
 from worker.assets import read_assets
+from worker.collective import native
 from worker.executor import Executor
 from worker.exits import LOAD_FAILED, REFUSED, STOPPED
 from worker.leader import Leader
@@ -45,7 +47,9 @@ def run_rank() -> int:
     try:
         check_device(device)
         use_threads(len(assignment.ranks), device)
-        executor = Executor(rank, spec.tp, device)
+        executor = Executor(rank, spec.tp, device, settings.shared_memory)
+        if spec.tp > 1 and device == "cpu":  # meanwhile the ranks gather
+            threading.Thread(target=native.library, name="compile", daemon=True).start()
         if rank == 0:
             files = gates.inspect(Path(os.environ["FURROW_FOLDER"]))
             life = leader = Leader(

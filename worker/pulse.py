@@ -11,6 +11,7 @@ import contextvars
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import psutil
 import structlog
@@ -53,10 +54,12 @@ class Pulse:
         device: str,
         progress: Progress,
         lease: Lease | None = None,
+        at_end: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        """`at_end` is told, once, why the epoch is over: it gets the main thread out of waits."""
         self._client, self._lease, self._progress = client, lease, progress
         self._model, self._replica, self._epoch = model, replica, epoch
-        self._rank, self._world_size, self._device = rank, world_size, device
+        self._rank, self._world_size, self._device, self._at_end = rank, world_size, device, at_end
         self._over: EpochOver | None = None
         self._over_since = 0.0
         self._closed = False
@@ -162,6 +165,7 @@ class Pulse:
     def _end(self, over: EpochOver) -> None:
         if self._over is None:
             self._over, self._over_since = over, time.monotonic()
+            self._at_end(str(over))  # after the line above: who is let go asks `check` why
 
     def _deadman(self) -> None:
         """A main thread that does not leave an epoch that is over hangs where no exception reaches it."""

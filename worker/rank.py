@@ -100,8 +100,8 @@ class Rank:
             executor.world_size,
             executor.device,
             progress,
+            at_end=executor.abort.say,
         )
-        executor.check = pulse.check
         with pulse:
             while True:
                 pulse.check()

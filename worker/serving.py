@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from control import requests
-from control.errors import CollectiveFailed, GroupError, Poisoned
+from control.errors import GroupError, Poisoned, collective_failure
 from control.lease import Lease
 from control.messages import Sampling
 from control.requests import Claims, EmitResult
@@ -40,10 +40,7 @@ GATHER_S = 0.008
 
 def met_in_collective(error: GroupError) -> bool:
     """Whether the leader's own part failed because of another rank: that says nothing about the step's requests."""
-    cause: BaseException | None = error.leader
-    while cause is not None and not isinstance(cause, CollectiveFailed):
-        cause = cause.__cause__
-    return cause is not None
+    return collective_failure(error.leader) is not None
 
 
 class Serving:

@@ -13,7 +13,12 @@ from control.errors import FurrowError
 
 VERBS = {
     "load": "Load scenarios through the HTTP API.",
+    "compare": "Furrow beside its peers, on the same weights.",
+    "overhead": "The whole farm beside the bare engine loop, and what it asks of Redis.",
+    "startup": "From `furrow serve` to the first token, phase by phase.",
     "decode": "The engine alone, beside transformers' generate.",
+    "collectives": "What an exchange between CPU ranks on one host takes.",
+    "ranks": "A model on several CPU ranks beside the same on one.",
     "control": "What Redis adds to a step.",
     "prefix": "The second turn of a conversation beside its first: the time to the first token.",
     "rolling": "Models reloaded under load: nothing failed, truncated or changed.",

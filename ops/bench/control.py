@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,6 +13,7 @@ from control.clients import SyncRedis
 from control.connection import connect
 from control.embedded import EmbeddedServer
 from ops.bench.machine import describe
+from ops.bench.redis_traffic import traffic
 from ops.bench.stepping import Turn, hashing, stepping
 from ops.bench.summary import median
 
@@ -24,9 +24,6 @@ BESIDE = 0.03
 """The most that Redis may add to a step of STEP_S."""
 WARM_UP = 50
 ROUNDS = 5
-
-SENT = ("evalsha", "eval", "xread")
-"""What processes send; all other commands run inside scripts."""
 
 
 @click.command()
@@ -111,18 +108,3 @@ def timed(work: Callable[[], None]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def traffic(client: SyncRedis) -> dict[str, float]:
-    """The server's counts so far: commands sent and all, µs in scripts, bytes in and out."""
-    stats: Any = client.info("stats")
-    commands: Any = client.info("commandstats")
-    calls = {name: commands.get(f"cmdstat_{name}", {"calls": 0, "usec": 0}) for name in SENT}
-    everything = sum(one["calls"] for name, one in commands.items())
-    return {
-        "sent": sum(one["calls"] for one in calls.values()),
-        "all": everything,
-        "script_us": calls["evalsha"]["usec"] + calls["eval"]["usec"],
-        "in": stats["total_net_input_bytes"],
-        "out": stats["total_net_output_bytes"],
-    }

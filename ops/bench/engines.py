@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from control.messages import GenerateStep, Sampling
-from worker.collective import Solo
+from worker.collective import Collective, Solo
 from worker.engine.ahead import Meanwhile
 from worker.engine.step import Engine
 from worker.kv.stores import store_for
@@ -33,20 +33,23 @@ class Decoded:
 
 
 class Furrow:
-    """The engine and sampler as a leader uses them, without Redis."""
+    """The engine and sampler as a leader uses them, without Redis; one rank of a group where `collective` is given."""
 
-    def __init__(self, folder: Path, dtype: str, device: str, kv_tokens: int) -> None:
+    def __init__(
+        self, folder: Path, dtype: str, device: str, kv_tokens: int, collective: Collective | None = None
+    ) -> None:
         config = json.loads((folder / "config.json").read_text())
         files = ModelFiles(config=config, weights=sorted(folder.glob("*.safetensors")), folder=folder)
-        model = load(files, collective=Solo(), dtype=dtype, device=device)
-        store = store_for(model.cache_layout, kv_tokens, context_length(config), 1)
-        self._engine = Engine(model, store, Solo())
+        self._collective = collective or Solo()
+        model = load(files, collective=self._collective, dtype=dtype, device=device)
+        store = store_for(model.cache_layout, kv_tokens, context_length(config), self._collective.world_size)
+        self._engine = Engine(model, store, self._collective)
         self._engine.prepare()
         self._next = 0
         self._running: list[int] = []
 
     def decode(self, prompts: list[list[int]], count: int) -> Decoded:
-        """`count` tokens for each prompt, all in one batch."""
+        """`count` tokens for each prompt, all in one batch; on every rank of a group alike."""
         sids = list(range(self._next, self._next + len(prompts)))
         asked = dict(zip(sids, prompts, strict=True))
         sampling = Sampling(max_tokens=count, temperature=0.0, seed="0")
@@ -59,7 +62,8 @@ class Furrow:
         # A step ends when its tokens are here; the device may be at work on the next one by then.
         seconds, before = [], time.perf_counter()
         for step in range(count):
-            result = self._engine.run(self._command(asked if step == 0 else {}, step + 1), sample)
+            command = self._command(asked if step == 0 else {}, step + 1)
+            result = self._engine.run(command, sample if self._collective.rank == 0 else None)
             for sid, token in zip(result.sids, result.tokens, strict=True):
                 sequences[sid].output.append(token)
             after = time.perf_counter()

@@ -16,9 +16,8 @@ from control.errors import FurrowError
 from control.messages import ModelSpec
 from ops.bench.ask import Answer, ask, now_ms
 from ops.bench.client import Base
-from ops.bench.farm import private_farm, say
+from ops.bench.farm import NOBODY_REFUSED, private_farm, say
 from ops.bench.figures import Figure, conclude
-from ops.bench.load import NOBODY_REFUSED
 from ops.bench.machine import describe
 from ops.bench.prompts import prompt
 from ops.bench.stamps import StampCollector

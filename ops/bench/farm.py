@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from control.messages import ModelSpec
 TICK_S = 0.2
 START_LIMIT_S = 300.0
 HOST = "127.0.0.1"
+NOBODY_REFUSED = ("--max-queue-wait", "0")
+"""Options of an API that lets everybody wait; `furrow bench overload` measures refusing."""
 
 
 def say(line: str) -> None:
@@ -32,11 +34,13 @@ def say(line: str) -> None:
 
 
 @contextmanager
-def private_farm(spec: ModelSpec, replicas: tuple[int, ...], *api_options: str) -> Iterator[tuple[str, str, list[str]]]:
+def private_farm(
+    spec: ModelSpec, replicas: tuple[int, ...], *api_options: str, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, str, list[str]]]:
     """Serve `spec` once per number in `replicas`, under names of their own; yields the API's URL, Redis's, the names.
 
-    `api_options` are those of `furrow api`. The parts log errors only, unless FURROW_LOG_LEVEL says otherwise.
-    Raises ModelUnavailable where a replica can't be served.
+    `api_options` are those of `furrow api`; `environment` is added to that of agent and API. The parts log errors only,
+    unless FURROW_LOG_LEVEL says otherwise. Raises ModelUnavailable where a replica can't be served.
     """
     names = [spec.name] if len(replicas) == 1 else [f"{spec.name}-{index + 1}" for index in range(len(replicas))]
     with ExitStack() as stack:
@@ -48,7 +52,8 @@ def private_farm(spec: ModelSpec, replicas: tuple[int, ...], *api_options: str) 
             catalog.put_spec(client, msgspec.structs.replace(spec, name=name, replicas=count))
         port = free_port(HOST, 0)
         level = os.environ.get("FURROW_LOG_LEVEL") or "error"
-        supervisor = Supervisor({"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}, say)
+        settings = {"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}
+        supervisor = Supervisor({**(environment or {}), **settings}, say)
         stack.callback(supervisor.stop)
         supervisor.start(Part("agent", "worker", ["agent"]))
         supervisor.start(Part("api", "api", ["--host", HOST, "--port", str(port), *api_options]))

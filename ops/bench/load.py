@@ -17,12 +17,9 @@ from control.settings import redis_url_from_environment
 from ops.bench import report as reports
 from ops.bench import traffic
 from ops.bench.client import Base, request
-from ops.bench.farm import private_farm, say
+from ops.bench.farm import NOBODY_REFUSED, private_farm, say
 from ops.bench.machine import describe
 from ops.bench.scenarios import SCENARIOS, Scenario, chosen
-
-NOBODY_REFUSED = ("--max-queue-wait", "0")
-"""The scenarios measure waiting; `furrow bench overload` measures refusing."""
 
 
 @click.command(epilog=f"Scenarios: {', '.join(SCENARIOS)}; all of them where none is named.")

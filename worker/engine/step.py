@@ -228,7 +228,9 @@ class Engine:
         try:
             tokens: list[int] = self.collective.broadcast(agreed).tolist()
         except Exception as error:
-            raise self._error("forward_failed", f"the tokens could not be broadcast: {error}") from (failure or error)
+            raise self._error(
+                "forward_failed", f"the tokens could not be broadcast: {type(error).__name__}: {error}"
+            ) from (failure or error)
         if failure is not None:
             raise failure
         return (tokens[:-1], bool(tokens[-1])) if repeat else (tokens, False)

@@ -14,6 +14,7 @@ from collections import deque
 
 from control.errors import RequestTooLarge
 from control.messages import Prefix
+from worker.scheduling.integrity import check
 from worker.scheduling.kv import KVAccount
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.prefixes import BLOCK_TOKENS, PrefixCache, Start
@@ -282,23 +283,4 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise RuntimeError where the books contradict each other; cheap enough for every idle moment."""
-        running, waiting = list(self._running.values()), list(self._waiting)
-        arrivals = [sequence.arrival for sequence in running + waiting]
-        holders, kept = self._account.holders, self._prefixes.kept
-        held = self._running.keys() | set(kept)
-        faults = {
-            "KV is held by a sequence that neither runs nor is kept, or the reverse": holders.keys() != held,
-            "the account of kept KV does not add up": sum(holders.get(sid, 0) for sid in kept) != self._account.kept,
-            "a sequence caches more than it reserved": any(s.cached > holders.get(s.sid, 0) for s in running),
-            "the KV account does not add up": sum(holders.values()) != self._account.used,
-            "more KV is reserved than there is": self._account.used > self._account.capacity,
-            "sequences are out of their order of arrival": arrivals != sorted(arrivals),
-            "a sequence is filed under another sid": any(sid != s.sid for sid, s in self._running.items()),
-            "a waiting sequence is not in the state for it": any(s.state is not SequenceState.WAITING for s in waiting),
-            "the ranks hold a sequence that neither runs nor is kept": not self._known <= held,
-            "the ranks don't hold what is kept": not self._known >= set(kept),
-        }
-        found = [fault for fault, present in faults.items() if present]
-        found += self._prefixes.check_integrity(set(self._running))
-        if found:
-            raise RuntimeError(f"the scheduler lost its integrity: {'; '.join(found)}")
+        check(self._account, self._prefixes, self._running, list(self._waiting), self._known)

@@ -30,9 +30,9 @@ class ApiProcess:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
-        self._log = folder / f"api-{self.port}.log"
+        self.log = folder / f"api-{self.port}.log"
         command = [sys.executable, "-m", "api", "--redis", redis_url, "--port", str(self.port), *options]
-        with self._log.open("w") as log:
+        with self.log.open("w") as log:
             environment = child_environment(FURROW_LOG_FORMAT="json")
             self.process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
         self._wait()
@@ -45,12 +45,12 @@ class ApiProcess:
                     return
             except httpx.TransportError:
                 if time.monotonic() > deadline or self.process.poll() is not None:
-                    raise AssertionError(self._log.read_text()) from None
+                    raise AssertionError(self.log.read_text()) from None
                 time.sleep(0.02)
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        return [msgspec.json.decode(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+        return [msgspec.json.decode(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
     def ended(self, rid: str) -> list[dict[str, Any]]:
         """The terminal lines of one request."""

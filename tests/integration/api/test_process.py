@@ -31,6 +31,19 @@ def impatient(server: Server, leader: ScriptedLeader, tmp_path: Path) -> Iterato
         yield api
 
 
+def test_no_torch_in_an_api_process(
+    server: Server, leader: ScriptedLeader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all modules that a process imports until it has served a request, none is torch's or transformers'."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    with running_api(server.url, tmp_path) as api:
+        assert httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=20).status_code == 200
+        lines = (line for line in api.log.read_text().splitlines() if line.startswith("import time:"))
+        imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+    assert {"litestar", "api", "control"} <= imported
+    assert not {"torch", "transformers", "worker"} & imported
+
+
 async def test_64_streams_in_order(api: ApiProcess, leader: ScriptedLeader) -> None:
     """64 clients at once each get their own text, whole and in order, one terminal line each."""
     leader.reply = lambda prompt: " ".join(f"{prompt.rpartition(': ')[2].strip()}-{word}" for word in range(40))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,11 @@ from torch import Tensor
 from torch import distributed as dist
 
 from control.messages import GenerateStep
-from worker.collective import Collective, ProcessGroupCollective
+from worker.collective import Collective, rendezvous
+from worker.collective.abort import Abort
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
-
-TIMEOUT = timedelta(seconds=30)
 
 
 @dataclass
@@ -63,14 +63,24 @@ class _Rank:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.collective: Collective | None = None
+        self.abort = Abort()
         self.engine: Engine | None = None
 
-    def join(self, rendezvous: str, world_size: int) -> None:
-        """A new group; an engine that is loaded goes on in it."""
-        store = dist.PrefixStore("group", dist.FileStore(rendezvous, world_size))
-        self.collective = ProcessGroupCollective(dist.ProcessGroupGloo(store, self.rank, world_size, TIMEOUT))
+    def join(self, file: str, world_size: int, refuses: int | None) -> str:
+        """A new group, in which rank `refuses` will share no memory; an engine that is loaded goes on in it."""
+        if self.collective is not None:
+            self.collective.close()
+        self.abort = Abort()
+        store = dist.PrefixStore("group", dist.FileStore(file, world_size))
+        shared = self.rank != refuses
+        self.collective = rendezvous.join(store, self.rank, world_size, "cpu", self.abort, shared)
         if self.engine is not None and self.engine.collective.world_size == world_size:
             self.engine.join(self.collective)
+        return type(self.collective).__name__
+
+    def run(self, job: Callable[..., Any], *arguments: Any) -> Any:
+        """`job` of this rank's collective: a function that can be imported."""
+        return job(self.collective, *arguments)
 
     def load(self, folder: Path, dtype: str) -> None:
         assert self.collective is not None
@@ -141,25 +151,41 @@ class RankGroup:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def form(self, members: int) -> None:
-        """The first `members` processes join a new group; models that were loaded for this size stay."""
+    def form(self, members: int, refuses: int | None = None) -> list[str]:
+        """The first `members` processes join a new group; models that were loaded for this size stay.
+
+        Memory is shared unless rank `refuses` will not; what carries the group is returned for each rank.
+        """
         self._groups += 1
         self.members = members
-        self.ask("join", str(self._folder / f"rendezvous-{self._groups}"), members)
+        return self.ask("join", str(self._folder / f"rendezvous-{self._groups}"), members, refuses)
 
     def ask(self, name: str, *arguments: Any) -> list[Any]:
         """The same request to every member at once; their answers by rank. Raises what any of them raised."""
-        pipes = self._pipes[: self.members]
-        for pipe in pipes:
+        self.tell(name, *arguments)
+        return self.answers(range(self.members))
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """The request alone."""
+        for pipe in self._pipes[: self.members]:
             pipe.send((name, arguments))
-        answers = [pipe.recv() for pipe in pipes]
-        for rank, (fine, content) in enumerate(answers):
+
+    def answers(self, ranks: Iterable[int]) -> list[Any]:
+        """What these ranks answer, once they have. Raises what any of them raised."""
+        answers = [self._pipes[rank].recv() for rank in ranks]
+        for rank, (fine, content) in zip(ranks, answers, strict=True):
             if not fine:
                 raise AssertionError(f"rank {rank}: {content}")
         return [content for _, content in answers]
 
+    def pid(self, rank: int) -> int:
+        pid = self._processes[rank].pid
+        assert pid is not None
+        return pid
+
     def stop(self) -> None:
         for pipe in self._pipes:
-            pipe.send(None)
+            with suppress(OSError):  # a test may have killed it
+                pipe.send(None)
         for process in self._processes:
             process.join(40)

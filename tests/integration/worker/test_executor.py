@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from control.errors import CollectiveFailed, RankError
 from control.messages import (
     ClearKvCache,
     GenerateStep,
@@ -118,6 +120,38 @@ def test_images_are_refused_by_a_text_model(folder: Path) -> None:
         epoch=1, seq=3, model_id="m", image_token_id=5, image_data_uris=["data:,"], chunk_size=8
     )
     assert kind(rank.answer(step)) == "unsupported_arch"
+
+
+@pytest.mark.parametrize(
+    ("cause", "traced"), [(CollectiveFailed("rank 0 has died"), False), (ValueError("a defect"), True)]
+)
+def test_another_rank_s_end_is_one_line(monkeypatch: pytest.MonkeyPatch, cause: Exception, traced: bool) -> None:
+    """A refusal has its traceback in the log, unless all there is to tell is that a peer is gone."""
+
+    def fails(command: Ping) -> Pong:
+        raise RankError(1, "forward_failed", str(cause)) from cause
+
+    rank = Executor(1, 2, "cpu")
+    monkeypatch.setitem(rank._handlers, Ping, fails)
+    with capture_logs() as logs:
+        assert kind(rank.answer(Ping(epoch=1, seq=1))) == "forward_failed"
+    [line] = [line for line in logs if line["event"] == "refused a command"]
+    assert line["error"] == str(cause) and bool(line["exc_info"]) is traced
+
+
+def test_a_sanity_check_without_the_others_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their end is answered like any refusal; it is not this rank's own failure."""
+
+    class Alone:
+        rank, world_size, count = 1, 2, 0
+
+        def all_reduce(self, tensor: object) -> object:
+            raise CollectiveFailed("rank 0 has died")
+
+    rank = Executor(1, 2, "cpu")
+    monkeypatch.setattr(rank, "_collective", Alone())
+    reply = rank.answer(NcclSanityCheck(epoch=1, seq=1))
+    assert isinstance(reply, ErrorReply) and reply.kind == "nccl_init_failed" and "rank 0 has died" in reply.message
 
 
 def test_replies_travel_as_tagged_json() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
-from control.errors import GroupError, Poisoned, RankError
+from control.errors import CollectiveFailed, CollectiveLeft, GroupError, Lost, Poisoned, RankError
 from control.health import write_poison
 from control.messages import AnyCommand, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown, encode
 from control.replies import GenerateStepOk, Pong, Reply
@@ -223,6 +224,42 @@ def test_a_leader_that_failed_does_not_wait_long_for_those_who_wait_for_it(
     scene.own.failure = RuntimeError("illegal address")
     with pytest.raises(GroupError, match=r"illegal address and ranks also failed: rank 1: .* no reply to command 1"):
         scene.step()
+
+
+def caused(cause: Exception) -> RankError:
+    """As the engine wraps what a forward raises."""
+    error = RankError(0, "forward_failed", f"{type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("cause", "traced"), [(CollectiveFailed("rank 1 has died"), False), (ValueError("a defect"), True)]
+)
+def test_another_rank_s_end_is_one_line(play: Play, cause: Exception, traced: bool) -> None:
+    """Where this side's failure is only that of a collective, its traceback has nothing to tell."""
+    scene = play(well)
+    scene.own.failure = caused(cause)
+    with capture_logs() as logs, pytest.raises(GroupError):
+        scene.step()
+    [line] = [line for line in logs if line["event"] == "step failed"]
+    assert str(cause) in line["leader"] and bool(line["exc_info"]) is traced
+
+
+def test_a_leader_that_was_let_go_says_why_its_epoch_ended(play: Play) -> None:
+    """It left the collective because the epoch is over: no step failed, and nobody's reply is waited for."""
+
+    def over() -> None:
+        raise Lost("the lock has lapsed")
+
+    scene = play(silent(GenerateStep, 1))
+    scene.own.failure = caused(CollectiveLeft("the lock has lapsed"))
+    with pytest.raises(Lost):
+        scene.group.step(
+            lambda **at: GenerateStep(**at, model_id=MODEL),
+            lambda _logits, _sids: [],
+            sent=lambda: setattr(scene.group, "_check", over),
+        )
 
 
 def test_a_poisoned_epoch_ends_the_wait(play: Play) -> None:

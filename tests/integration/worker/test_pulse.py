@@ -74,6 +74,23 @@ def test_it_hears_of_poison(redis: ReplicaRedis) -> None:
     assert isinstance(over, Poisoned) and (over.kind, over.rank) == ("exited", 0)
 
 
+def test_the_end_gets_the_main_thread_out_of_its_waits(redis: ReplicaRedis) -> None:
+    """It is said when `check` knows the reason already, so that whoever is let go can ask for it."""
+    lease, known = redis.lead(WORLD), list[EpochOver | str]()
+
+    def let_go(reason: str) -> None:
+        try:
+            pulse.check()
+        except EpochOver as over:
+            known.extend([over, reason])
+
+    pulse = Pulse(redis.another(), MODEL, REPLICA, lease.epoch, 1, WORLD, "cpu", Progress(), at_end=let_go)
+    with pulse:
+        write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")
+        over, reason = until(lambda: known, 40.0)
+    assert isinstance(over, Poisoned) and reason == str(over)
+
+
 def test_a_leader_tells_lost_from_fenced(redis: ReplicaRedis) -> None:
     """A lock that only lapsed may be taken again; one that another holds is gone for good."""
     lease = redis.lead(WORLD)

@@ -11,7 +11,8 @@ from control.settings import Settings
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FURROW_REDIS_URL", "redis://nowhere")
-    monkeypatch.delenv("FURROW_STANDBY", raising=False)
+    for name in ("FURROW_STANDBY", "FURROW_SHARED_MEMORY"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize(("value", "kept"), [("", True), ("1", True), ("0", False)])
@@ -22,7 +23,18 @@ def test_a_standby_is_kept_unless_switched_off(monkeypatch: pytest.MonkeyPatch, 
     assert Settings.from_environment().standby is kept
 
 
-@pytest.mark.parametrize("name", ["FURROW_STANDBY", "FURROW_LOG_FORMAT", "FURROW_LOG_LEVEL", "FURROW_REDIS_WAIT"])
+@pytest.mark.parametrize(("value", "shared"), [("", True), ("1", True), ("0", False)])
+def test_memory_is_shared_unless_switched_off(monkeypatch: pytest.MonkeyPatch, value: str, shared: bool) -> None:
+    """Unset, empty and 1 let ranks on one host share memory; 0 leaves them to sockets."""
+    assert Settings.from_environment().shared_memory
+    monkeypatch.setenv("FURROW_SHARED_MEMORY", value)
+    assert Settings.from_environment().shared_memory is shared
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["FURROW_STANDBY", "FURROW_SHARED_MEMORY", "FURROW_LOG_FORMAT", "FURROW_LOG_LEVEL", "FURROW_REDIS_WAIT"],
+)
 def test_a_value_that_is_not_understood_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The error names the variable and the value."""
     monkeypatch.setenv(name, "perhaps")

@@ -131,7 +131,7 @@ class Simulation:
         steady, running = self.scheduler.steady, {sequence.sid for sequence in self.live if sequence.cached}
         plan = self.scheduler.plan()
         if steady:
-            assert set(plan.continuing) == running and not (plan.sequences or plan.left or plan.paused)
+            assert set(plan.continuing) == running and not (plan.sequences or plan.left or plan.paused or plan.kept)
             self.steady_steps += 1
         self.preemptions += sum(
             sequence.state is SequenceState.WAITING and state is not SequenceState.WAITING

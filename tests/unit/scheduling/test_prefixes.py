@@ -181,6 +181,22 @@ def test_growth_lets_go_before_it_preempts() -> None:
     assert growing.state is SequenceState.DECODE
 
 
+def test_ranks_are_told_before_they_go_on() -> None:
+    """No step follows by itself where the ranks must first be told to keep a sequence, or to let one go for room."""
+    subject = scheduler(kv_tokens=60)
+    growing, ending = begin(subject, [80, 81]), begin(subject, [*range(50, 90)])
+    assert subject.steady
+    subject.drop(ending.sid)
+    assert not subject.steady
+    assert step(subject).kept == [ending.sid]
+    steady = []
+    for _ in range(17):
+        steady.append(subject.steady)
+        plan = step(subject)
+    assert steady == [True] * 16 + [False] and plan.left == [ending.sid]
+    assert growing.state is SequenceState.DECODE
+
+
 def test_isolation_shares_nothing() -> None:
     """While a crash is looked into a sequence computes all of its own, and leaves nothing."""
     subject = scheduler()

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch import distributed as dist
 
-from control.errors import EpochOver
-from worker.agreement import all_ready
+from control.errors import CollectiveLeft
+from worker.collective.abort import Abort
+from worker.collective.agreement import all_ready
 
 
 @pytest.mark.parametrize("failing", [None, 0, 2])
@@ -27,9 +28,7 @@ def test_a_rank_that_says_nothing_is_waited_for_no_longer_than_told() -> None:
 
 def test_waiting_ends_with_the_epoch() -> None:
     """A rank that died is found by others, who end the epoch: nobody waits for it here."""
-
-    def over() -> None:
-        raise EpochOver("rank 1 died")
-
-    with pytest.raises(EpochOver, match="rank 1 died"):
-        all_ready(dist.HashStore(), 0, 2, True, 20.0, over)
+    abort = Abort()
+    abort.say("rank 1 died")
+    with pytest.raises(CollectiveLeft, match="rank 1 died"):
+        all_ready(dist.HashStore(), 0, 2, True, 20.0, abort.check)

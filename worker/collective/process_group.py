@@ -1,56 +1,15 @@
-"""The collectives of a rank group behind one small interface, so that a model never knows which backend carries them.
-
-Every rank must call the same collectives in the same order; `count` lets a test and the operator see that they did.
-"""
+"""Collectives over a process group of torch: gloo between hosts, NCCL between GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from control.errors import CollectiveFailed
-
-
-class Collective(Protocol):
-    """What a model and an engine need of their group."""
-
-    rank: int
-    world_size: int
-    count: int
-    """Collectives called so far by this rank; equal on every rank between steps."""
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over all ranks, in place; returns `tensor`."""
-        ...
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """Concatenate every rank's `tensor` (equal shapes) along the last dimension, in rank order."""
-        ...
-
-    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Overwrite `tensor` with that of rank `source`, in place; returns `tensor`."""
-        ...
-
-
-class Solo:
-    """A group of one: nothing to exchange, and nothing is counted."""
-
-    def __init__(self) -> None:
-        self.rank, self.world_size, self.count = 0, 1, 0
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        return tensor
 
 
 @contextmanager
@@ -96,3 +55,8 @@ class ProcessGroupCollective:
         with met():
             self._group.broadcast([tensor], options).wait()
         return tensor
+
+    def close(self) -> None:
+        """Close the sockets, which is what tells the others."""
+        if dist.is_initialized() and self._group is dist.group.WORLD:
+            dist.destroy_process_group()

@@ -1,0 +1,80 @@
+"""Furrow's scheduler, engine and sampler as a leader runs them, in one process and without Redis: the bare loop."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import torch
+
+from control.messages import LoadDenseShard, Sampling
+from control.replies import ErrorReply
+from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
+from ops.bench.peers.weights import of_furrow
+from worker.executor import Executor
+from worker.leader import LeaderLimits
+from worker.sampling import StepSampler
+from worker.scheduling.scheduler import Scheduler
+from worker.scheduling.sequence import Sequence
+
+MODEL = "bench"
+
+
+class FurrowLoop:
+    """One rank that is its own leader."""
+
+    def __init__(self, setup: Setup) -> None:
+        dtype, quant = of_furrow(setup.weights, setup.device)
+        self._executor, self._kv_tokens, self._seq = Executor(0, 1, setup.device), setup.kv_tokens, 1
+        reply = self._executor.answer(
+            LoadDenseShard(
+                epoch=1,
+                seq=1,
+                model_id=MODEL,
+                config_json=(setup.folder / "config.json").read_text(),
+                safetensors_paths=sorted(map(str, setup.folder.glob("*.safetensors"))),
+                dtype=dtype,
+                quant=quant,
+                kv_tokens=setup.kv_tokens,
+            )
+        )
+        if isinstance(reply, ErrorReply):
+            raise Unavailable(reply.message)
+
+    def run(self, prompts: list[list[int]], tokens: int) -> list[Stream]:
+        """As Loop's."""
+        limits = LeaderLimits()
+        scheduler = Scheduler(
+            kv_tokens=self._kv_tokens, token_budget=limits.token_budget, max_sequences=limits.max_sequences
+        )
+        sampler = StepSampler()
+        streams = [Stream(time.monotonic()) for _ in prompts]
+        for index, prompt in enumerate(prompts):
+            sampling = Sampling(max_tokens=tokens, temperature=0.0, seed="0")
+            scheduler.add(Sequence(rid=str(index), choice=0, prompt=prompt, sampling=sampling))
+        while scheduler.has_work:
+            plan = scheduler.plan()
+            rows = [scheduler.sequence(sid) for sid in plan.sampled]
+            self._seq += 1
+            command = plan.command(MODEL, epoch=1, seq=self._seq)
+            result = self._executor.run_step(command, partial(sampler.sample, rows))
+            if sampler.failures:
+                raise Failed("; ".join(sampler.failures.values()))
+            sampled = dict(zip(result.sids, result.tokens, strict=True))
+            scheduler.applied(plan, sampled)
+            now = time.monotonic()
+            for row in rows:
+                streams[int(row.rid)].add(now, sampled[row.sid])
+                if len(row.output) == tokens:
+                    scheduler.drop(row.sid)
+        self._executor.clear()
+        return streams
+
+
+def load(setup: Setup) -> FurrowLoop:
+    """As Load. Raises Unavailable."""
+    if setup.tp != 1:
+        raise Unavailable("the bare loop has one rank; measure more with furrow-farm")
+    if setup.device == "cpu":
+        torch.set_num_threads(setup.threads)
+    return FurrowLoop(setup)

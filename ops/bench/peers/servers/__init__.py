@@ -1,0 +1,1 @@
+"""Engines asked over HTTP, as a client asks them."""

@@ -1,0 +1,41 @@
+"""Kinds of weights: what each engine calls them, and how much memory a value takes. Standard library only."""
+
+from __future__ import annotations
+
+from ops.bench.peers.base import Unavailable
+
+BYTES = {"f64": 8.0, "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "int8": 1.0}
+"""Of one value of a matrix, scales included where they are stored beside it."""
+
+_DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16"}
+_QUANTS = {"f16": "f16", "int8": "int8"}
+_KV_OF_LLAMA_CPP = 2.0
+"""It keeps keys and values as float16 whatever the weights are."""
+
+
+def of_furrow(weights: str, device: str) -> tuple[str, str | None]:
+    """The values of --dtype and --quant. Raises Unavailable for weights that Furrow has no name for."""
+    if weights in _DTYPES:
+        return _DTYPES[weights], None
+    if weights == "f16" and device != "cpu":
+        return "float16", None
+    if weights in _QUANTS:
+        return ("float32" if device == "cpu" else "bfloat16"), _QUANTS[weights]
+    raise Unavailable(f"Furrow knows no {weights} weights; use {', '.join([*_DTYPES, *_QUANTS])}")
+
+
+def of_transformers(weights: str) -> str:
+    """The value of dtype. Raises Unavailable for quantised weights."""
+    named = {**_DTYPES, "f16": "float16"}
+    if weights not in named:
+        raise Unavailable(f"transformers is measured with {', '.join(named)} only, not {weights}")
+    return named[weights]
+
+
+def kv_bytes(engine: str, weights: str, device: str) -> float:
+    """Bytes of one cached value."""
+    if engine.startswith("llama"):
+        return _KV_OF_LLAMA_CPP
+    if engine.startswith("furrow") and weights in _QUANTS:
+        return 4.0 if device == "cpu" else 2.0
+    return BYTES[weights]

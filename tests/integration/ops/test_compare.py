@@ -1,0 +1,56 @@
+"""The comparison with real engines: they do the same work on the same weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ops.bench import shapes
+from ops.bench.compare import compare
+from ops.bench.overhead import overhead
+from ops.bench.peers import limits
+
+TINY = {**shapes.SHAPES["tiny"], "vocab_size": 160, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+
+
+pytestmark = pytest.mark.timeout(180)  # each engine is a process that imports torch
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model and kernels that cost next to nothing."""
+    monkeypatch.setitem(shapes.SHAPES, "tiny", TINY)
+    monkeypatch.setitem(limits.READ_BYTES, "cpu", 2**20)
+    monkeypatch.setitem(limits.SIDE, "cpu", 64)
+
+
+def test_furrow_beside_generate(tmp_path: Path) -> None:
+    """Equal tokens in float64, figures for every number of streams, an absent peer skipped, files written."""
+    file, plot = tmp_path / "out.json", tmp_path / "out.svg"
+    rows = ["--engine", "furrow-loop:f64", "--engine", "transformers:f64", "--engine", "llama-server:f32"]
+    sizes = ["--streams", "1", "--streams", "3", "--prompt", "6", "--tokens", "4", "--ttft", "6", "--rounds", "1"]
+    written = ["--json", str(file), "--plot", str(plot), "--models", str(tmp_path)]
+    found = CliRunner().invoke(compare, [*rows, *sizes, *written, "--threads", "1"])
+    assert found.exit_code == 0, found.output
+    assert "skipped llama-server:f32: no llama-server is named" in found.output
+    loop, generate, absent = json.loads(file.read_text())["rows"]
+    assert absent["runs"] == {}
+    for row in (loop, generate):
+        assert row["equal"] == [1, 1]
+        assert list(row["runs"]) == ["1", "3"]
+        assert list(row["ttft_ms"]) == ["6"]
+        assert row["medians"]["3"]["decode"] > 0
+        assert row["memory_mib"][0] > 50
+    assert plot.read_text().startswith("<svg")
+
+
+def test_the_farm_beside_the_bare_loop(tmp_path: Path) -> None:
+    """Both are measured, with what Redis was asked; the verdict is the exit status."""
+    sizes = ["--streams", "1", "--prompt", "8", "--tokens", "16", "--rounds", "1"]
+    found = CliRunner().invoke(overhead, ["--shape", "tiny", "--models", str(tmp_path), *sizes])
+    assert "1 streams: farm / bare loop" in found.output, found.output
+    assert "commands sent" in found.output
+    assert found.exit_code == (1 if "MISSED" in found.output else 0)

@@ -1,0 +1,38 @@
+"""The benchmarks of several ranks really run several ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ops.bench import collectives, random_model, shapes
+from ops.bench.engines import Furrow
+from ops.bench.ranks import Ranks
+from worker.collective import interpreted
+
+TINY = {**shapes.SHAPES["tiny"], "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+
+pytestmark = pytest.mark.timeout(120)
+"""Each rank is a new process, which has to import torch."""
+
+
+def test_ranks_decode_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 with the very same tokens, each step timed."""
+    monkeypatch.setitem(shapes.SHAPES, "tiny", TINY)
+    folder = random_model.build("tiny", tmp_path, "float64")
+    prompts = [[1, 2, 3], [4, 5, 6]]
+    with Ranks(folder, "float64", tp=2, threads=1, kv_tokens=64) as ranks:
+        found = ranks.decode(prompts, 6)
+    assert found.tokens == Furrow(folder, "float64", "cpu", kv_tokens=64).decode(prompts, 6).tokens
+    assert len(found.seconds) == 6 and all(seconds > 0 for seconds in found.seconds)
+
+
+@pytest.mark.skipif(not interpreted.ordered(), reason="this processor does not keep the order of stores")
+def test_every_exchange_has_its_figure() -> None:
+    """Each kind in each size, measured as often as asked."""
+    found = collectives.measure("interpreted", ranks=2, repeat=20)
+    assert {(one.what, one.floats) for one in found} == {
+        (what, floats) for what in ("all-reduce", "all-gather") for floats in collectives.SIZES
+    }
+    assert all(one.microseconds.count == 20 and one.microseconds.p50 > 0 for one in found)

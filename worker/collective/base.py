@@ -1,0 +1,54 @@
+"""What a model and an engine need of their group, whatever carries it.
+
+Every rank must call the same collectives in the same order; `count` lets a test and the operator see that they did.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Collective(Protocol):
+    """A rank's seat in its group. Raises CollectiveFailed where another rank is gone, and in every call after that."""
+
+    rank: int
+    world_size: int
+    count: int
+    """Collectives called so far by this rank; equal on every rank between steps."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum over all ranks, in place; returns `tensor`."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Concatenate every rank's `tensor` (equal shapes) along the last dimension, in rank order."""
+        ...
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Overwrite `tensor` with that of rank `source`, in place; returns `tensor`."""
+        ...
+
+    def close(self) -> None:
+        """Give the seat up; ranks that wait for this one get CollectiveFailed."""
+        ...
+
+
+class Solo:
+    """A group of one: nothing to exchange, and nothing is counted."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size, self.count = 0, 1, 0
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        return tensor
+
+    def close(self) -> None:
+        """Nobody waits for it, and it may be used again."""

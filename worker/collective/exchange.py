@@ -1,0 +1,54 @@
+"""What carries the data of a group on one host: the same exchanges, compiled or interpreted."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from control.errors import CollectiveFailed, CollectiveLeft
+from worker.collective.abort import Abort
+from worker.collective.peers import Peers
+
+DEADLINE_S = 120.0
+"""The last resort only: step deadlines, the agent's waitpid and the peers' descriptors decide long before."""
+
+
+class Exchange(Protocol):
+    """Contiguous tensors on the CPU. Raises CollectiveFailed."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum in place, in the order of the ranks; float32, float64 or int64."""
+        ...
+
+    def all_gather(self, tensor: Tensor, out: Tensor) -> None:
+        """`tensor` (…, width) of every rank into `out` (…, world size × width); any type."""
+        ...
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """In place; any type."""
+        ...
+
+    def leave(self) -> None:
+        """Tell the others that nothing more comes from this rank."""
+        ...
+
+
+def dead(peers: Peers, rank: int) -> CollectiveFailed:
+    return CollectiveFailed(f"rank {rank} (pid {peers.pids[rank]}) has died")
+
+
+def left(rank: int) -> CollectiveFailed:
+    return CollectiveFailed(f"rank {rank} has left the group")
+
+
+def aborted(abort: Abort) -> CollectiveFailed:
+    return CollectiveLeft(abort.reason)
+
+
+def late(rank: int, seconds: float) -> CollectiveFailed:
+    return CollectiveFailed(f"rank {rank} did not come to a collective within {seconds:g} s")
+
+
+def astray(rank: int) -> CollectiveFailed:
+    return CollectiveFailed(f"rank {rank} is at another collective, or has data of another size")

@@ -1,0 +1,114 @@
+"""The exchanges of exchange.cpp, compiled on this host. The interpreter is free for other threads while one waits."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from control.errors import CollectiveFailed
+from worker import compiled
+from worker.collective import exchange
+from worker.collective.abort import Abort
+from worker.collective.peers import Peers
+from worker.collective.segment import SLOT_BYTES, Segment
+
+SOURCE = Path(__file__).with_name("exchange.cpp")
+
+
+class _Group(ctypes.Structure):
+    """As in exchange.cpp."""
+
+    _fields_ = [
+        ("base", ctypes.c_void_p),
+        ("abort", ctypes.c_void_p),
+        ("processes", ctypes.c_void_p),
+        ("slot_bytes", ctypes.c_int64),
+        ("deadline_ns", ctypes.c_int64),
+        ("rank", ctypes.c_int32),
+        ("world", ctypes.c_int32),
+        ("culprit", ctypes.c_int32),
+        ("round", ctypes.c_uint32),
+        ("shy", ctypes.c_int32),
+    ]
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled exchanges; None where they can't be compiled. May take a second the first time on a host."""
+    loaded = compiled.library(SOURCE)
+    if loaded is not None:
+        group, address, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
+        for name in ("float", "double", "int64"):
+            getattr(loaded, f"furrow_reduce_{name}").argtypes = [group, address, number]
+        loaded.furrow_gather.argtypes = [group, address, address, number, number]
+        loaded.furrow_broadcast.argtypes = [group, address, number, ctypes.c_int32]
+        loaded.furrow_leave.argtypes = [group]
+        loaded.furrow_leave.restype = None
+    return loaded
+
+
+class NativeExchange:
+    """See Exchange. Raises OSError where the exchanges can't be compiled."""
+
+    def __init__(self, segment: Segment, peers: Peers, abort: Abort, deadline_s: float = exchange.DEADLINE_S) -> None:
+        loaded = library()
+        if loaded is None:
+            raise OSError("the exchanges can't be compiled here")
+        self._kept = segment, peers, abort
+        self._peers, self._abort, self._deadline_s = peers, abort, deadline_s
+        self._group = _Group(
+            base=segment.address,
+            abort=abort.address,
+            processes=ctypes.addressof(peers.by_rank),
+            slot_bytes=SLOT_BYTES,
+            deadline_ns=int(deadline_s * 1e9),
+            rank=segment.rank,
+            world=segment.world_size,
+        )
+        self._address = ctypes.addressof(self._group)
+        self._reduce: dict[torch.dtype, Callable[[int, int], int]] = {
+            torch.float32: partial(loaded.furrow_reduce_float, self._address),
+            torch.float64: partial(loaded.furrow_reduce_double, self._address),
+            torch.int64: partial(loaded.furrow_reduce_int64, self._address),
+        }
+        self._gather, self._broadcast, self._leave = loaded.furrow_gather, loaded.furrow_broadcast, loaded.furrow_leave
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        outcome = self._reduce[tensor.dtype](tensor.data_ptr(), tensor.numel())
+        if outcome:
+            raise self._failure(outcome)
+
+    def all_gather(self, tensor: Tensor, out: Tensor) -> None:
+        row_bytes = tensor.shape[-1] * tensor.element_size()
+        rows = tensor.nbytes // row_bytes if row_bytes else 0
+        outcome = self._gather(self._address, tensor.data_ptr(), out.data_ptr(), rows, row_bytes)
+        if outcome:
+            raise self._failure(outcome)
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        outcome = self._broadcast(self._address, tensor.data_ptr(), tensor.nbytes, source)
+        if outcome:
+            raise self._failure(outcome)
+
+    def leave(self) -> None:
+        self._leave(self._address)
+        self._peers.close()
+
+    def _failure(self, outcome: int) -> CollectiveFailed:
+        """The outcomes of exchange.cpp in words."""
+        rank = self._group.culprit
+        match outcome:
+            case 1:
+                return exchange.dead(self._peers, rank)
+            case 2:
+                return exchange.left(rank)
+            case 3:
+                return exchange.aborted(self._abort)
+            case 4:
+                return exchange.late(rank, self._deadline_s)
+            case _:
+                return exchange.astray(rank)

@@ -1,0 +1,189 @@
+"""How the ranks of an epoch meet: through shared memory where all sit on one host's CPUs, else gloo or NCCL.
+
+Rank 0 decides for all, so that none waits in a collective of another kind. Over the store of the rendezvous:
+
+    every rank   card/RANK     what it is and what it can do
+    rank 0       offer         the memory, or why there is none
+    the others   mapped/RANK   "mapped", or why they could not
+    rank 0       verdict       "mapped", or why it is gloo all the same
+
+Whatever the reason, it is one line in rank 0's log, and the group works.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import structlog
+import torch.distributed as dist
+
+from control.errors import CollectiveFailed
+from worker.collective import interpreted, native, segment
+from worker.collective.abort import Abort
+from worker.collective.base import Collective
+from worker.collective.exchange import DEADLINE_S, Exchange
+from worker.collective.peers import Peers
+from worker.collective.process_group import ProcessGroupCollective
+from worker.collective.segment import Segment
+from worker.collective.shared_memory import SharedMemoryCollective
+
+log = structlog.get_logger()
+
+POLL_S = 0.0005
+MAPPED = "mapped"
+WAYS: dict[str, type[native.NativeExchange] | type[interpreted.InterpretedExchange]] = {
+    "native": native.NativeExchange,
+    "interpreted": interpreted.InterpretedExchange,
+}
+"""By preference."""
+
+
+class Card(msgspec.Struct):
+    """What a rank says of itself. `place` is equal on ranks that see each other's processes and memory."""
+
+    pid: int
+    place: str
+    ways: list[str]
+    refusal: str = ""
+    """Why it can't share memory, if it can't."""
+
+
+class Offer(msgspec.Struct):
+    """Where rank 0 has the memory open, and who shares it; or why nobody does."""
+
+    refusal: str = ""
+    way: str = ""
+    descriptor: int = -1
+    pids: list[int] = []
+
+
+def join(store: dist.Store, rank: int, world_size: int, device: str, abort: Abort, shared: bool = True) -> Collective:
+    """Take a seat in the group that meets at `store`, which must be this epoch's alone; `shared` admits shared memory.
+
+    Raises CollectiveFailed or RuntimeError where another rank does not come, CollectiveLeft when told to leave.
+    """
+    card = card_of(device, shared)
+    store.set(f"card/{rank}", msgspec.json.encode(card))
+    exchange = _lead(store, card, world_size, abort) if rank == 0 else _follow(store, rank, abort)
+    if exchange is not None:
+        return SharedMemoryCollective(exchange, rank, world_size)
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    limit = timedelta(seconds=DEADLINE_S)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+    return ProcessGroupCollective(dist.group.WORLD)
+
+
+def card_of(device: str, shared: bool) -> Card:
+    """This process's card."""
+    refusal, place, ways = "", "", list[str]()
+    if not shared:
+        refusal = "switched off"
+    elif device != "cpu":
+        refusal = f"it runs on {device}"
+    else:
+        place = where()
+        ways += ["native"] if native.library() is not None else []
+        ways += ["interpreted"] if interpreted.ordered() else []
+        if not place:
+            refusal = "its system does not tell which host it is"
+        elif not ways:
+            refusal = "it has no C++ compiler"
+    return Card(os.getpid(), place, ways, refusal)
+
+
+def where() -> str:
+    """The kernel's run and the process namespace: equal where a pid means the same process. Empty if not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""
+
+
+def refusal_of(cards: list[Card]) -> str:
+    """Why these ranks can't share memory; empty if they can."""
+    for rank, card in enumerate(cards):
+        if card.refusal:
+            return f"rank {rank}: {card.refusal}"
+    if len({card.place for card in cards}) > 1:
+        return "the ranks are on several hosts, or in several containers"
+    if len(cards) > segment.MOST_RANKS:
+        return f"{len(cards)} ranks are more than {segment.MOST_RANKS}"
+    return "" if _way(cards) else "the ranks have no way in common"
+
+
+def _way(cards: list[Card]) -> str:
+    return next((way for way in WAYS if all(way in card.ways for card in cards)), "")
+
+
+def _lead(store: dist.Store, own: Card, world_size: int, abort: Abort) -> Exchange | None:
+    """Rank 0's part."""
+    others = [_wait(store, f"card/{rank}", abort) for rank in range(1, world_size)]
+    cards = [own, *(msgspec.json.decode(other, type=Card) for other in others)]
+    way, refusal, descriptor = _way(cards), refusal_of(cards), -1
+    exchange: Exchange | None = None
+    try:
+        if not refusal:
+            try:
+                descriptor = segment.create(world_size)
+                offer = Offer(way=way, descriptor=descriptor, pids=[card.pid for card in cards])
+                exchange = _map(offer, descriptor, 0, abort)
+            except OSError as error:
+                refusal = f"rank 0: {error}"
+        store.set("offer", msgspec.json.encode(Offer(refusal=refusal) if refusal else offer))
+        if exchange is not None:
+            answers = [_wait(store, f"mapped/{rank}", abort).decode() for rank in range(1, world_size)]
+            refusal = next((f"rank {rank}: {why}" for rank, why in enumerate(answers, 1) if why != MAPPED), "")
+            store.set("verdict", refusal or MAPPED)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    if refusal:
+        log.info("the ranks share no memory", why=refusal)
+        return _given_up(exchange)
+    log.info("the ranks share memory", way=way)
+    return exchange
+
+
+def _follow(store: dist.Store, rank: int, abort: Abort) -> Exchange | None:
+    """Another rank's part."""
+    offer = msgspec.json.decode(_wait(store, "offer", abort), type=Offer)
+    if offer.refusal:
+        return None
+    exchange, answer = None, MAPPED
+    try:
+        descriptor = segment.open_of(offer.pids[0], offer.descriptor)
+        try:
+            exchange = _map(offer, descriptor, rank, abort)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        answer = str(error)
+    store.set(f"mapped/{rank}", answer)
+    return exchange if _wait(store, "verdict", abort).decode() == MAPPED else _given_up(exchange)
+
+
+def _map(offer: Offer, descriptor: int, rank: int, abort: Abort) -> Exchange:
+    """Raises OSError."""
+    mapped = Segment(descriptor, rank, len(offer.pids))
+    return WAYS[offer.way](mapped, Peers(offer.pids, rank), abort)
+
+
+def _given_up(exchange: Exchange | None) -> None:
+    if exchange is not None:
+        exchange.leave()
+
+
+def _wait(store: dist.Store, key: str, abort: Abort) -> bytes:
+    """The value of `key`, once it is there. Asked for again and again, so that this rank can be told to leave."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not store.check([key]):
+        abort.check()
+        if time.monotonic() > deadline:
+            raise CollectiveFailed(f"no rank has said {key!r} within {DEADLINE_S:g} s")
+        time.sleep(POLL_S)
+    return store.get(key)
