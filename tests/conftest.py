@@ -9,10 +9,15 @@ import pytest
 
 from ops.chaos.topologies import ClusterTopology, SentinelTopology, cluster, sentinel
 from tests.servers import NEW, OLD, Server, serving
+from worker.devices import accelerators
 
 # Read when torch is loaded, so set before anything imports it: threads that spin while they wait starve each other
 # where tests run side by side.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Read when Triton is loaded, which other libraries may do: without a GPU its kernels run in its interpreter.
+if not accelerators():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-import psutil
 import structlog
 import torch
 import torch.distributed as dist
@@ -41,13 +40,18 @@ from control.replies import (
 )
 from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
+from worker.collective.agreement import all_ready
 from worker.collective.exchange import DEADLINE_S
 from worker.engine.step import Engine, GoesOn, Sample, StepResult
-from worker.kv.slabs import SlabStore, tokens_that_fit
+from worker.kv.stores import store_for
 from worker.models.files import ModelFiles
+from worker.models.gates import context_length
 from worker.models.loading import ServedModel, load
 
 log = structlog.get_logger()
+
+LOADING_PATIENCE_S = 1800.0
+"""How long a rank on a GPU waits for the slowest to load; the leader's own deadlines decide before."""
 
 
 class Executor:
@@ -63,6 +67,8 @@ class Executor:
         self._loaded_in = 0
         self._engine: Engine | None = None
         self._collective: Collective | None = Solo() if world_size == 1 else None
+        self._store: dist.Store | None = None
+        """This epoch's, which is told who has loaded."""
         self._handlers: dict[type[Command], Callable[..., Reply]] = {
             Ping: self._ping,
             Init: self._init,
@@ -91,11 +97,17 @@ class Executor:
 
     def leave(self) -> None:
         """Leave the epoch: give up the seat in the group and every sequence, keep the weights."""
-        self.clear()
+        if self._engine is not None:
+            self._engine.leave()
         if self.world_size > 1:
             if self._collective is not None:
                 self._collective.close()
             self._collective, self.abort = None, Abort()
+
+    @property
+    def block_tokens(self) -> int:
+        """How many positions the loaded model's KV memory is handed out by; all ranks of a group have the same."""
+        return 1 if self._engine is None else self._engine.store.block_tokens
 
     @property
     def cuts_caches(self) -> bool:
@@ -135,9 +147,9 @@ class Executor:
 
     def join(self, store: dist.Store, epoch: int) -> None:
         """Take the seat in the group of `epoch`, and hand it to a model that is already loaded."""
-        place = dist.PrefixStore(str(epoch), store)
+        self._store = dist.PrefixStore(str(epoch), store)
         self._collective = rendezvous.join(
-            place, self.rank, self.world_size, self.device, self.abort, self._shared_memory
+            self._store, self.rank, self.world_size, self.device, self.abort, self._shared_memory
         )
         if self._model is not None and self._engine is not None:
             self._engine.join(self._collective)
@@ -156,9 +168,10 @@ class Executor:
             try:
                 files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
                 model = load(files, collective=collective, dtype=command.dtype, quant=command.quant, device=self.device)
-                layout = model.cache_layout
-                store = SlabStore(layout, command.kv_tokens or tokens_that_fit(self._free_bytes(), layout))
+                context = context_length(files.config)
+                store = store_for(model.cache_layout, command.kv_tokens, context, self.world_size)
             except Exception as error:
+                self._all_loaded(False)
                 raise self._error("load_failed", f"{type(error).__name__}: {error}") from error
             self._model, self._model_id = model, command.model_id
             self._engine = Engine(model, store, collective)
@@ -166,6 +179,8 @@ class Executor:
             raise self._error("already_loaded", f"{self._model_id!r} is loaded; unload it first")
         self._loaded_in = command.epoch
         assert self._engine is not None
+        if self._all_loaded(True):
+            self._engine.prepare()
         return LoadDenseShardOk(
             epoch=command.epoch,
             seq=command.seq,
@@ -173,6 +188,13 @@ class Executor:
             kv_tokens=self._engine.store.capacity_tokens,
             weight_bytes=self._model.weight_bytes,
         )
+
+    def _all_loaded(self, loaded: bool) -> bool:
+        """Whether every rank of a group of GPUs has loaded: what prepares a step runs collectives, in which a rank
+        would wait for one that failed. On a CPU there is nothing to prepare."""
+        if self._store is None or not self.device.startswith("cuda"):
+            return True
+        return all_ready(self._store, self.rank, self.world_size, loaded, LOADING_PATIENCE_S, self.abort.check)
 
     def _step(self, command: GenerateStep) -> GenerateStepOk:
         result = self.run_step(command, None)
@@ -193,12 +215,6 @@ class Executor:
 
     def _shutdown(self, command: Shutdown) -> Bye:
         return Bye(epoch=command.epoch, seq=command.seq, rank=self.rank)
-
-    def _free_bytes(self) -> int:
-        """Memory for the KV of this rank: most of what its GPU has free, or its part of half of the host's."""
-        if self.device.startswith("cuda"):
-            return int(0.9 * torch.cuda.mem_get_info()[0])
-        return psutil.virtual_memory().available // (2 * self.world_size)
 
     # --- refusals ---------------------------------------------------------------------------------------------------
 

@@ -168,6 +168,7 @@ class Leader:
             kv_tokens=kv_tokens,
             token_budget=self._limits.token_budget,
             max_sequences=self._limits.max_sequences,
+            block_tokens=self._executor.block_tokens,
             prefix_tokens=BLOCK_TOKENS if self._spec.prefix_cache and self._executor.cuts_caches else None,
         )
         progress.kv = scheduler.kv_tokens

@@ -6,8 +6,9 @@ import structlog
 import torch
 
 from control.messages import TokenLogprobs
+from worker.engine.ahead import Meanwhile
 from worker.engine.health import inspect
-from worker.engine.sampling import Sampler, SamplingRow
+from worker.engine.sampling import SICK, Sampler, SamplingRow
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
@@ -19,19 +20,27 @@ FAILED = -1
 class StepSampler:
     """Samples a step's rows on rank 0 and remembers what the ids alone don't tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_device: bool | None = None) -> None:
         self._sampler = Sampler()
+        self.on_device = on_device
+        """Whether tokens are computed without waiting in between; None: where logits are on a GPU."""
         self.logprobs: dict[int, TokenLogprobs] = {}
         """By sid, of the last step's rows that asked for them."""
         self.failures: dict[int, str] = {}
         """By sid, why a row was answered FAILED."""
 
-    def sample(self, rows: list[Sequence], logits: torch.Tensor, sids: list[int]) -> list[int]:
+    def sample(
+        self, rows: list[Sequence], logits: torch.Tensor, sids: list[int], meanwhile: Meanwhile | None = None
+    ) -> list[int]:
         """A token for each of `rows`, FAILED where there is none, from logits [len(rows), vocabulary]; `sids` are what
-        the engine takes the rows for."""
+        the engine takes the rows for. `meanwhile` is called where the tokens are on the device before they are here."""
         if sids != [row.sid for row in rows]:
             raise ValueError(f"the engine samples rows {sids}, the plan {[row.sid for row in rows]}")
         self.logprobs.clear()
+        if self.on_device is None:
+            self.on_device = logits.is_cuda
+        if self.on_device and (at_once := self._at_once(logits, rows, meanwhile)) is not None:
+            return at_once
         sick = inspect(logits)
         for index, report in sick.items():
             self._fail(rows[index], f"the model produced logits that are not finite: {report}")
@@ -40,6 +49,27 @@ class StepSampler:
         for index, token in zip(healthy, self._tokens(logits, [rows[i] for i in healthy], healthy), strict=True):
             tokens[index] = token
         return tokens
+
+    def _at_once(self, logits: torch.Tensor, rows: list[Sequence], meanwhile: Meanwhile | None) -> list[int] | None:
+        """Every row's token with one wait for the device; None where a row is sick, fails, or needs more than that."""
+        try:
+            launched = self._sampler.launch(logits, [self._row(row) for row in rows])
+        except Exception:
+            log.exception("could not sample a step at once")
+            return None
+        if launched is None:
+            return None
+        # The copy goes before what `meanwhile` launches, and only the copy is waited for.
+        copied = launched.to("cpu", non_blocking=True)
+        arrived = torch.cuda.Event() if launched.is_cuda else None
+        if arrived is not None:
+            arrived.record()
+        if meanwhile is not None:
+            meanwhile(launched)
+        if arrived is not None:
+            arrived.synchronize()
+        tokens: list[int] = copied.tolist()
+        return None if SICK in tokens else tokens
 
     def _tokens(self, logits: torch.Tensor, rows: list[Sequence], indices: list[int]) -> list[int]:
         if not rows:

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from worker.engine.ahead import Meanwhile
 from worker.roster import Roster
 from worker.sampling import StepSampler
 from worker.scheduling.plan import StepPlan
@@ -31,9 +32,9 @@ class Turn:
         self._plan, self._booked = plan, False
         self._rows: list[Sequence] = [self._scheduler.sequence(sid) for sid in plan.sampled]
 
-    def sample(self, logits: torch.Tensor, sids: list[int]) -> list[int]:
+    def sample(self, logits: torch.Tensor, sids: list[int], meanwhile: Meanwhile | None = None) -> list[int]:
         """A token for each row, negative where one failed."""
-        return self._sampler.sample(self._rows, logits, sids)
+        return self._sampler.sample(self._rows, logits, sids, meanwhile)
 
     def goes_on(self, tokens: list[int]) -> bool:
         """Whether the same sequences decode once more: none ends, fails, waits or begins, and there is time for it."""

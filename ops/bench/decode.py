@@ -17,6 +17,7 @@ from ops.bench.machine import describe
 from ops.bench.random_model import build
 from ops.bench.shapes import SHAPES
 from ops.bench.summary import median
+from worker.kv.pages import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,9 @@ def decode(
     with tempfile.TemporaryDirectory(prefix="furrow-bench-") as scratch:
         folder = model or build(shape, Path(scratch), dtype)
         vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
-        furrow = Furrow(folder, dtype, device, kv_tokens=max(batches) * (length + tokens), quant=quant)
+        # A GPU keeps whole blocks of positions, and one more where it runs ahead.
+        room = max(batches) * (length + tokens + 2 * BLOCK_TOKENS)
+        furrow = Furrow(folder, dtype, device, kv_tokens=room, quant=quant)
         reference = Transformers(folder, dtype, device)
         found = []
         for batch in batches:

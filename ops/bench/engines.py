@@ -14,11 +14,14 @@ from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteri
 
 from control.messages import GenerateStep, Sampling
 from worker.collective import Collective, Solo
-from worker.engine.sampling import Sampler, SamplingRow
+from worker.engine.ahead import Meanwhile
 from worker.engine.step import Engine
-from worker.kv.slabs import SlabStore
+from worker.kv.stores import store_for
 from worker.models.files import ModelFiles
+from worker.models.gates import context_length
 from worker.models.loading import load
+from worker.sampling import StepSampler
+from worker.scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +48,35 @@ class Furrow:
         files = ModelFiles(config=config, weights=sorted(folder.glob("*.safetensors")), folder=folder)
         self._collective = collective or Solo()
         model = load(files, collective=self._collective, dtype=dtype, quant=quant, device=device)
-        self._engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), self._collective)
-        self._device = device
+        store = store_for(model.cache_layout, kv_tokens, context_length(config), self._collective.world_size)
+        self._engine = Engine(model, store, self._collective)
+        self._engine.prepare()
         self._next = 0
         self._running: list[int] = []
 
     def decode(self, prompts: list[list[int]], count: int) -> Decoded:
         """`count` tokens for each prompt, all in one batch; on every rank of a group alike."""
         sids = list(range(self._next, self._next + len(prompts)))
-        asked, outputs = dict(zip(sids, prompts, strict=True)), {sid: list[int]() for sid in sids}
-        sampler = Sampler()
+        asked = dict(zip(sids, prompts, strict=True))
         sampling = Sampling(max_tokens=count, temperature=0.0, seed="0")
+        sequences = {sid: Sequence(rid="", choice=0, prompt=asked[sid], sampling=sampling, sid=sid) for sid in sids}
+        sampler = StepSampler()
 
-        def sample(logits: Tensor, rows: list[int]) -> list[int]:
-            given = [
-                SamplingRow(
-                    sampling=sampling,
-                    seed=0,
-                    choice=0,
-                    position=len(outputs[sid]),
-                    prompt=asked[sid],
-                    output=outputs[sid],
-                )
-                for sid in rows
-            ]
-            return [choice.token for choice in sampler.sample(logits, given)]
+        def sample(logits: Tensor, rows: list[int], meanwhile: Meanwhile | None = None) -> list[int]:
+            return sampler.sample([sequences[sid] for sid in rows], logits, rows, meanwhile)
 
-        seconds, before = [], _now(self._device)
+        # A step ends when its tokens are here; the device may be at work on the next one by then.
+        seconds, before = [], time.perf_counter()
         for step in range(count):
             command = self._command(asked if step == 0 else {}, step + 1)
             result = self._engine.run(command, sample if self._collective.rank == 0 else None)
             for sid, token in zip(result.sids, result.tokens, strict=True):
-                outputs[sid].append(token)
-            after = _now(self._device)
+                sequences[sid].output.append(token)
+            after = time.perf_counter()
             seconds.append(after - before)
             before = after
         self._next, self._running = self._next + len(prompts), sids
-        return Decoded(seconds, list(outputs.values()))
+        return Decoded(seconds, [sequences[sid].output for sid in sids])
 
     def _command(self, asked: dict[int, list[int]], seq: int) -> GenerateStep:
         """New prompts take the place of what ran before; without any, every sequence decodes by itself."""

@@ -13,9 +13,14 @@ import torch
 REMOVED = float("-inf")
 
 
+def sent(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`values` on the device, [len(values)]; unlike a tensor that is made there, without waiting for what runs."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+
 def column(values: Iterable[float], like: torch.Tensor) -> torch.Tensor:
     """One value per row, [rows, 1], of the type and on the device of `like`."""
-    return torch.tensor(list(values), dtype=like.dtype, device=like.device)[:, None]
+    return sent(list(values), like.dtype, like.device)[:, None]
 
 
 def positions(ids: Sequence[Iterable[int]], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

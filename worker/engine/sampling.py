@@ -20,6 +20,8 @@ _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: divided by it, float32 logits overflow."""
 _HEAD = 1024
 """Tokens among which a top_p is looked for before the whole vocabulary is sorted."""
+SICK = -1
+"""In place of a token, where logits are no numbers."""
 _FINALISTS = 16
 """Tokens whose score is computed in float64; the winner is among them unless as many lie within 1e-5 of each other."""
 
@@ -54,6 +56,13 @@ class SamplingRow:
         repeats = self.sampling.repetition_penalty != 1
         return self.greedy and not (self.sampling.logit_bias or repeats or self.penalised or self.must_go_on)
 
+    @property
+    def immediate(self) -> bool:
+        """Whether its token is an argmax of raw logits, or of heated ones with noise: nothing is read on the way."""
+        untouched = self.sampling.logprobs is None and not (self.sampling.logit_bias or self.must_go_on)
+        untouched = untouched and self.sampling.repetition_penalty == 1 and not self.penalised
+        return untouched and (self.greedy or (self.sampling.top_k <= 0 and self.sampling.top_p >= 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -65,6 +74,21 @@ class Sampled:
 
 class Sampler:
     """Samples all rows of a step. It keeps no state between steps, not even a random generator's."""
+
+    def launch(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor | None:
+        """The tokens of `sample`, [rows] on the device of `logits`, SICK where these are not finite throughout.
+
+        Nothing is waited for. None where a row's token can't be had like that.
+        """
+        if not all(row.immediate for row in rows):
+            return None
+        drawn = [index for index, row in enumerate(rows) if not row.greedy]
+        tokens = logits.argmax(dim=-1)
+        if drawn:
+            where = filters.sent(drawn, torch.int64, logits.device)
+            heated = logits if len(drawn) == len(rows) else logits.index_select(0, where)
+            tokens.index_copy_(0, where, _draw_from_all(heated, [rows[index] for index in drawn]))
+        return tokens.where(logits.isfinite().all(dim=-1), SICK)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
         """One token for each row of `logits` [rows, vocabulary] (float32 or float64, finite; not changed)."""
@@ -202,7 +226,7 @@ def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) 
     if any(row.sampling.min_p > 0 for row in rows):
         values = filters.keep_min_p(values, filters.column((row.sampling.min_p for row in rows), values))
     keys = [row_key(row.seed, row.choice, row.position) for row in rows]
-    bits = noise_bits(torch.tensor(keys, dtype=torch.int64, device=ids.device)[:, None], ids)
+    bits = noise_bits(filters.sent(keys, torch.int64, ids.device)[:, None], ids)
     if ids.shape[-1] > _FINALISTS:
         rough = values.to(torch.float32) + gumbel(bits, torch.float32)
         finalists = rough.topk(_FINALISTS, dim=-1).indices

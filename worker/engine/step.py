@@ -17,12 +17,16 @@ from torch import Tensor
 from control.errors import RankError, RankErrorKind
 from control.messages import GenerateStep
 from worker.collective import Collective
+from worker.engine.ahead import RunAhead, merged
 from worker.engine.batch import Row, flatten
+from worker.engine.checks import CommandCheck
+from worker.engine.graphs import graphs_for
 from worker.kv.base import KVStore
 from worker.models.served import ServedModel
 
-Sample = Callable[[Tensor, list[int]], list[int]]
-"""(logits (rows, vocabulary), sids of the rows) → one token per row."""
+Sample = Callable[..., list[int]]
+"""(logits (rows, vocabulary), sids of the rows) → one token per row. A rank that runs ahead gives a third argument, a
+`Meanwhile`, which may be called."""
 
 GoesOn = Callable[[list[int]], bool]
 """(the tokens that were just sampled) → whether their sequences decode once more in the same command."""
@@ -51,6 +55,9 @@ class Engine:
 
     def __init__(self, model: ServedModel, store: KVStore, collective: Collective) -> None:
         self.model, self.store, self.collective = model, store, collective
+        self._check = CommandCheck(store, model.vocab_size, collective.rank)
+        self.graphs = graphs_for(model, store)
+        self.ahead = None if self.graphs is None or collective.world_size > 1 else RunAhead(self.graphs)
         self._pending: dict[int, int] = {}
         """Sequence → the token sampled last, which it feeds in its next row."""
 
@@ -65,6 +72,7 @@ class Engine:
         after the broadcast: the rows are cached, and those that should have been sampled wait for a row of their own.
         """
         rows = self._rows(command)
+        self._settle(rows)
         self._make_room(command)
         checksum, fed, forwards, more = command.seq, 0, 0, bool(rows)
         sids: list[int] = []
@@ -75,7 +83,8 @@ class Engine:
             fed, forwards = fed + sum(len(row.tokens) for row in rows), forwards + 1
             if more:
                 rows = self._continuing(frozenset())
-                self._check_room(rows, freed=0)
+                self._check.room(rows)
+                self._settle(rows)
         return StepResult(sids, tokens, checksum, fed, forwards)
 
     def _once(
@@ -88,20 +97,35 @@ class Engine:
             self._pending.pop(row.sid, None)
         if not sids:
             return [], [], False
+        if self.ahead is not None and sample is not None:
+            sample = self._running_ahead(rows, sample)
         tokens, more = self._agree(logits, sids, sample, goes_on, repeat)
         self._pending.update((sid, token) for sid, token in zip(sids, tokens, strict=True) if token != NO_TOKEN)
         return sids, tokens, more
 
+    def prepare(self) -> None:
+        """Make ready for an epoch's steps; every rank of the group does this at the same time."""
+        if self.graphs is not None:
+            self.graphs.prepare()
+
+    def leave(self) -> None:
+        """Forget every sequence and let go of the group, before it is destroyed."""
+        self.clear()
+        if self.graphs is not None:
+            self.graphs.release()
+
     def clear(self) -> None:
         """Forget every sequence."""
+        if self.ahead is not None:
+            self.ahead.forget()
         self._pending.clear()
         self.store.clear()
 
     def join(self, collective: Collective) -> None:
         """Go on in a new epoch's group: weights stay, sequences are forgotten (their ranks may differ by a step)."""
+        self.leave()
         self.model.join(collective)
         self.collective = collective
-        self.clear()
 
     def _make_room(self, command: GenerateStep) -> None:
         """Forget who left and let newcomers begin with what others have; donors that left come last."""
@@ -119,18 +143,17 @@ class Engine:
     # --- the batch ---------------------------------------------------------------------------------------------------
 
     def _rows(self, command: GenerateStep) -> list[Row]:
-        self._check_shape(command)
-        begun = self._check_prefixes(command)
+        self._check.shape(command)
+        begun = self._check.prefixes(command)
         left, explicit = set(command.left), set(command.sequences)
         rows = self._continuing(left.union(command.paused, command.kept, explicit))
         for sid, tokens, offset, sampled in zip(
             command.sequences, command.tokens, command.offset, command.sample, strict=True
         ):
             cached = begun.get(sid, None if sid in left else self.store.length(sid))
-            self._check_row(sid, tokens, offset, cached)
+            self._check.row(sid, tokens, offset, cached)
             rows.append(Row(sid, tokens, offset, sampled))
-        freed = sum(self.store.length(sid) or 0 for sid in left | begun.keys()) - sum(begun.values())
-        self._check_room(rows, freed)
+        self._check.room(rows, left)
         return rows
 
     def _continuing(self, others: Set[int]) -> list[Row]:
@@ -140,79 +163,52 @@ class Engine:
             for sid in sorted(self._pending.keys() - others)
         ]
 
-    def _check_room(self, rows: list[Row], freed: int) -> None:
-        needed = self.store.used_tokens - freed + sum(len(row.tokens) for row in rows)
-        if needed > self.store.capacity_tokens:
-            raise self._error(
-                "forward_failed",
-                f"the step needs {needed} cached tokens, but there is room for {self.store.capacity_tokens}",
-            )
-
-    def _check_shape(self, command: GenerateStep) -> None:
-        counts = {len(command.sequences), len(command.tokens), len(command.offset), len(command.sample)}
-        if len(counts) != 1:
-            raise self._error("bad_request", f"sequences, tokens, offset and sample differ in length: {sorted(counts)}")
-        if len(set(command.sequences)) != len(command.sequences):
-            raise self._error("bad_request", f"a sequence has two rows in one step: {sorted(command.sequences)}")
-        for what, sids in (("paused", command.paused), ("kept", command.kept)):
-            for sid in sids:
-                if sid in command.sequences or self.store.length(sid) is None:
-                    why = "has a row in the same step" if sid in command.sequences else "is not known here"
-                    raise self._error("bad_request", f"sequence {sid} can't be {what}: it {why}")
-
-    def _check_prefixes(self, command: GenerateStep) -> dict[int, int]:
-        """How many positions each sequence has that begins with another's."""
-        begun: dict[int, int] = {}
-        for prefix in command.prefixes:
-            sid, donor, count = prefix.sid, prefix.donor, prefix.count
-            own, has = self.store.length(sid), self.store.length(donor)
-            again = own == count  # after a failed forward the same command may be run again
-            fault = None
-            if not self.store.cuts:
-                fault = "this model's cache can't be cut"
-            elif sid not in command.sequences or sid in begun or sid in command.left:
-                fault = "it must join with one row and one prefix"
-            elif own is not None and not again:
-                fault = f"it has {own} cached tokens already"
-            elif count < 1 or not (again or (has is not None and count <= has)):
-                fault = f"that has {has or 0} cached tokens"
-            if fault is not None:
-                raise self._error(
-                    "bad_request", f"sequence {sid} can't begin with {count} tokens of sequence {donor}: {fault}"
-                )
-            begun[sid] = count
-        return begun
-
-    def _check_row(self, sid: int, tokens: list[int], offset: int, cached: int | None) -> None:
-        if not tokens:
-            raise self._error("bad_request", f"sequence {sid} has a row without tokens")
-        lowest, highest = min(tokens), max(tokens)
-        if lowest < 0 or highest >= self.model.vocab_size:
-            wrong = lowest if lowest < 0 else highest
-            raise self._error(
-                "bad_request", f"sequence {sid} has token {wrong}; the vocabulary has {self.model.vocab_size}"
-            )
-        if cached is None and offset != 0:
-            raise self._error(
-                "forward_failed", f"sequence {sid} is unknown, so it must start at offset 0, not {offset}"
-            )
-        if cached is not None and offset != cached:
-            raise self._error(
-                "forward_failed", f"sequence {sid} has {cached} cached tokens, but its row says offset {offset}"
-            )
-
     # --- the forward -------------------------------------------------------------------------------------------------
 
     def _forward(self, rows: list[Row]) -> Tensor:
-        extents = [row.extent for row in rows]
+        covered = [] if self.ahead is None else self.ahead.covered(rows)
+        rest = rows if not covered else [row for row in rows if row not in covered]
+        early = self.ahead.take(covered) if covered and self.ahead is not None else None
         try:
-            batch = flatten(rows, self.store.begin(extents), self.model.device)
-            logits = self.model.forward(batch)
+            logits = self._launch(rest, beside=covered) if rest else None
         except Exception as error:
             shape = ", ".join(f"{row.sid}: {len(row.tokens)} at {row.offset}" for row in rows)
             raise self._error("forward_failed", f"{type(error).__name__}: {error} (rows {shape})") from error
-        self.store.commit(extents)
-        return logits
+        self.store.commit([row.extent for row in rows])
+        if early is None or logits is None:
+            return early if logits is None else logits  # type: ignore[return-value]  # there is at least one row
+        return merged(rows, covered, early, logits)
+
+    def _settle(self, rows: list[Row]) -> None:
+        """What was launched early and is not among `rows` gives its room back, before others take it."""
+        if self.ahead is not None:
+            self.ahead.settle(rows)
+
+    def _launch(self, rows: list[Row], beside: list[Row]) -> Tensor:
+        if not beside and self.graphs is not None and self.graphs.takes(rows):
+            # A copy: the graph may run again before the sampler has done with these.
+            return self.graphs.run(rows).clone()
+        cache = self.store.begin([row.extent for row in rows], [row.extent for row in beside])
+        return self.model.forward(flatten(rows, cache, self.model.device))
+
+    def _running_ahead(self, rows: list[Row], sample: Sample) -> Sample:
+        """`sample`, which launches the step after `rows` as soon as the device has its tokens."""
+        ahead = self.ahead
+        assert ahead is not None
+        following = [] if self._pending else ahead.following(rows)
+        possible = bool(following) and self._check.needed(following) <= self.store.capacity_tokens
+
+        def meanwhile(tokens: Tensor) -> None:
+            if possible:
+                ahead.launch(rows, following, tokens)
+
+        def sampled(logits: Tensor, sids: list[int]) -> list[int]:
+            ahead.forget()
+            tokens = sample(logits, sids, meanwhile)
+            ahead.known(sids, tokens)
+            return tokens
+
+        return sampled
 
     def _agree(
         self, logits: Tensor, sids: list[int], sample: Sample | None, goes_on: GoesOn | None, repeat: bool
@@ -226,7 +222,9 @@ class Engine:
                 more = repeat and goes_on is not None and goes_on(chosen)
             except Exception as error:
                 chosen, failure = [NO_TOKEN] * len(sids), error
-        agreed = torch.tensor([*chosen, int(more)] if repeat else chosen, dtype=torch.int64, device=self.model.device)
+        # A rank alone has nobody to tell, and a GPU is not asked to hand back what the host has just put there.
+        device = self.model.device if self.collective.world_size > 1 else torch.device("cpu")
+        agreed = torch.tensor([*chosen, int(more)] if repeat else chosen, dtype=torch.int64, device=device)
         try:
             tokens: list[int] = self.collective.broadcast(agreed).tolist()
         except Exception as error:

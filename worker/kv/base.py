@@ -3,6 +3,7 @@ may begin with the start of its cache, where the store can cut one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,19 +55,28 @@ class KVStore(Protocol):
     """Keys and values by sequence. A sequence exists from its first committed token until it is dropped."""
 
     capacity_tokens: int
+    block_tokens: int
+    """Memory is handed out in blocks of so many positions, 1 where a sequence takes just what it has."""
     cuts: bool
     """Whether `fork` is possible: each position of attention's cache stands alone, of a recurrent state only the end
     is there."""
 
     @property
-    def used_tokens(self) -> int: ...
+    def used_tokens(self) -> int:
+        """Of `capacity_tokens`, whole blocks."""
+        ...
+
+    def rounded(self, tokens: int) -> int:
+        """What `tokens` of one sequence take of `capacity_tokens`."""
+        ...
 
     def length(self, sid: int) -> int | None:
         """Positions that are cached, or None for a sequence that is unknown."""
         ...
 
-    def begin(self, extents: list[Extent]) -> CacheStep:
-        """Reserve room for a step whose tokens lie in the batch in the order of `extents`. Changes no length."""
+    def begin(self, extents: list[Extent], beside: Iterable[Extent] = ()) -> CacheStep:
+        """Reserve room for a step whose tokens lie in the batch in the order of `extents`. Changes no length.
+        `beside` are those of a step that is under way and will be committed with this one."""
         ...
 
     def commit(self, extents: list[Extent]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.pool import FIRST_SLOTS, Pool
 from worker.kv.slab_step import Place, SlabStep
@@ -21,6 +23,7 @@ def tokens_that_fit(free_bytes: int, layout: CacheLayout) -> int:
 class SlabStore:
     """Cached keys and values on one device, bounded by `capacity_tokens`."""
 
+    block_tokens = 1
     cuts = True
 
     def __init__(self, layout: CacheLayout, capacity_tokens: int) -> None:
@@ -40,10 +43,13 @@ class SlabStore:
         pools = [pool for siblings in self._pools.values() for pool in siblings]
         return sum(pool.slots * pool.capacity for pool in pools) * self.layout.bytes_per_token
 
+    def rounded(self, tokens: int) -> int:
+        return tokens
+
     def length(self, sid: int) -> int | None:
         return self._lengths.get(sid)
 
-    def begin(self, extents: list[Extent]) -> SlabStep:
+    def begin(self, extents: list[Extent], beside: Iterable[Extent] = ()) -> SlabStep:
         for extent in extents:
             self._reserve(extent)
         return SlabStep(self.layout, extents, [self._places[extent.sid] for extent in extents])

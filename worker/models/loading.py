@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,10 @@ def load(
         Filler(model, checkpoint, plan, family, chosen, where, link, kept).fill()
     if chosen == torch.float32 and where.type == "cpu":
         fuse_norms(model)
+    if where.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from worker.models.kernels import fuse  # only here: on a CPU neither Triton nor its kernels are loaded
+
+        fuse(model)
     return ServedModel(model, link, _cache_layout(config, plan, chosen, where), config.vocab_size)
 
 

@@ -35,6 +35,11 @@ class ServedModel:
     def collective(self) -> Collective:
         return self._link.collective
 
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether the forward reads values from the device: the loop over experts asks which of them were hit."""
+        return hasattr(self._module.config, "num_experts_per_tok")
+
     def join(self, collective: Collective) -> None:
         """Talk through another group from now on, with the weights as they are. Rank and size must be the same."""
         old = self._link.collective

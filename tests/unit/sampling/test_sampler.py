@@ -234,3 +234,29 @@ def test_rows_and_logits_must_agree() -> None:
     """Another number of rows than of logits is refused with both."""
     with pytest.raises(ValueError, match=r"\(2, 5\) for 1 rows"):
         Sampler().sample(torch.zeros(2, 5), [row()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tokens_that_are_launched_are_those_that_are_sampled(dtype: torch.dtype) -> None:
+    """Greedy rows, hot ones, seeds and positions of all kinds: without waiting on the way the tokens are the same."""
+    torch.manual_seed(3)
+    rows = [
+        row(seed=seed, position=7 * seed, temperature=temperature, min_p=min_p)
+        for seed in range(20)
+        for temperature, min_p in ((0.0, 0.0), (1.0, 0.0), (0.4, 0.1), (1e6, 0.0))
+    ]
+    logits = torch.randn(len(rows), VOCABULARY, dtype=dtype) * 3
+    expected = [sampled.token for sampled in Sampler().sample(logits, rows)]
+    for some in (rows, rows[1::4], rows[::4]):
+        chosen = [rows.index(one) for one in some]
+        launched = Sampler().launch(logits[chosen], some)
+        assert launched is not None and launched.tolist() == [expected[index] for index in chosen]
+    assert len(set(expected)) > 30
+
+
+@pytest.mark.parametrize("wish", [{"top_k": 3}, {"top_p": 0.9}, {"logprobs": 0}, {"logit_bias": {1: 1.0}}])
+def test_what_reads_on_the_way_is_not_launched(wish: dict[str, Any]) -> None:
+    """One such row sends the whole step the other way."""
+    assert Sampler().launch(torch.zeros(2, VOCABULARY), [row(), row(temperature=1.0, **wish)]) is None
+    assert Sampler().launch(torch.zeros(1, VOCABULARY), [row(repetition_penalty=1.1)]) is None
+    assert Sampler().launch(torch.zeros(1, VOCABULARY), [row(min_tokens=2, stop_ids=[1])]) is None

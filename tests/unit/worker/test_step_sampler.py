@@ -29,9 +29,12 @@ def logits(count: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_fail_their_row_only(value: float, temperature: float) -> None:
+@pytest.mark.parametrize("on_device", [None, True])
+def test_logits_that_are_not_finite_fail_their_row_only(
+    value: float, temperature: float, on_device: bool | None
+) -> None:
     """Greedy or not, the sick row gets no token and a reason with its numbers; its neighbours are not touched."""
-    sampler, batch = StepSampler(), rows(3, temperature=temperature)
+    sampler, batch = StepSampler(on_device), rows(3, temperature=temperature)
     sick = logits(3)
     sick[1, 4] = value
     alone = sampler.sample(batch, logits(3), [1, 2, 3])
@@ -75,3 +78,16 @@ def test_rows_of_another_plan_are_refused() -> None:
     """If engine and scheduler disagree on who is sampled no token may be given to anybody."""
     with pytest.raises(ValueError, match=r"\[2, 1\]"):
         StepSampler().sample(rows(2), logits(2), [2, 1])
+
+
+def test_a_gpu_is_waited_for_once() -> None:
+    """Where all rows allow it no other way is taken, and where one row wants more all rows take the other."""
+    sampler, batch = StepSampler(on_device=True), rows(3)
+    asked: list[int] = []
+    real = sampler._sampler.sample
+    sampler._sampler.sample = lambda scores, given: asked.append(len(given)) or real(scores, given)  # type: ignore[method-assign]
+    assert sampler.sample(batch, logits(3), [1, 2, 3]) == [0, 1, 2]
+    assert asked == []
+    assert sampler.sample([*batch[:2], *rows(3, logprobs=1)[2:]], logits(3), [1, 2, 3]) == [0, 1, 2]
+    assert asked == [3] and set(sampler.logprobs) == {3}
+    assert StepSampler().on_device is None

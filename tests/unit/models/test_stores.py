@@ -1,0 +1,41 @@
+"""Which store a device gets, and how large."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from worker.attention import gathered
+from worker.kv import stores
+from worker.kv.base import CacheLayout
+from worker.kv.slabs import SlabStore
+
+
+def layout(dtype: torch.dtype, device: str = "cpu") -> CacheLayout:
+    return CacheLayout(2, 2, 8, (None, None), dtype, torch.device(device))
+
+
+def test_a_cpu_keeps_slabs() -> None:
+    """As many tokens as were asked for, or what half of the host's memory holds for each of its ranks."""
+    asked = stores.store_for(layout(torch.float32), 500, 100, ranks=2)
+    assert isinstance(asked, SlabStore) and (asked.capacity_tokens, asked.block_tokens) == (500, 1)
+    one, four = (stores.store_for(layout(torch.float32), None, 100, ranks=ranks) for ranks in (1, 4))
+    assert one.capacity_tokens > 3 * four.capacity_tokens > 0
+
+
+def test_a_gpu_gives_what_is_free_less_a_workspace() -> None:
+    """Nine tenths without the workspace, on a small GPU half."""
+    assert stores.gpu_budget(100 * 2**30) == 89 * 2**30
+    assert stores.gpu_budget(2**30) == 2**29
+
+
+def test_numbers_without_kernels_are_attended_by_plain_torch(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float64, and any type where Triton is missing, take the slow way and say so."""
+    monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: object())
+    assert stores.attention_for(layout(torch.float64)) is gathered.attend
+    assert "the kernels have no torch.float64" in capsys.readouterr().out
+    monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: None)
+    assert stores.attention_for(layout(torch.float16)) is gathered.attend
+    assert "Triton is not installed" in capsys.readouterr().out

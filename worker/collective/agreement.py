@@ -1,0 +1,41 @@
+"""Ranks tell each other, through the group's store, whether all are ready for what they can only do together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import distributed as dist
+
+POLL_S = 0.02
+READY, FAILED = b"ready", b"failed"
+
+
+def all_ready(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    ready: bool,
+    patience_s: float,
+    check: Callable[[], None] = lambda: None,
+) -> bool:
+    """Say whether this rank is ready, and wait for the others: True once all are, False as soon as one has failed or
+    after `patience_s` seconds. `store` must be fresh: one rank says only one thing in it. What `check` raises ends it.
+
+    Waiting here costs no device and has no time-out of a collective: ranks may load at very different paces.
+    """
+    keys = [f"ready/{other}" for other in range(world_size)]
+    store.set(keys[rank], (READY if ready else FAILED).decode())
+    deadline = time.monotonic() + patience_s
+    missing = set(keys)
+    while ready and missing:
+        for key in sorted(missing):
+            if store.check([key]):
+                missing.remove(key)
+                ready = ready and store.get(key) == READY
+        if missing and time.monotonic() > deadline:
+            return False
+        if missing and ready:
+            check()
+            time.sleep(POLL_S)
+    return ready

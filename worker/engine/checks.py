@@ -1,0 +1,88 @@
+"""Whether a command fits the batch: rules that depend only on what is equal on all ranks, so they refuse alike."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from control.errors import RankError, RankErrorKind
+from control.messages import GenerateStep
+from worker.engine.batch import Row
+from worker.kv.base import KVStore
+
+
+class CommandCheck:
+    """Every method raises RankError, and changes nothing."""
+
+    def __init__(self, store: KVStore, vocab_size: int, rank: int) -> None:
+        self._store, self._vocab_size, self._rank = store, vocab_size, rank
+
+    def room(self, rows: list[Row], left: Set[int] = frozenset()) -> None:
+        """That `rows` fit, once `left` have gone."""
+        needed = self.needed(rows, left)
+        if needed > self._store.capacity_tokens:
+            raise self._error(
+                "forward_failed",
+                f"the step needs {needed} cached tokens, but there is room for {self._store.capacity_tokens}",
+            )
+
+    def needed(self, rows: list[Row], left: Set[int] = frozenset()) -> int:
+        """Of the store's capacity, once `left` have gone and `rows` are there."""
+        store, changed = self._store, left | {row.sid for row in rows}
+        kept = store.used_tokens - sum(store.rounded(store.length(sid) or 0) for sid in changed)
+        return kept + sum(store.rounded(row.extent.end) for row in rows)
+
+    def shape(self, command: GenerateStep) -> None:
+        """That the command contradicts neither itself nor what is known."""
+        counts = {len(command.sequences), len(command.tokens), len(command.offset), len(command.sample)}
+        if len(counts) != 1:
+            raise self._error("bad_request", f"sequences, tokens, offset and sample differ in length: {sorted(counts)}")
+        if len(set(command.sequences)) != len(command.sequences):
+            raise self._error("bad_request", f"a sequence has two rows in one step: {sorted(command.sequences)}")
+        for what, sids in (("paused", command.paused), ("kept", command.kept)):
+            for sid in sids:
+                if sid in command.sequences or self._store.length(sid) is None:
+                    why = "has a row in the same step" if sid in command.sequences else "is not known here"
+                    raise self._error("bad_request", f"sequence {sid} can't be {what}: it {why}")
+
+    def prefixes(self, command: GenerateStep) -> dict[int, int]:
+        """How many positions each sequence has that begins with another's."""
+        begun: dict[int, int] = {}
+        for prefix in command.prefixes:
+            sid, donor, count = prefix.sid, prefix.donor, prefix.count
+            own, has = self._store.length(sid), self._store.length(donor)
+            again = own == count  # after a failed forward the same command may be run again
+            fault = None
+            if not self._store.cuts:
+                fault = "this model's cache can't be cut"
+            elif sid not in command.sequences or sid in begun or sid in command.left:
+                fault = "it must join with one row and one prefix"
+            elif own is not None and not again:
+                fault = f"it has {own} cached tokens already"
+            elif count < 1 or not (again or (has is not None and count <= has)):
+                fault = f"that has {has or 0} cached tokens"
+            if fault is not None:
+                raise self._error(
+                    "bad_request", f"sequence {sid} can't begin with {count} tokens of sequence {donor}: {fault}"
+                )
+            begun[sid] = count
+        return begun
+
+    def row(self, sid: int, tokens: list[int], offset: int, cached: int | None) -> None:
+        """That a row goes on where its sequence's cache, of `cached` positions, ends."""
+        if not tokens:
+            raise self._error("bad_request", f"sequence {sid} has a row without tokens")
+        lowest, highest = min(tokens), max(tokens)
+        if lowest < 0 or highest >= self._vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise self._error("bad_request", f"sequence {sid} has token {wrong}; the vocabulary has {self._vocab_size}")
+        if cached is None and offset != 0:
+            raise self._error(
+                "forward_failed", f"sequence {sid} is unknown, so it must start at offset 0, not {offset}"
+            )
+        if cached is not None and offset != cached:
+            raise self._error(
+                "forward_failed", f"sequence {sid} has {cached} cached tokens, but its row says offset {offset}"
+            )
+
+    def _error(self, kind: RankErrorKind, message: str) -> RankError:
+        return RankError(self._rank, kind, message)

@@ -1,0 +1,172 @@
+"""Decode steps as CUDA graphs: one launch per step instead of hundreds, collectives included.
+
+A graph is a fixed sequence of kernels over fixed addresses. So there is one for each of a few batch sizes (buckets),
+over buffers that a step fills in before the launch; a smaller batch is filled up with rows that own nothing. Every rank
+takes the bucket from the batch, which is equal on all. A graph holds collectives of the communicator that it was
+captured with, so it must be released before that is destroyed, and captured again in the next epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+import torch
+from torch import Tensor
+
+from worker.attention import gathered
+from worker.attention.paging import PagedBatch
+from worker.engine.batch import Batch, Row
+from worker.kv.base import Extent, KVStore
+from worker.kv.page_step import PagedStep
+from worker.kv.pages import PagedStore
+from worker.models.served import ServedModel
+
+log = structlog.get_logger()
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+"""Close enough to each other that filling up costs less than a launch by hand would."""
+
+FILLING = (0, 0, -1)
+"""Token, position and table row of a row that only fills up a bucket."""
+
+
+class Graph(Protocol):
+    """What was captured."""
+
+    def replay(self) -> None: ...
+
+
+Capture = Callable[[Callable[[], None]], Graph]
+"""Records what the work launches, without running it."""
+
+
+class CudaCapture:
+    """Captures on a stream of its own; all graphs share one pool of memory, as only one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], None]) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads go on: NCCL's watchdog asks for events, which the default mode would take for an error.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        return graph
+
+
+class DecodeGraphs:
+    """The captured decode steps of one model over one store."""
+
+    def __init__(
+        self, model: ServedModel, store: PagedStore, capture: Capture, buckets: tuple[int, ...] = BUCKETS
+    ) -> None:
+        self._model, self._store, self._capture, self.buckets = model, store, capture, buckets
+        largest, device = buckets[-1], model.device
+        self._inputs = torch.zeros(len(FILLING) * largest, dtype=torch.int64, device=device)
+        self._sampled = torch.arange(largest, device=device)
+        dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+        # Outside of the graphs' pool: kept inside, each bucket would hold logits of its own.
+        self._logits = torch.zeros(largest, model.vocab_size, dtype=dtype, device=device)
+        self._graphs: dict[int, Graph] = {}
+        self._collectives: dict[int, int] = {}
+        """By bucket, how many collectives a replay runs."""
+        self._tables: Tensor | None = None
+
+    def prepare(self) -> None:
+        """Capture every bucket. Where that fails the graphs stay empty, and steps are launched one kernel at a time.
+
+        Every bucket is run once before any is captured: what a rank runs then, its peers must run too, whereas a
+        capture that fails on one rank leaves nobody waiting.
+        """
+        self.release()
+        begun = time.monotonic()
+        for bucket in self.buckets:
+            self._fill(bucket, [])
+            self._work(bucket)()
+        try:
+            for bucket in reversed(self.buckets):
+                before = self._model.collective.count
+                self._graphs[bucket] = self._capture(self._work(bucket))
+                self._collectives[bucket] = self._model.collective.count - before
+        except RuntimeError as error:
+            self.release()
+            log.warning("decode steps can't be captured, so they are launched by hand", error=str(error))
+            return
+        self._tables = self._store.tables
+        log.info("captured the decode steps", buckets=len(self.buckets), seconds=round(time.monotonic() - begun, 1))
+
+    def release(self) -> None:
+        """Give the graphs up; needed before their communicator is destroyed."""
+        self._graphs.clear()
+        self._collectives.clear()
+        self._tables = None
+
+    def takes(self, rows: list[Row]) -> bool:
+        """Whether `rows` are a decode step that was captured: one token each, all of them sampled."""
+        return (
+            0 < len(rows) <= max(self._graphs, default=0)
+            and self._tables is self._store.tables
+            and all(row.sample and len(row.tokens) == 1 for row in rows)
+        )
+
+    def bucket(self, count: int) -> int:
+        """The smallest that holds `count` rows."""
+        return next(bucket for bucket in self.buckets if bucket >= count)
+
+    @property
+    def max_context(self) -> int:
+        """Positions that a sequence can have."""
+        return self._store.max_context
+
+    def run(self, rows: list[Row], tokens: Tensor | None = None) -> Tensor:
+        """Logits (rows, vocabulary), valid until the next run. Stores keys and values; the caller commits them.
+
+        `tokens` (rows) on the device are fed in place of those of `rows`; below 0, where there is none, anything is.
+        """
+        owners = self._store.reserve([row.extent for row in rows])
+        bucket = self.bucket(len(rows))
+        self._fill(bucket, [(row.tokens[0], row.offset, owner) for row, owner in zip(rows, owners, strict=True)])
+        if tokens is not None:
+            self._views(bucket)[0, : len(rows)].copy_(tokens.clamp(min=0))
+        self._graphs[bucket].replay()
+        self._model.collective.count += self._collectives[bucket]
+        return self._logits[: len(rows)]
+
+    def settle(self, extents: list[Extent]) -> None:
+        """Of the step that was run last only `extents` will be committed."""
+        self._store.settle(extents)
+
+    def _fill(self, bucket: int, rows: list[tuple[int, int, int]]) -> None:
+        filled = rows + [FILLING] * (bucket - len(rows))
+        inputs = torch.tensor(filled, dtype=torch.int64).t().contiguous()
+        self._views(bucket).copy_(inputs, non_blocking=True)
+
+    def _views(self, bucket: int) -> Tensor:
+        """(3, bucket): tokens, positions, owners. Dense for every bucket, so that one copy fills it."""
+        return self._inputs[: len(FILLING) * bucket].view(len(FILLING), bucket)
+
+    def _work(self, bucket: int) -> Callable[[], None]:
+        tokens, positions, owners = self._views(bucket)
+        places = PagedBatch(tables=self._store.tables, owners=owners, positions=positions, singles=None)
+        batch = Batch(tokens, positions, self._sampled[:bucket], PagedStep(self._store, places))
+        logits = self._logits[:bucket]
+
+        @torch.inference_mode()
+        def work() -> None:
+            logits.copy_(self._model.forward(batch))
+
+        return work
+
+
+def graphs_for(model: ServedModel, store: KVStore) -> DecodeGraphs | None:
+    """Graphs where decode steps can be captured: on a GPU, without waiting for the device in between."""
+    if model.device.type != "cuda" or not isinstance(store, PagedStore) or store.attention is gathered.attend:
+        return None
+    if model.waits_for_device:
+        log.info("decode steps are launched by hand: which experts are hit is read from the device")
+        return None
+    return DecodeGraphs(model, store, CudaCapture(model.device))

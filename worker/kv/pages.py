@@ -1,0 +1,166 @@
+"""The store of pages: blocks of a fixed number of positions in one tensor, handed to sequences as they grow.
+
+Nothing is ever moved: a sequence that grows is given another block. Sequences that begin alike hold the same blocks;
+only the block that both go on writing is copied. Memory is never cleared: attention reads nothing behind a sequence's
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from worker.attention.paging import PagedAttention
+from worker.kv.base import CacheLayout, Extent
+from worker.kv.blocks import Blocks
+from worker.kv.page_step import PagedStep, paged_batch
+
+BLOCK_TOKENS = 32
+"""Positions of a block: half of the keys that a kernel reads at once, and what a sequence may waste at its end."""
+
+FIRST_ROWS = 512
+"""Rows of the block tables. They double when more sequences are there, which makes graphs that read them void."""
+
+
+def tokens_that_fit(free_bytes: int, layout: CacheLayout, block_tokens: int = BLOCK_TOKENS) -> int:
+    """How many cached tokens to promise for so much free memory, in whole blocks."""
+    return max(0, free_bytes) // (block_tokens * layout.bytes_per_token) * block_tokens
+
+
+class PagedStore:
+    """Cached keys and values on one device, bounded by `capacity_tokens`, a whole number of blocks.
+
+    `max_context` is the longest that a sequence can become. Raises ValueError where not a single block fits.
+    """
+
+    cuts = True
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        capacity_tokens: int,
+        max_context: int,
+        attention: PagedAttention,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
+        count = capacity_tokens // block_tokens
+        if count < 1:
+            raise ValueError(f"{capacity_tokens} tokens of KV memory are less than one block of {block_tokens}")
+        self.layout, self.block_tokens, self.attention = layout, block_tokens, attention
+        self.capacity_tokens, self.max_context = count * block_tokens, max_context
+        self._blocks = Blocks(count)
+        shape = (layout.layers, 2, count, layout.kv_heads, block_tokens, layout.head_dim)
+        self._memory = torch.empty(shape, dtype=layout.dtype, device=layout.device)
+        width = min(count, -(-max_context // block_tokens))
+        width = -(-width // 16) * 16  # an aligned row of the tables is read in wide loads
+        self.tables = torch.zeros(FIRST_ROWS, width, dtype=torch.int32, device=layout.device)
+        self._rows: dict[int, int] = {}
+        """Sequence → its row of the tables."""
+        self._free_rows = list(range(FIRST_ROWS - 1, -1, -1))
+        self._lengths: dict[int, int] = {}
+        self._begun: list[Extent] = []
+        """Of the step that is not committed."""
+
+    @property
+    def used_tokens(self) -> int:
+        return sum(self.rounded(length) for length in self._lengths.values())
+
+    @property
+    def free_blocks(self) -> int:
+        return self._blocks.free
+
+    def rounded(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens) * self.block_tokens
+
+    def length(self, sid: int) -> int | None:
+        return self._lengths.get(sid)
+
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, each (blocks, kv heads, block tokens, dim)."""
+        memory = self._memory[layer]
+        return memory[0], memory[1]
+
+    def begin(self, extents: list[Extent], beside: Iterable[Extent] = ()) -> PagedStep:
+        """`beside` are those of a step that is under way and will be committed with this one."""
+        rows = self.reserve(extents, beside)
+        return PagedStep(self, paged_batch(self.tables, rows, extents))
+
+    def reserve(self, extents: list[Extent], beside: Iterable[Extent] = ()) -> list[int]:
+        """Blocks for the new tokens of a step; each sequence's row of the tables. Raises ValueError beyond capacity."""
+        longest = max((extent.end for extent in extents), default=0)
+        if longest > self.max_context:
+            raise ValueError(f"a sequence would have {longest} positions, the model has {self.max_context}")
+        self.settle([*extents, *beside])
+        self._begun = [*extents, *beside]
+        added = [
+            (self._row(extent.sid), index, block)
+            for extent in extents
+            for index, block in self._blocks.grow(extent.sid, -(-extent.end // self.block_tokens))
+        ]
+        self._write_tables(added)
+        return [self._rows[extent.sid] for extent in extents]
+
+    def commit(self, extents: list[Extent]) -> None:
+        self.settle(extents)
+        self._begun = []
+        for extent in extents:
+            self._lengths[extent.sid] = extent.end
+
+    def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
+        """Let `sid` begin with the first `count` positions of `donor`: it holds the same blocks, and a copy of the one
+        that it goes on writing. `take_over` gives it the donor's own instead, and the donor is unknown from then on."""
+        blocks = self._blocks
+        held, whole = -(-count // self.block_tokens), count // self.block_tokens
+        if take_over:
+            self._rows[sid] = self._rows.pop(donor)
+            del self._lengths[donor]
+            blocks.rename(donor, sid)
+            blocks.shrink(sid, held)
+        else:
+            blocks.share(donor, sid, held)
+        if held > whole and (copied := blocks.separate(sid, whole)) is not None:
+            old, new = copied
+            self._memory[:, :, new] = self._memory[:, :, old]
+        row = self._row(sid)
+        self._write_tables([(row, index, block) for index, block in enumerate(blocks.of(sid))])
+        self._lengths[sid] = count
+
+    def drop(self, sid: int) -> None:
+        self._lengths.pop(sid, None)
+        self._blocks.shrink(sid, 0)
+        if (row := self._rows.pop(sid, None)) is not None:
+            self._free_rows.append(row)
+
+    def clear(self) -> None:
+        for sid in list(self._rows):
+            self.drop(sid)
+        self._begun = []
+
+    def settle(self, extents: list[Extent]) -> None:
+        """Of the step that is not committed only `extents` will be: others give back the blocks they got for it."""
+        coming = {extent.sid for extent in extents}
+        for extent in self._begun:
+            if extent.sid in self._rows and extent.sid not in coming:
+                length = self._lengths.get(extent.sid)
+                if length is None:
+                    self.drop(extent.sid)
+                else:
+                    self._blocks.shrink(extent.sid, -(-length // self.block_tokens))
+        self._begun = [extent for extent in self._begun if extent.sid in coming]
+
+    def _row(self, sid: int) -> int:
+        if sid not in self._rows:
+            if not self._free_rows:
+                rows = self.tables.shape[0]
+                self.tables = torch.cat([self.tables, torch.zeros_like(self.tables)])
+                self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
+            self._rows[sid] = self._free_rows.pop()
+        return self._rows[sid]
+
+    def _write_tables(self, added: list[tuple[int, int, int]]) -> None:
+        """Enter (row, index, block) into the tables: most decode steps add none, then nothing is sent to the device."""
+        if added:
+            entries = torch.tensor(added, dtype=torch.int32).to(self.layout.device, non_blocking=True)
+            self.tables[entries[:, 0].long(), entries[:, 1].long()] = entries[:, 2]

@@ -1,0 +1,55 @@
+"""Which store a rank keeps its keys and values in, and how large: slabs on a CPU, pages on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import psutil
+import structlog
+import torch
+
+from worker.attention import gathered
+from worker.attention.paging import PagedAttention
+from worker.kv import pages, slabs
+from worker.kv.base import CacheLayout, KVStore
+
+log = structlog.get_logger()
+
+KERNEL_TYPES = {torch.float32, torch.bfloat16, torch.float16}
+
+GPU_SHARE = 0.9
+"""Of the memory that is free once the weights are there. The rest is the allocator's loss by fragments."""
+GPU_WORKSPACE = 2**30
+"""Bytes kept for what a step computes meanwhile, sampling above all: 256 rows of logits with their noise in 64 bits."""
+
+
+def store_for(layout: CacheLayout, kv_tokens: int | None, max_context: int, ranks: int) -> KVStore:
+    """A store of `kv_tokens`, or as many as this rank's part of the free memory holds; `ranks` share a host's memory.
+
+    Raises ValueError where not even one block fits.
+    """
+    if layout.device.type != "cuda":
+        free = psutil.virtual_memory().available // (2 * ranks)
+        return slabs.SlabStore(layout, kv_tokens or slabs.tokens_that_fit(free, layout))
+    torch.cuda.empty_cache()
+    budget = gpu_budget(torch.cuda.mem_get_info(layout.device)[0])
+    return pages.PagedStore(
+        layout, kv_tokens or pages.tokens_that_fit(budget, layout), max_context, attention_for(layout)
+    )
+
+
+def gpu_budget(free_bytes: int) -> int:
+    """Bytes for keys and values, of those that are free on the device; never less than half of them."""
+    return max(int(GPU_SHARE * free_bytes) - GPU_WORKSPACE, free_bytes // 2)
+
+
+def attention_for(layout: CacheLayout) -> PagedAttention:
+    """Triton's kernels where they can be had for these numbers, else plain torch, which is right but slow."""
+    missing = importlib.util.find_spec("triton") is None
+    if missing or layout.dtype not in KERNEL_TYPES:
+        reason = "Triton is not installed" if missing else f"the kernels have no {layout.dtype}"
+        log.warning("attention runs without its kernels, many times slower", reason=reason)
+        return gathered.attend
+    from worker.attention import paged  # only here: on a CPU neither Triton nor its kernels are loaded
+
+    return paged.attend
