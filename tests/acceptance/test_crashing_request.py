@@ -22,10 +22,10 @@ if "FURROW_RANK" in os.environ:
     from worker.executor import Executor
     real = Executor.run_step
 
-    def run_step(self, command, sample):
+    def run_step(self, command, *how):
         if self.rank == {rank} and any(len(tokens) > {bearable} for tokens in command.tokens):
             os.kill(os.getpid(), {signum})
-        return real(self, command, sample)
+        return real(self, command, *how)
 
     Executor.run_step = run_step
 """
