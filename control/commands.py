@@ -143,8 +143,11 @@ class Replies:
         self._early: dict[int, dict[int, AnyReply]] = {}
         self.stale = 0
 
-    def collect(self, seq: int, deadline_s: float) -> list[AnyReply]:
+    def collect(self, seq: int, deadline_s: float, check: Callable[[], None] = lambda: None) -> list[AnyReply]:
         """Every rank's reply to command `seq`, in rank order; replies to later ones are kept for their turn.
+
+        `check` is called now and then; it raises where the epoch is over. Without it a reply that was lost with Redis
+        would be waited for until the deadline.
 
         Raises Poisoned: the epoch's, or of kind "deadline" naming the ranks that are missing (its rank is the first of
         them), or of kind "bad_reply" quoting one that can't be read. While Redis is away or does not answer
@@ -163,6 +166,7 @@ class Replies:
                 raise Poisoned(
                     "deadline", f"no reply to command {seq} within {deadline_s:g} s: rank {names}", missing[0]
                 )
+            check()
             block_ms = min(int((deadline - now) * 1000), LONGEST_BLOCK_MS)
             try:
                 self._read(seq, block_ms)

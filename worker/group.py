@@ -218,7 +218,10 @@ class Group:
         if self._executor.world_size == 1:
             return [], []
         try:
-            replies = self._replies.collect(seq, DRAIN_S if own_failed else deadline_s)
+            if own_failed:
+                replies = self._replies.collect(seq, DRAIN_S)
+            else:
+                replies = self._replies.collect(seq, deadline_s, self._check)
         except Poisoned as poisoned:
             if not own_failed:
                 raise

@@ -6,7 +6,7 @@ import pytest
 
 from control import commands
 from control.commands import Mailbox, Replies
-from control.errors import Poisoned
+from control.errors import Lost, Poisoned
 from control.health import read_poison, write_poison
 from control.lease import Lease
 from control.messages import Ping, decode_command
@@ -154,3 +154,13 @@ def test_a_world_of_one_needs_no_streams(farm: Farm, lease: Lease) -> None:
     commands.send(farm.client, lease, ping(lease, 1), 1)
     assert Replies(farm.blocking, lease, 1).collect(1, 5) == []
     assert farm.client.exists(lease.keys.commands(lease.epoch, 1)) == 0
+
+
+def test_who_waits_for_replies_hears_that_the_epoch_is_over(farm: Farm, lease: Lease) -> None:
+    """A reply that was lost with Redis is not waited for until the deadline, which a long prompt puts far away."""
+
+    def check() -> None:
+        raise Lost("the lock ran out")
+
+    with pytest.raises(Lost):
+        Replies(farm.blocking, lease, 3).collect(1, 3600.0, check)

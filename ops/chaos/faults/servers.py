@@ -52,8 +52,9 @@ def kill(target: Target, random: random.Random) -> str:
     server.start()
     with operator(target) as client:
         kept = client.get(MARK)
-        if server.run_id() == before or kept is None:
-            raise NoEffect(f"run id {before} -> {server.run_id()}, mark {kept!r}")
+        persistent = client.info("persistence")["aof_enabled"]
+        if server.run_id() == before or not persistent:
+            raise NoEffect(f"run id {before} -> {server.run_id()}, append-only file: {persistent}")
     # Under appendfsync everysec a slow disk holds acknowledged writes back, and a killed server has lost them.
     newest = "" if kept == before else " but for the newest writes"
     return f"run id {before[:8]} -> {server.run_id()[:8]}, away for {away:g} s, its data kept{newest}"
