@@ -94,8 +94,9 @@ def second_host(farm: Farm) -> Iterator[str]:
 
 def replicas(farm: Farm) -> dict[str, str]:
     """Every replica of the list with its host."""
-    lines = farm.furrow("models", "list").stdout.splitlines()[1:]
-    return {line.split()[1]: line.split()[4] for line in lines if line.startswith("demo ")}
+    header, *lines = farm.furrow("models", "list").stdout.splitlines()
+    host = header.split().index("HOST")
+    return {line.split()[1]: line.split()[host] for line in lines if line.startswith("demo ")}
 
 
 def leader(farm: Farm) -> int:
