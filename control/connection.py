@@ -34,7 +34,6 @@ __all__ = [
     "connect",
     "connect_async",
     "connect_blocking",
-    "post",
     "read",
     "run",
     "run_all",
@@ -84,21 +83,19 @@ def run_all(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
     Raises RedisUnavailable when none of them could be sent after a few quick retries. Where only some could, because
     one shard of a Cluster is away, it stands in the place of the others.
     """
-    return post(client, calls).outcomes()
+    return Posted(client, calls).outcomes()
 
 
 def run_every(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
     """As `run_all`, but raises the first error among the answers."""
-    return post(client, calls).values() if calls else []
-
-
-def post(client: SyncRedis, calls: Sequence[Call[Any]]) -> Posted:
-    """Send the calls, and let the caller do something else until it wants their answers."""
-    return Posted(client, calls)
+    return Posted(client, calls).values() if calls else []
 
 
 class Posted:
-    """Calls that were sent. Asked a second time, after an error, it sends all again: every script may come twice."""
+    """Calls that are sent at once; the caller does something else until it wants their answers.
+
+    Asked a second time, after an error, it sends them all again: every script may come twice.
+    """
 
     def __init__(self, client: SyncRedis, calls: Sequence[Call[Any]]) -> None:
         self._client, self._calls = client, calls

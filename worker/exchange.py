@@ -15,7 +15,7 @@ from typing import TypeVar
 from control import requests
 from control.clients import SyncRedis
 from control.commands import wait_for_work
-from control.connection import Call, Posted, post, run
+from control.connection import Call, Posted, run
 from control.errors import RedisUnavailable
 from control.lease import Lease
 from control.outage import outage
@@ -65,7 +65,7 @@ class Exchange:
         return self._answer(under_way) if under_way is not None else None
 
     def _post(self, rows: list[Emission], claim: Call[Claims]) -> Posted:
-        return post(self._client, [requests.emit(self._lease, rows), claim])
+        return Posted(self._client, [requests.emit(self._lease, rows), claim])
 
     def _answer(self, posted: Posted) -> tuple[EmitResult, Claims]:
         # Where Redis can serve only one of them just now both are sent again: what was done already is recognised.
