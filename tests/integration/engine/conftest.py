@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,14 +21,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A family's tiny checkpoint, made once."""
-    made: dict[str, Path] = {}
-
-    def of(family: str) -> Path:
-        if family not in made:
-            made[family] = models.make(family, tmp_path_factory.mktemp(family))
-        return made[family]
-
-    return of
+    return functools.cache(lambda family: models.make(family, tmp_path_factory.mktemp(family)))
 
 
 @pytest.fixture(scope="session")
