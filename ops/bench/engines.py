@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import AutoModelForCausalLM
 
 from control.messages import GenerateStep, Sampling
+from ops.bench.peers.loops.transformers_generate import generate
 from worker.collective import Collective, Solo
 from worker.engine.ahead import Meanwhile
 from worker.engine.step import Engine
@@ -101,34 +102,5 @@ class Transformers:
 
     def decode(self, prompts: list[list[int]], count: int) -> Decoded:
         """As Furrow's; the prompts have equal lengths, so that nothing is padded."""
-        clock = _Clock(self._device)
-        config = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
-        ids = torch.tensor(prompts, device=self._device)
-        with torch.inference_mode():
-            found = self._model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=config,
-                stopping_criteria=StoppingCriteriaList([clock]),
-            )
-        return Decoded(clock.seconds, found[:, ids.shape[1] :].tolist())
-
-
-class _Clock(StoppingCriteria):
-    """Asked after each token, it notes the time and never stops."""
-
-    def __init__(self, device: str) -> None:
-        self._device, self._before = device, _now(device)
-        self.seconds: list[float] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
-        after = _now(self._device)
-        self.seconds.append(after - self._before)
-        self._before = after
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-
-def _now(device: str) -> float:
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+        began, stamps, tokens = generate(self._model, self._device, prompts, count)
+        return Decoded([after - before for before, after in pairwise([began, *stamps])], tokens)

@@ -21,17 +21,25 @@ class Generate:
 
     def run(self, prompts: list[list[int]], tokens: int) -> list[Stream]:
         """As Loop's; the prompts have equal lengths, so that nothing is padded."""
-        config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
-        sent, clock = time.monotonic(), _Clock()
-        ids = torch.tensor(prompts, device=self._device)
-        with torch.inference_mode():
-            found = self._model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=config,
-                stopping_criteria=StoppingCriteriaList([clock]),
-            )
-        return [Stream(sent, list(clock.stamps), row) for row in found[:, ids.shape[1] :].tolist()]
+        sent, stamps, found = generate(self._model, self._device, prompts, tokens)
+        return [Stream(sent, list(stamps), row) for row in found]
+
+
+def generate(
+    model: Any, device: str, prompts: list[list[int]], tokens: int
+) -> tuple[float, list[float], list[list[int]]]:
+    """Greedy; when it began, when each token of all prompts was there (s, monotonic), and the tokens by prompt."""
+    config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+    sent, clock = time.monotonic(), _Clock()
+    ids = torch.tensor(prompts, device=device)
+    with torch.inference_mode():
+        found = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([clock]),
+        )
+    return sent, clock.stamps, found[:, ids.shape[1] :].tolist()
 
 
 class _Clock(StoppingCriteria):
