@@ -50,6 +50,13 @@ from control.settings import Settings
     type=click.FloatRange(0),
     help="Seconds that a request may expect to wait; beyond it 429. 0: however long.",
 )
+@click.option(
+    "--response-ttl",
+    default=86_400.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds for which /v1/responses stores an answer; 0: it stores none.",
+)
 def main(
     redis_url: str | None,
     host: str,
@@ -61,6 +68,7 @@ def main(
     keep_alive: float,
     max_queued: int,
     max_queue_wait: float,
+    response_ttl: float,
 ) -> None:
     """Run one HTTP API process."""
     if redis_url:
@@ -89,6 +97,7 @@ def main(
             keep_alive=keep_alive,
             max_queued_requests=max_queued,
             max_queue_wait=max_queue_wait,
+            response_ttl=response_ttl,
         )
     )
 

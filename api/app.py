@@ -13,8 +13,17 @@ from api.process import Process
 from api.routes.chat import create_chat_completion
 from api.routes.completions import create_completion
 from api.routes.health import health, metrics, ready
+from api.routes.messages import count_message_tokens, create_message
 from api.routes.models import list_models, retrieve_model
 from api.routes.requests import cancel_request, delete_request, follow_request, show_request
+from api.routes.responses import (
+    cancel_response,
+    count_input_tokens,
+    create_response,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from api.schemas.openapi import add_bodies
 from api.settings import ApiSettings
 
@@ -38,6 +47,14 @@ def create_app(settings: ApiSettings) -> Litestar:
         route_handlers=[
             create_chat_completion,
             create_completion,
+            create_response,
+            count_input_tokens,
+            retrieve_response,
+            delete_response,
+            cancel_response,
+            list_input_items,
+            create_message,
+            count_message_tokens,
             list_models,
             retrieve_model,
             show_request,

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from api.admission import admit
 from api.chat.template import render
@@ -15,7 +16,8 @@ from api.journal import Journal
 from api.models import ServedModel
 from api.schemas.chat import ChatRequest, template_messages
 from api.schemas.completions import CompletionRequest
-from api.schemas.view import View, member_rid
+from api.schemas.conversation import Conversation, renamed
+from api.schemas.view import Endpoint, View, member_rid
 from api.settings import ApiSettings
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest
@@ -90,8 +92,13 @@ class Intake:
     def view(self, member: int = 0) -> View:
         """How the answer is shown."""
         body, sampling = self.body, self.members[member].sampling
+        echo: dict[str, Any] = {}
+        endpoint: Endpoint = "chat" if isinstance(body, ChatRequest) else "completions"
+        if isinstance(body, Conversation):
+            endpoint, echo = body.endpoint, body.echoed(sampling)
         return View(
-            endpoint="chat" if isinstance(body, ChatRequest) else "completions",
+            endpoint=endpoint,
+            echo=echo,
             created=self.caller.journal.received_ms // 1000,
             model=body.model or self.served.name,
             n=sampling.n,
@@ -111,6 +118,13 @@ class Intake:
 
 async def take_in(body: Body, caller: Caller, served: ServedModel) -> Intake:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
+    try:
+        return await _take_in(body, caller, served)
+    except RequestError as error:
+        raise (renamed(error, body.names) if isinstance(body, Conversation) else error) from None
+
+
+async def _take_in(body: Body, caller: Caller, served: ServedModel) -> Intake:
     return Intake(
         body=body,
         caller=caller,
@@ -150,6 +164,15 @@ async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:
 
     long = sum(len(text) for text in texts) > _IN_THREAD_CHARACTERS
     return await asyncio.to_thread(encode) if long else encode()
+
+
+async def count_tokens(body: Conversation, served: ServedModel) -> int:
+    """Tokens that the request's prompt has. Raises RequestError in the client's own names."""
+    try:
+        [prompt] = await prompts_of(body, served)
+    except RequestError as error:
+        raise renamed(error, body.names) from None
+    return len(prompt)
 
 
 def deadline_ms(body: Body) -> int:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import structlog
 
+from api.archive import Archive
 from api.errors import ShuttingDown
+from api.event_rendering import renderer_of
 from api.feed import Feed
 from api.follow import Follower
 from api.intake import Body, Caller, take_in
@@ -34,10 +36,11 @@ class Submitter:
         client: AsyncRedis,
         models: Models,
         follower: Follower,
+        archive: Archive,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
-        self._client, self._models, self._follower = client, models, follower
+        self._client, self._models, self._follower, self._archive = client, models, follower, archive
         self._settings, self._interrupted = settings, interrupted
 
     async def submit(self, body: Body, caller: Caller) -> Ongoing:
@@ -71,7 +74,7 @@ class Submitter:
         caller.journal.know(rid=first)
         if first != caller.rid:
             return await self._join(first, caller, served, feeds, wake)
-        renderer = StreamRenderer(first, intake.view(), served.vocabulary, intake.prompt_tokens)
+        renderer = renderer_of(first, intake.view(), served.vocabulary, intake.prompt_tokens)
         return self._ongoing(first, renderer, feeds, wake, caller)
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Ongoing:
@@ -146,7 +149,7 @@ class Submitter:
         view = decode_view(feeds[0].fields["view"])
         prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds)
         caller.journal.know(prompt_tokens=prompt_tokens)
-        renderer = StreamRenderer(rid, view, served.vocabulary, prompt_tokens, cursor)
+        renderer = renderer_of(rid, view, served.vocabulary, prompt_tokens, cursor)
         return self._ongoing(rid, renderer, feeds, wake, caller)
 
     def _abandon(self, feeds: list[Feed]) -> None:
@@ -171,4 +174,5 @@ class Submitter:
             settings=self._settings,
             interrupted=self._interrupted,
             stalled=caller.stalled,
+            archive=self._archive,
         )

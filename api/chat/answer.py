@@ -34,6 +34,16 @@ class ScoredToken:
 
 
 @dataclass(slots=True)
+class CallDelta:
+    """What was added to one tool call; `id` and `name` come with its first delta."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
 class Piece:
     """What one entry, or several consecutive ones of one choice, added to the answer."""
 
@@ -42,6 +52,10 @@ class Piece:
     text: str = ""
     scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish: FinishReason | None = None
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list[CallDelta])
+    stop: str | None = None
+    """The stop string that ended the choice, where one did."""
 
     @property
     def silent(self) -> bool:
@@ -51,7 +65,7 @@ class Piece:
         """Take a later piece of the same choice into this one; False where that would change what a client sees."""
         if other.choice != self.choice or self.finish is not None:
             return False
-        self.seq, self.finish = other.seq, other.finish
+        self.seq, self.finish, self.stop = other.seq, other.finish, other.stop
         self.text += other.text
         self.scored += other.scored
         return True
@@ -62,7 +76,7 @@ class _Choice:
 
     def __init__(self, vocabulary: Vocabulary, view: View) -> None:
         self._detokenizer = Detokenizer(vocabulary.decode)
-        self._stops = StopStrings(view.stop)
+        self._stops, self._stop_strings = StopStrings(view.stop), set(view.stop)
         self._unsearched = view.min_tokens
         self._stop_ids = set(view.stop_ids)
         self._produced = 0
@@ -73,6 +87,8 @@ class _Choice:
 
     def push(self, entry: LogEntry) -> Piece:
         piece = Piece(entry.seq, entry.choice, finish=entry.finish)
+        if entry.finish == "stop" and entry.cause in self._stop_strings and not self._ends_without_text(entry):
+            piece.stop = entry.cause
         self.finish = entry.finish
         stopped = False
         if entry.token is not None and not self._ends_without_text(entry):

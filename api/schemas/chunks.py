@@ -24,6 +24,8 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     cached_tokens: int
     """Of the prompt tokens: those that were not computed for this answer."""
+    reasoning_tokens: int = 0
+    """Of the completion tokens: those that were thoughts."""
 
     def encode(self) -> dict[str, Any]:
         total = self.prompt_tokens + self.completion_tokens
