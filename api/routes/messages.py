@@ -10,7 +10,7 @@ from litestar import Request, Response, post
 from api.intake import count_tokens
 from api.routes.generation import authenticate, caller_of, generate, process_of, refused
 from api.schemas.message_errors import in_anthropic_shape
-from api.schemas.messages import parse_count, parse_message
+from api.schemas.message_request import parse_count, parse_message
 from api.schemas.openapi import CountTokensOperation, MessageOperation
 
 Http = Request[Any, Any, Any]

@@ -10,7 +10,7 @@ from litestar.openapi.spec import OpenAPI, OpenAPIMediaType, Operation, RequestB
 
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
-from api.schemas.messages import CountTokensRequest, MessageRequest
+from api.schemas.message_request import CountTokensRequest, MessageRequest
 from api.schemas.responses import ResponseRequest
 
 _BODIES = (ChatRequest, CompletionRequest, ResponseRequest, MessageRequest, CountTokensRequest)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.schemas.blocks import Block, chat_messages, refuse_block, text_of
+from api.schemas.content_blocks import Block, chat_messages, refuse_block, text_of
 from api.schemas.conversation import Conversation, converse
 from api.schemas.decoding import decode_body
 from api.schemas.refusals import refusal
