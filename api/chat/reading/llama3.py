@@ -1,7 +1,7 @@
 """Llama 3: an answer that is `{"name": …, "parameters": {…}}`, or such an object after `<|python_tag|>`.
 
-Several calls are separated by `;`. A bare object is a call only where it names one of the request's tools: else it is an
-answer in JSON.
+Several calls are separated by `;`. A bare object is a call only where it names one of the request's tools: else it is
+an answer in JSON.
 """
 
 from __future__ import annotations

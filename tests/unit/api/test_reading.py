@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -68,7 +69,8 @@ LLAMA = f'{{"name": "weather", "parameters": {WEATHER}}}'
         ("hermes", f"I look.\n\n{HERMES}\n", Read("I look.", "", [("weather", WEATHER)])),
         ("hermes", f"{HERMES}\n{HERMES}\ndone ", Read("done ", "", [("weather", WEATHER)] * 2)),
         ("hermes", f"<think>\nLet me\nsee.\n</think>\n\n{HERMES}", Read("", "Let me\nsee.", [("weather", WEATHER)])),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {}}\n{"name": "g"}', Read("", "", [("f", "{}"), ("g", "{}")])),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}\n{"name": "g"}',
+         Read("", "", [("f", "{}"), ("g", "{}")])),
         (
             "hermes",
             '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>',
@@ -144,7 +146,7 @@ PARTS = [
 def test_cuts_do_not_matter(format_: CallFormat | None, begun: bool, said: str, cuts: list[int]) -> None:
     """Whatever is said and wherever it is cut, the sum is the same."""
     at = sorted({0, len(said), *(cut for cut in cuts if cut < len(said))})
-    texts = [said[start:end] for start, end in zip(at, at[1:], strict=False)]
+    texts = [said[start:end] for start, end in pairwise(at)]
     how = reading(format_, begun)
     assert read(how, *texts) == read(how, said) == read(how, *said)
 
