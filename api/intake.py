@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from api.admission import admit
-from api.chat.prompt import chat_prompt
+from api.chat.conversation import chat_prompt
 from api.chat.reading.how import Reading
 from api.journal import Journal
 from api.models import ServedModel
