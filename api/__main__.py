@@ -7,10 +7,12 @@ import resource
 import signal
 import sys
 from types import FrameType
+from typing import get_args
 
 import click
 
 from api.app import create_app
+from api.chat.reading.how import CallFormat
 from api.server import Server
 from api.settings import ApiSettings
 from control import logs
@@ -57,6 +59,11 @@ from control.settings import Settings
     type=click.FloatRange(0),
     help="Seconds for which /v1/responses stores an answer; 0: it stores none.",
 )
+@click.option(
+    "--tool-parser",
+    type=click.Choice(get_args(CallFormat)),
+    help="Form in which the models write calls of tools [default: what their templates show].",
+)
 def main(
     redis_url: str | None,
     host: str,
@@ -69,6 +76,7 @@ def main(
     max_queued: int,
     max_queue_wait: float,
     response_ttl: float,
+    tool_parser: CallFormat | None,
 ) -> None:
     """Run one HTTP API process."""
     if redis_url:
@@ -98,6 +106,7 @@ def main(
             max_queued_requests=max_queued,
             max_queue_wait=max_queue_wait,
             response_ttl=response_ttl,
+            tool_parser=tool_parser,
         )
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from api.chat.answer import Piece
+from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.rendering import StreamRenderer
 from api.schemas.message_events import MessageTeller

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from api.archive import Archive
-from api.chat.answer import Piece
+from api.chat.piece import Piece
 from api.errors import StreamInterrupted
 from api.feed import Feed
 from api.follow import Follower

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.chat.answer import Answer, Piece
+from api.chat.answer import Answer
+from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.errors import GenerationFailed, problem
 from api.schemas.chunks import DONE, Usage, writer
-from api.schemas.view import Cursor, View
+from api.schemas.view import Cursor, View, member_rid
 from control.messages import LogEntry
 
 _TEXT, _FINISH, _USAGE, _DONE = 1, 2, 3, 4
@@ -28,7 +29,7 @@ class StreamRenderer:
         self.view = self._view = view
         self._writer = writer(rid, view, vocabulary)
         self._prompt_tokens = prompt_tokens
-        self.answers = [Answer(vocabulary, view) for _ in range(view.members)]
+        self.answers = [Answer(vocabulary, view, member_rid(rid, member)) for member in range(view.members)]
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
         self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
         self._opened = False
@@ -59,6 +60,7 @@ class StreamRenderer:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=sum(answer.completion_tokens for answer in self.answers),
             cached_tokens=sum(answer.cached_tokens for answer in self.answers),
+            reasoning_tokens=sum(answer.reasoning_tokens for answer in self.answers),
         )
 
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
@@ -68,7 +70,7 @@ class StreamRenderer:
         for entry in entries:
             piece = self.answers[member].feed(entry)
             if (piece.seq, _TEXT) <= self._had[member]:
-                piece.text, piece.scored = "", []
+                piece.mute()
             if pending is None:
                 pending = piece
             elif not pending.join(piece):
@@ -103,8 +105,7 @@ class StreamRenderer:
         """Add entries to an answer that is not streamed; `pieces` has one element per choice over all members."""
         for entry in entries:
             piece = self.answers[member].feed(entry)
-            joined = pieces[member * self._view.n + piece.choice].join(piece)
-            assert joined, "the log has an entry after a choice's end"
+            pieces[member * self._view.n + piece.choice].collect(piece)
 
     def so_far(self) -> dict[str, Any]:
         """The answer as far as it has come, where the endpoint shows that."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from api.chat.answer import Piece
+from api.chat.piece import Piece
 from api.errors import problem
 from api.schemas.chunks import Usage
 from api.schemas.message_errors import anthropic_error

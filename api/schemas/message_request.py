@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from api.schemas.content_blocks import Block, chat_messages, refuse_block, text_of
-from api.schemas.conversation import Conversation, converse
+from api.schemas.converted import Converted, converse
 from api.schemas.decoding import decode_body
 from api.schemas.refusals import refusal
 from control.errors import RequestError
@@ -103,14 +103,18 @@ _PASSED_ON = (
     *("cache_salt", "priority", "on_disconnect", "timeout", "deadline"),
 )
 _NAMES = {
-    "stop": "stop_sequences",
-    "user": "metadata.user_id",
-    "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
+    r"^messages\b.*": "messages",
+    r"^stop$": "stop_sequences",
+    r"^user$": "metadata.user_id",
+    r"^response_format(\.json_schema)?": "output_config.format",
+    r"^reasoning_effort$": "output_config.effort",
+    r"^(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
+    r"^(tools\[\d+\])\.function": r"\1",
+    r"^tool_choice\.function": "tool_choice",
 }
 
 
-def parse_message(body: bytes) -> Conversation:
+def parse_message(body: bytes) -> Converted:
     """Decode and check a body; raise RequestError naming the field at fault."""
     request = decode_body(body, MessageRequest)
     if request.inference_geo is not None:
@@ -119,12 +123,12 @@ def parse_message(body: bytes) -> Conversation:
     return _conversation(request, told)
 
 
-def parse_count(body: bytes) -> Conversation:
+def parse_count(body: bytes) -> Converted:
     """As `parse_message`, for a body that only asks how long its prompt is."""
     return _conversation(decode_body(body, CountTokensRequest), {})
 
 
-def _conversation(request: CountTokensRequest, told: dict[str, Any]) -> Conversation:
+def _conversation(request: CountTokensRequest, told: dict[str, Any]) -> Converted:
     for name in ("mcp_servers", "context_management", "container"):
         if getattr(request, name) not in (None, [], {}, ""):
             raise refusal(name)
@@ -211,7 +215,7 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     """The template's switch. Anthropic's models don't think unless they are asked to, and clients count on it."""
     thinks = request.thinking is not None and request.thinking.type != "disabled"
     given = request.chat_template_kwargs or {}
-    told: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": thinks, **given}}
+    told: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks, **given}}
     if request.output_config is not None and request.output_config.effort is not None:
         told["reasoning_effort"] = request.output_config.effort
     return told

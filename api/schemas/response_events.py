@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.chat.answer import Piece, ScoredToken
+from api.chat.piece import Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.errors import GenerationFailed, problem
 from api.schemas.chunks import Usage

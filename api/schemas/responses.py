@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.schemas.conversation import Conversation, converse
+from api.schemas.converted import Converted, converse
 from api.schemas.decoding import decode_body
 from api.schemas.generation import StreamOptions
 from api.schemas.items import Item, messages_of
@@ -117,11 +117,13 @@ _PASSED_ON = (
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
 )
 _NAMES = {
-    "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "verbosity": "text.verbosity",
-    "reasoning_effort": "reasoning.effort",
+    r"^messages\b.*": "input",
+    r"^max_completion_tokens$": "max_output_tokens",
+    r"^response_format(\.json_schema)?": "text.format",
+    r"^verbosity$": "text.verbosity",
+    r"^reasoning_effort$": "reasoning.effort",
+    r"^(tools\[\d+\])\.function": r"\1",
+    r"^tool_choice\.(function|allowed_tools)": "tool_choice",
 }
 _ECHOED = ("instructions", "previous_response_id", "max_output_tokens", "max_tool_calls", "prompt_cache_key")
 
@@ -147,7 +149,7 @@ def parse_response(body: bytes) -> ResponseRequest:
     return request
 
 
-def conversation(request: ResponseRequest, items: list[Item], *, stored: bool) -> Conversation:
+def conversation(request: ResponseRequest, items: list[Item], *, stored: bool) -> Converted:
     """The chat request for `items`, the whole conversation so far. Raises RequestError in this endpoint's names."""
     messages = messages_of(items)
     if request.instructions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.chat.answer import ScoredToken
+from api.chat.piece import ScoredToken
 from api.chat.tokens import Vocabulary
 
 

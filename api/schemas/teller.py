@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from api.chat.answer import Piece
+from api.chat.piece import Piece
 from api.schemas.chunks import Usage
 
 Event = dict[str, Any]
