@@ -8,7 +8,6 @@ from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import OpenAPIConfig
 from litestar.types import Message, Scope
 
-from api.errors import handle
 from api.process import Process
 from api.routes.chat import create_chat_completion
 from api.routes.completions import create_completion
@@ -24,6 +23,7 @@ from api.routes.responses import (
     list_input_items,
     retrieve_response,
 )
+from api.schemas.message_errors import handle_in_shape
 from api.schemas.openapi import add_bodies
 from api.settings import ApiSettings
 
@@ -66,7 +66,11 @@ def create_app(settings: ApiSettings) -> Litestar:
             metrics,
         ],
         # All three, or the framework's own error shape leaks for some of them.
-        exception_handlers={HTTPException: handle, ValidationException: handle, Exception: handle},
+        exception_handlers={
+            HTTPException: handle_in_shape,
+            ValidationException: handle_in_shape,
+            Exception: handle_in_shape,
+        },
         on_startup=[start],
         on_shutdown=[stop],
         before_send=[send_elsewhere],

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Response
+from litestar import Request, Response
 
-from api.errors import ErrorBody, Problem
+from api.errors import ErrorBody, Problem, handle
 
 PATH = "/v1/messages"
 
@@ -36,7 +36,18 @@ def anthropic_error(found: Problem, request_id: str | None) -> dict[str, Any]:
 
 
 async def in_anthropic_shape(response: Response[Any]) -> Response[Any]:
-    """Litestar's `after_request` for the routes of this API: ids under Anthropic's name, errors in its shape."""
+    """Litestar's `after_request` for the routes of this API."""
+    return shaped(response)
+
+
+def handle_in_shape(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    """The application's handler for every exception, whichever API the path belongs to."""
+    response: Response[Any] = handle(request, error)
+    return shaped(response) if request.url.path.startswith(PATH) else response
+
+
+def shaped(response: Response[Any]) -> Response[Any]:
+    """Ids under Anthropic's name, errors in its shape."""
     request_id = response.headers.get("x-request-id")
     if request_id:
         response.headers["request-id"] = request_id

@@ -57,7 +57,7 @@ class MessageTeller:
         if piece.finish is not None:
             events += self._close()
             self._stop_sequence = piece.stop
-            self._stop_reason = "stop_sequence" if piece.stop else _STOP_REASONS.get(piece.finish, "end_turn")
+            self._stop_reason = "stop_sequence" if piece.stop else _STOP_REASONS.get(piece.finish, self._ended())
         return events
 
     def end(self, usage: Usage, failure: BaseException | None, now_s: float) -> list[Event]:
@@ -81,6 +81,10 @@ class MessageTeller:
 
     def interrupted(self, error: BaseException) -> Event:
         return anthropic_error(problem(error), self._rid)
+
+    def _ended(self) -> str:
+        """Why the model stopped of its own accord: a call that it was told to make ends its turn as any other."""
+        return "tool_use" if any(block["type"] == "tool_use" for block in self._blocks) else "end_turn"
 
     def _start(self, usage: Usage) -> list[Event]:
         if self._begun:

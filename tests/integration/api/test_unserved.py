@@ -9,7 +9,7 @@ from tests.leader import ScriptedLeader
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/images/generations", "/tokenize"]
+    "path", ["/v1/embeddings", "/v1/conversations", "/v1/images/generations", "/tokenize"]
 )
 def test_an_endpoint_that_is_not_there_says_so(http: httpx.Client, leader: ScriptedLeader, path: str) -> None:
     """OpenAI's error body with a code, which SDKs turn into their own exception; nothing reaches a leader."""
