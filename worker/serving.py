@@ -154,20 +154,23 @@ class Serving:
         now = time.monotonic()
         if self._owed and (self._roster.urgent or now - self._offered_at >= self.gather_s):
             self._owed, self._offered_at = False, now
-            self._exchange.start(self._roster.offer(), self._roster.claim())
+            self._exchange.start(self._roster.offer(), self._roster.claim_along())
 
     def _deliver(self) -> None:
         """Offer the tokens that are owed and wait for the answer."""
         if self._owed:
             self._owed, self._offered_at = False, time.monotonic()
-            self._heard(self._exchange.deliver(self._roster.offer(), self._roster.claim()))
+            self._heard(self._exchange.deliver(self._roster.offer(), self._roster.claim_along()))
 
-    def _heard(self, answer: tuple[EmitResult, Claims] | None) -> None:
+    def _heard(self, answer: tuple[EmitResult, Claims | None] | None) -> None:
         if answer is not None:
             emitted, claims = answer
             self.steps += 1
             self._roster.settle(emitted)
-            self._roster.take(claims)
+            if claims is None and self._roster.waiting:
+                claims = self._exchange.held(self._roster.claim())
+            if claims is not None:
+                self._roster.take(claims)
 
     def _run_plan(self, plan: StepPlan, turn: Turn, repeat: bool) -> StepResult:
         """Run the plan, and with `repeat` what follows it at once."""

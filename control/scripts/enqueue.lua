@@ -4,7 +4,7 @@
 --      8 deadline, ms from now (int)  9 on_disconnect  10 api id or ''  11 idempotency key or ''  12 body hash
 --      13 params (JSON)  14 view (opaque to all but the api)  15 t_received (ms)
 --      16 most requests queued (int)  17 most tokens queued (int)
---      18 longest expected wait, ms (int), 0 for any  19 tokens among the delivered entries (int)
+--      18 longest expected wait, ms (int), 0 for any  19 delivered entries without a token (int)
 --      20 1 if Redis had it and lost it: it is not refused, and joins nothing but itself; else 0
 --      21… the delivered entries (JSON), from seq 1
 -- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait, 'requests'|'tokens'|'wait'} or
@@ -39,7 +39,8 @@ local function join(id, joined)
   -- Two apis bring back the same request after a loss, and this one had delivered more.
   if was[1] == 'queued' and id == rid and #ARGV - DELIVERED > tonumber(was[3]) then
     write_delivered(id, tonumber(was[3]) + 1)
-    redis.call('HSET', req, 'seq', whole(#ARGV - DELIVERED), 'completion_tokens', ARGV[19])
+    redis.call('PEXPIRE', base .. 'log:' .. id, redis.call('PTTL', req))
+    redis.call('HSET', req, 'seq', whole(#ARGV - DELIVERED), 'tokenless', ARGV[19])
   end
   local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
   return {'OK', id, joined, math.max(1, tonumber(was[4] or '0') - claimed)}
@@ -120,7 +121,7 @@ local req = base .. 'req:' .. rid
 redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry', entry, 'attempts', 0,
   'deadline', whole(now + deadline), 'cancel', 0, 'params', ARGV[13], 'prompt_tokens', ARGV[5], 'n', ARGV[6],
   'seed', ARGV[7], 'tenant', tenant, 'priority', class, 'on_disconnect', ARGV[9], 'view', ARGV[14],
-  'seq', whole(#ARGV - DELIVERED), 'completion_tokens', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
+  'seq', whole(#ARGV - DELIVERED), 'tokenless', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
   't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', taken and '' or key,
   'body_hash', key ~= '' and ARGV[12] or '')
 local life = whole(deadline + RETENTION_MS)

@@ -214,7 +214,7 @@ def test_a_request_that_comes_back_after_a_loss_brings_its_log(farm: Farm) -> No
     farm.put("a", delivered=[token(1, 40), token(2, 41)])
     assert [entry.token for entry in farm.look("a").entries] == [40, 41]
     assert [entry.token for entry in farm.claim(farm.lead()).requests[0].log] == [40, 41]
-    assert farm.field("a", "completion_tokens") == "2"
+    assert farm.completion_tokens("a") == 2
 
 
 def test_two_apis_bring_back_one_request_and_the_longer_prefix_wins(farm: Farm) -> None:
