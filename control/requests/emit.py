@@ -56,7 +56,8 @@ def encode_entry(entry: LogEntry) -> str:
 def emit(lease: Lease, rows: list[Emission]) -> Call[EmitResult]:
     """Append and publish the rows whose owner and seq are right. Raises Lost, Fenced or Poisoned: then nothing was.
 
-    Sets t_first with a log's first entry. A request that is done leaves the queue, loses its prompt and lives on for its retention.
+    Sets t_first with a log's first entry. A request that is done leaves the queue, loses its prompt and lives on for
+    its retention.
     """
     keys = lease.keys
     args = (lease.token, lease.model_keys.base, encode([_row(row) for row in rows]))
