@@ -1,8 +1,8 @@
 """How much of the waiting prompts is computed in a step that others decode in.
 
-A long chunk is computed at the best rate and makes every stream, and every cancel, wait for its end. So beside rows that
-decode a chunk is as long as this process has found that a step of BESIDE_S allows, and never shorter than LEAST_TOKENS,
-from where on a CPU's or a GPU's rate is nearly that of long chunks.
+A long chunk is computed at the best rate and makes every stream, and every cancel, wait for its end. So beside rows
+that decode a chunk is as long as this process has found that a step of BESIDE_S allows, and never shorter than
+LEAST_TOKENS, from where on the rate is nearly that of long chunks.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ for _, row in ipairs(cjson.decode(ARGV[3])) do
       end
       if last == 0 then
         redis.call('HSET', req, 't_first', stamp)
+        account_for_first(base, req, now)
         redis.call('PEXPIRE', base .. 'log:' .. rid, redis.call('PTTL', req))
       end
     end

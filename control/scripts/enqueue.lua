@@ -79,7 +79,8 @@ local function requests_ahead(own, sharers)
   end
 end
 
--- Which bound a further request would break, or nil; and how long it would wait in ms, if that can be told. Where the
+-- Which bound a further request would break, or nil; and in how many ms those ahead of it will have gone, if that can be
+-- told. Who has nobody ahead is not asked to wait for others, so what its own prompt takes is no reason. Where the
 -- queue is full in requests, a tenant with less than its share of it still gets in: one alone can't shut the others
 -- out, and the queue never holds more than twice the bound.
 local function refusal(queued, queued_tokens)
@@ -93,10 +94,11 @@ local function refusal(queued, queued_tokens)
   if queued > 0 and queued_tokens + tokens > tonumber(ARGV[17]) then
     return 'tokens', wait
   end
-  if patience > 0 and wait and wait > patience then
-    return 'wait', wait
+  local slip = tonumber(redis.call('HGET', load, 'slip') or '0')
+  if patience > 0 and wait and wait > 0 and wait + slip > patience then
+    return 'wait', wait + slip
   end
-  return nil
+  return nil, wait
 end
 
 local counts = redis.call('HMGET', load, 'queued', 'queued_tokens', 'rate')
@@ -118,6 +120,9 @@ redis.call('HINCRBY', load, 'enqueued', 1)
 local position = redis.call('HINCRBY', load, 'queued', 1)
 redis.call('HINCRBY', load, 'queued:' .. class, 1)
 local req = base .. 'req:' .. rid
+if wait then
+  redis.call('HSET', req, 'expected', string.format('%.0f', wait))
+end
 redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry', entry, 'attempts', 0,
   'deadline', whole(now + deadline), 'cancel', 0, 'params', ARGV[13], 'prompt_tokens', ARGV[5], 'n', ARGV[6],
   'seed', ARGV[7], 'tenant', tenant, 'priority', class, 'on_disconnect', ARGV[9], 'view', ARGV[14],
