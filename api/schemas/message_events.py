@@ -80,7 +80,10 @@ class MessageTeller:
         }
 
     def interrupted(self, error: BaseException) -> Event:
-        return anthropic_error(problem(error), self._rid)
+        found = problem(error)
+        event = anthropic_error(found, self._rid)
+        event["error"]["code"] = found.body.error.code  # by which a client that resumes knows that it can
+        return event
 
     def _ended(self) -> str:
         """Why the model stopped of its own accord: a call that it was told to make ends its turn as any other."""
