@@ -164,7 +164,7 @@ def test_in_the_background(client: openai.OpenAI, leader: ScriptedLeader, redis_
     until(lambda: redis_client.hget(keys.response(response.id[5:]), "response"))
     done = client.responses.retrieve(response.id)
     assert (done.status, done.output_text, done.background) == ("completed", "you said hello", True)
-    assert redis_client.zscore(keys.OPEN_RESPONSES, response.id[5:]) is None
+    until(lambda: redis_client.zscore(keys.OPEN_RESPONSES, response.id[5:]) is None)
 
 
 def test_a_cancel(client: openai.OpenAI, leader: ScriptedLeader) -> None:
