@@ -2,10 +2,13 @@
 -- KEYS 1 response (hash)
 -- ARGV 1 life (ms)  2 the response (JSON)
 -- Returns the response as it is stored, or false if there is none.
-if redis.call('EXISTS', KEYS[1]) == 0 then
+local was = redis.call('HMGET', KEYS[1], 'tenant', 'response')
+if not was[1] then
   return false
 end
-if redis.call('HSETNX', KEYS[1], 'response', ARGV[2]) == 1 then
-  redis.call('PEXPIRE', KEYS[1], ARGV[1])
+if was[2] then
+  return was[2]
 end
-return redis.call('HGET', KEYS[1], 'response')
+redis.call('HSET', KEYS[1], 'response', ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return ARGV[2]
