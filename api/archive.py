@@ -71,7 +71,7 @@ class Archive:
 
     async def look_up(self, identity: str, tenant: str, param: str | None = None) -> StoredResponse:
         """Raises RequestNotFound for a response that is unknown, expired, deleted, or another tenant's."""
-        found = await self.find(rid_of(identity), tenant)
+        found = await self.find(rid_of(identity), tenant) if identity.startswith("resp_") else None
         if found is None:
             raise RequestNotFound(
                 f"Response with id '{identity}' not found. It may have been sent with 'store': false, deleted, or "
