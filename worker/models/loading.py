@@ -37,7 +37,8 @@ def load(
 ) -> ServedModel:
     """This rank's shard, ready to serve. Raises ModelFilesError, UnsupportedArchitecture or SettingsError.
 
-    `tell` hears how much of the checkpoint was read, 0 to 1. Nothing is exchanged with other ranks, so they may load at their own pace.
+    `tell` hears how much of the checkpoint was read, 0 to 1. Nothing is exchanged with other ranks, so they may load at
+    their own pace.
     """
     files = source if isinstance(source, ModelFiles) else inspect(source)
     gates.check(files.config, collective.world_size, quant=quant)
