@@ -160,7 +160,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: int | None = None
     """None: none. k ≥ 0: the chosen token's and the k most likely ones'."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt. Only with it `max_tokens` may be 0: then nothing is generated."""
+    """The same for the tokens of the prompt. With `max_tokens` 0 they are all that is wanted."""
     n: int = 1
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from api.chat.prompt import PromptText
 from api.chat.tokens import Vocabulary
 from api.errors import GenerationFailed
 from api.schemas.view import View
-from control.messages import FinishReason, LogEntry, TokenLogprobs
+from control.messages import FinishReason, LogEntry, PromptToken, TokenLogprobs
 from control.text import Detokenizer, StopStrings
 
 _FAILURES: dict[str, tuple[str, int]] = {
@@ -25,10 +26,13 @@ _FAILURES: dict[str, tuple[str, int]] = {
 
 @dataclass(slots=True)
 class ScoredToken:
-    """A token with its log probability, and where its text lies in the choice's text (in characters)."""
+    """A token with its log probability, and where its text lies in the choice's text (in characters).
+
+    The first token of a prompt has none.
+    """
 
     token: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None
     start: int
     end: int
 
@@ -41,6 +45,7 @@ class Piece:
     choice: int
     text: str = ""
     scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    prompt: list[PromptToken] = field(default_factory=list[PromptToken])
     finish: FinishReason | None = None
 
     @property
@@ -54,24 +59,33 @@ class Piece:
         self.seq, self.finish = other.seq, other.finish
         self.text += other.text
         self.scored += other.scored
+        self.prompt += other.prompt
         return True
 
 
 class _Choice:
-    """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text."""
+    """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text.
 
-    def __init__(self, vocabulary: Vocabulary, view: View) -> None:
-        self._detokenizer = Detokenizer(vocabulary.decode)
+    With `echo` its prompt's text comes first, with the tokens' log probabilities, if these are wanted; else whoever
+    opens the choice has shown it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, view: View, echo: str) -> None:
+        self._view = view
+        self._prompt = PromptText(vocabulary, echo if view.logprobs is not None else "")
+        self._detokenizer = Detokenizer(vocabulary.decode_all if view.special_tokens else vocabulary.decode)
         self._stops = StopStrings(view.stop)
         self._unsearched = view.min_tokens
         self._stop_ids = set(view.stop_ids)
-        self._produced = 0
+        self._produced = len(echo)
         """Characters of text so far, those included that a possible stop string holds back."""
-        self._sent = 0
+        self._sent = len(echo)
         self._waiting: deque[ScoredToken] = deque()
         self.finish: FinishReason | None = None
 
     def push(self, entry: LogEntry) -> Piece:
+        if entry.prompt is not None:
+            return self._prompt_piece(entry, entry.prompt)
         piece = Piece(entry.seq, entry.choice, finish=entry.finish)
         self.finish = entry.finish
         stopped = False
@@ -89,6 +103,20 @@ class _Choice:
         if entry.finish is not None:
             # Of the tokens that made up a stop string only one that began before it is shown.
             piece.scored += [token for token in self._waiting if token.start < self._sent]
+        piece.text = self._prompt.take_rest() + piece.text
+        return piece
+
+    def _prompt_piece(self, entry: LogEntry, tokens: list[PromptToken]) -> Piece:
+        """A part of the prompt: to be shown as text, or beside it."""
+        view, piece = self._view, Piece(entry.seq, entry.choice)
+        if view.prompt_logprobs is not None:
+            piece.prompt = tokens
+        if view.echo and view.logprobs is not None:
+            for token in tokens:
+                start, end, text = self._prompt.push(token.token)
+                known = None if token.logprob is None else TokenLogprobs(token.logprob, token.top[: view.logprobs])
+                piece.scored.append(ScoredToken(token.token, known, start, end))
+                piece.text += text
         return piece
 
     def _text(self, text: str) -> tuple[str, bool]:
@@ -98,18 +126,18 @@ class _Choice:
             self._unsearched -= 1
             return text, False
         certain, stop = self._stops.push(text)
-        return certain, stop is not None
+        return certain + (stop or "") if self._view.include_stop else certain, stop is not None
 
     def _ends_without_text(self, entry: LogEntry) -> bool:
         """Whether a stop id ended the choice: its text is not part of the answer, that of a stop string's token is."""
-        return entry.finish == "stop" and entry.token in self._stop_ids
+        return entry.finish == "stop" and entry.token in self._stop_ids and not self._view.include_stop
 
 
 class Answer:
-    """All choices of one request."""
+    """All choices of one request; `echo` is its prompt's text where it is shown before each."""
 
-    def __init__(self, vocabulary: Vocabulary, view: View) -> None:
-        self._choices = [_Choice(vocabulary, view) for _ in range(view.n)]
+    def __init__(self, vocabulary: Vocabulary, view: View, echo: str = "") -> None:
+        self._choices = [_Choice(vocabulary, view, echo) for _ in range(view.n)]
         self.seq = 0
         self.completion_tokens = self.cached_tokens = 0
         self.failure: GenerationFailed | None = None
