@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from api.admission import admit
-from api.chat.prompt import prompt_text
-from api.chat.template import render
+from api.chat.conversation import chat_prompt
+from api.chat.echo import prompt_text
+from api.chat.reading.how import Reading
 from api.journal import Journal
 from api.models import ServedModel
-from api.schemas.chat import ChatRequest, template_messages
+from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.view import View, member_rid
 from api.settings import ApiSettings
@@ -64,6 +65,7 @@ class Intake:
     members: list[GenerationRequest]
     echo: list[str]
     """The text of each prompt, where it is shown again."""
+    reading: Reading | None
     deadline_ms: int
     on_disconnect: str
 
@@ -114,6 +116,7 @@ class Intake:
             include_stop=bool(body.include_stop_str_in_output),
             special_tokens=body.skip_special_tokens is False,
             token_ids=bool(body.return_tokens_as_token_ids),
+            reading=self.reading,
             user=body.user,
             metadata=body.metadata or {},
             client_request_id=self.caller.client_request_id,
@@ -122,7 +125,8 @@ class Intake:
 
 async def take_in(body: Body, caller: Caller, served: ServedModel) -> Intake:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
-    members = [admit(body, prompt, served.assets) for prompt in await prompts_of(body, served)]
+    texts, reading = _texts(body, served)
+    members = [admit(body, prompt, served.assets) for prompt in await _encoded(texts, body, served)]
     _check_scores(body, members)
     return Intake(
         body=body,
@@ -130,6 +134,7 @@ async def take_in(body: Body, caller: Caller, served: ServedModel) -> Intake:
         served=served,
         members=members,
         echo=_echo(body, served),
+        reading=reading,
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
     )
@@ -156,20 +161,20 @@ def _echo(body: Body, served: ServedModel) -> list[str]:
 
 async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:
     """The request's prompts as token ids."""
-    vocabulary = served.vocabulary
-    if isinstance(body, CompletionRequest):
-        texts = body.prompts
-    else:
-        texts = [
-            render(
-                served.assets.chat_template,
-                template_messages(body.messages),
-                served.assets.tokenizer_config,
-                body.chat_template_kwargs or {},
-            )
-        ]
+    texts, _ = _texts(body, served)
+    return await _encoded(texts, body, served)
 
-    context = served.assets.context_length
+
+def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Reading | None]:
+    """The request's prompts before they are tokenised, and how the answers are to be read."""
+    if isinstance(body, CompletionRequest):
+        return body.prompts, None
+    prompt = chat_prompt(body, served.assets, served.vocabulary, served.forms)
+    return [prompt.text], prompt.reading
+
+
+async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
+    vocabulary, context = served.vocabulary, served.assets.context_length
     bos = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
 
     def encode_one(text: str) -> list[int]:
