@@ -29,14 +29,16 @@ class StreamRenderer:
         self.view = self._view = view
         self._writer = writer(rid, view, vocabulary)
         self._prompt_tokens = prompt_tokens
-        self.answers = [Answer(vocabulary, view, member_rid(rid, member)) for member in range(view.members)]
+        self.answers = [
+            Answer(vocabulary, view, member_rid(rid, member), view.echo_of(member)) for member in range(view.members)
+        ]
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
         self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
         self._opened = False
         self.starting_after = -1
         """Events with numbers up to this one are not sent, where the endpoint numbers its events."""
 
-    def opening(self) -> bytes:
+    def prelude(self) -> bytes:
         """What may be sent before the first token; it comes with it otherwise."""
         return b""
 
@@ -95,7 +97,8 @@ class StreamRenderer:
 
     def empty_pieces(self) -> list[Piece]:
         """One piece per choice over all members, to collect an answer that is not streamed."""
-        return [Piece(0, choice) for _ in self.answers for choice in range(self._view.n)]
+        view = self._view
+        return [Piece(0, choice, view.opening(member)) for member in range(view.members) for choice in range(view.n)]
 
     def whole(self, pieces: list[Piece]) -> bytes:
         """The body of an answer that is not streamed: one piece per choice."""
@@ -125,7 +128,7 @@ class StreamRenderer:
         events: list[bytes] = []
         for member in range(self._view.members):
             for choice in range(self._view.n):
-                chunk = self._writer.role(member * self._view.n + choice)
+                chunk = self._writer.opening(member * self._view.n + choice, self._view.opening(member))
                 if chunk:
                     self._event(member, (0, choice + 1), chunk, events)
         return events

@@ -12,8 +12,12 @@ from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.message_request import CountTokensRequest, MessageRequest
 from api.schemas.responses import ResponseRequest
+from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
-_BODIES = (ChatRequest, CompletionRequest, ResponseRequest, MessageRequest, CountTokensRequest)
+_BODIES = (
+    *(ChatRequest, CompletionRequest, ResponseRequest, MessageRequest, CountTokensRequest),
+    *(TokenizeRequest, DetokenizeRequest),
+)
 _references, _schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
 
 
@@ -56,3 +60,15 @@ class MessageOperation(Operation):
 class CountTokensOperation(Operation):
     def __post_init__(self) -> None:
         self.request_body = _body(CountTokensRequest)
+
+
+@dataclass
+class TokenizeOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(TokenizeRequest)
+
+
+@dataclass
+class DetokenizeOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(DetokenizeRequest)
