@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 
+from api.chat.enforcement import call_grammar
 from api.chat.forms import Forms
 from api.chat.reading.how import Calling, Reading, Thinking
 from api.chat.reading.llama3 import PYTHON_TAG
+from api.chat.reading.qwen_xml import may_be_text
 from api.chat.template import render, variables_of
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import ChatRequest
@@ -27,8 +29,9 @@ _MARKS = ("<tool_call>", "</tool_call>", PYTHON_TAG)
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     text: str
-    offer: Offer | None
     reading: Reading | None
+    grammar: str | None = None
+    """What the answer must look like, where calls are demanded or strict; see `api.chat.enforcement`."""
 
 
 def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabulary, forms: Forms) -> ChatPrompt:
@@ -41,8 +44,12 @@ def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabular
         raise refusal("reasoning_effort", "This model's template always begins with reasoning; it can't be 'none'.")
     calling = _calling(offer, forms)
     if thinking is None and calling is None:
-        return ChatPrompt(text, offer, None)
-    return ChatPrompt(text, offer, Reading(thinking, calling, _marks(thinking, calling, vocabulary)))
+        return ChatPrompt(text, None)
+    grammar = None
+    if offer is not None and forms.calls is not None:
+        over = thinking is not None and text.rstrip().endswith(thinking.close)
+        grammar = call_grammar(offer, forms.calls, None if over else thinking, vocabulary)
+    return ChatPrompt(text, Reading(thinking, calling, _marks(thinking, calling, vocabulary)), grammar)
 
 
 def _variables(request: ChatRequest, assets: ModelAssets, forms: Forms, offer: Offer | None) -> dict[str, Any]:
@@ -127,25 +134,10 @@ def _literal(offer: Offer) -> dict[str, list[str]]:
     for function in offer.functions:
         properties: Any = (function.parameters or {}).get("properties")
         if isinstance(properties, dict):
-            names = [str(name) for name, schema in properties.items() if not _may_be_text(schema)]  # type: ignore[misc]
+            names = [str(name) for name, schema in properties.items() if not may_be_text(schema)]  # type: ignore[misc]
             if names:
                 found[function.name] = names
     return found
-
-
-def _may_be_text(schema: Any) -> bool:
-    """Whether a text is a value of the schema; a schema that says nothing allows it."""
-    if not isinstance(schema, dict):
-        return True
-    kinds: Any = schema.get("type")
-    if kinds is not None:
-        return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
-    for name in ("anyOf", "oneOf"):
-        if isinstance(schema.get(name), list):
-            return any(_may_be_text(choice) for choice in schema[name])
-    if isinstance(schema.get("enum"), list):
-        return any(isinstance(value, str) for value in schema["enum"])
-    return "$ref" not in schema
 
 
 def _marks(thinking: Thinking | None, calling: Calling | None, vocabulary: Vocabulary) -> dict[int, str]:
