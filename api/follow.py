@@ -120,7 +120,7 @@ class Follower:
 
     def _heard(self, model: str, row: EventRow) -> None:
         now = asyncio.get_running_loop().time()
-        if any(entry.token is not None for entry in row.entries):
+        if any(entry.token is not None or entry.prompt for entry in row.entries):
             self._token_at[model] = time.monotonic()
         for feed in self._feeds.get((model, row.rid), ()):
             feed.offer(row.entries, now)

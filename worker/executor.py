@@ -42,7 +42,7 @@ from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
 from worker.collective.agreement import all_ready
 from worker.collective.exchange import DEADLINE_S
-from worker.engine.step import Engine, GoesOn, Sample, StepResult
+from worker.engine.step import Engine, GoesOn, Sample, Score, StepResult
 from worker.kv.stores import store_for
 from worker.models.files import ModelFiles
 from worker.models.gates import context_length
@@ -119,11 +119,20 @@ class Executor:
         if self._engine is not None:
             self._engine.clear()
 
-    def run_step(self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None) -> StepResult:
-        """The command's forwards; rank 0 passes `sample`. Raises RankError before anything is changed."""
+    def run_step(
+        self,
+        command: GenerateStep,
+        sample: Sample | None,
+        goes_on: GoesOn | None = None,
+        score: Score | None = None,
+    ) -> StepResult:
+        """The command's forwards; rank 0 passes `sample`, and `score` for what the command wants scored.
+
+        Raises RankError before anything is changed.
+        """
         if self._engine is None or self._model_id != command.model_id:
             raise RankError(self.rank, "model_not_loaded", f"no shard of {command.model_id!r} is loaded here")
-        return self._engine.run(command, sample, goes_on)
+        return self._engine.run(command, sample, goes_on, score)
 
     # --- one handler per op -----------------------------------------------------------------------------------------
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import deque
 
 from api.chat.piece import Piece, ScoredToken
+from api.chat.prompt import PromptText
 from api.chat.reading.parser import AnswerParser
 from api.chat.tokens import Vocabulary
 from api.errors import GenerationFailed
 from api.schemas.view import View
-from control.messages import FinishReason, LogEntry
+from control.messages import FinishReason, LogEntry, PromptToken, TokenLogprobs
 from control.text import Detokenizer, StopStrings
 
 _FAILURES: dict[str, tuple[str, int]] = {
@@ -25,21 +26,27 @@ _FAILURES: dict[str, tuple[str, int]] = {
 
 
 class _Choice:
-    """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text."""
+    """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text.
 
-    def __init__(self, vocabulary: Vocabulary, view: View, rid: str, choice: int) -> None:
-        self._detokenizer = Detokenizer(vocabulary.decode)
+    With `echo` its prompt's text comes first, with the tokens' log probabilities, if these are wanted; else whoever
+    opens the choice has shown it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, view: View, rid: str, choice: int, echo: str) -> None:
+        self._view = view
+        self._prompt = PromptText(vocabulary, echo if view.logprobs is not None else "")
+        self._detokenizer = Detokenizer(vocabulary.decode_all if view.special_tokens else vocabulary.decode)
         self._stops = StopStrings(view.stop)
         self._unsearched = view.min_tokens
         self._stop_ids = set(view.stop_ids)
-        self._produced = 0
+        self._produced = len(echo)
         """Characters of text so far, those included that a possible stop string holds back."""
-        self._sent = 0
+        self._sent = len(echo)
         """Characters that are surely part of the answer; what a parser holds back of them may still be unseen."""
         self._waiting: deque[ScoredToken] = deque()
         reading = view.reading
         self._parser = AnswerParser(reading, rid, choice) if reading is not None else None
-        self._hidden = reading.marks if reading is not None else {}
+        self._hidden = reading.marks if reading is not None and not view.special_tokens else {}
         self._marks: deque[tuple[int, str]] = deque()
         """Special tokens that the parser must see, and where in the text they stand."""
         self._ends_with_call = reading is not None and reading.calling is not None and not reading.calling.named
@@ -48,6 +55,8 @@ class _Choice:
         self.finish: FinishReason | None = None
 
     def push(self, entry: LogEntry) -> Piece:
+        if entry.prompt is not None:
+            return self._prompt_piece(entry, entry.prompt)
         piece = Piece(entry.seq, entry.choice, finish=entry.finish)
         said = self._certain(entry)
         if self._parser is None:
@@ -61,6 +70,20 @@ class _Choice:
             # Of the tokens that made up a stop string only one that began before it is shown.
             piece.scored += [token for token in self._waiting if token.start < self._sent]
         self.finish = piece.finish
+        piece.text = self._prompt.take_rest() + piece.text
+        return piece
+
+    def _prompt_piece(self, entry: LogEntry, tokens: list[PromptToken]) -> Piece:
+        """A part of the prompt: to be shown as text, or beside it."""
+        view, piece = self._view, Piece(entry.seq, entry.choice)
+        if view.prompt_logprobs is not None:
+            piece.prompt = tokens
+        if view.echo and view.logprobs is not None:
+            for token in tokens:
+                start, end, text = self._prompt.push(token.token)
+                known = None if token.logprob is None else TokenLogprobs(token.logprob, token.top[: view.logprobs])
+                piece.scored.append(ScoredToken(token.token, known, start, end))
+                piece.text += text
         return piece
 
     def _certain(self, entry: LogEntry) -> str:
@@ -109,19 +132,19 @@ class _Choice:
             self._unsearched -= 1
             return text, False
         certain, stop = self._stops.push(text)
-        return certain, stop is not None
+        return certain + (stop or "") if self._view.include_stop else certain, stop is not None
 
     def _ends_without_text(self, entry: LogEntry) -> bool:
         """Whether a stop id ended the choice: its text is not part of the answer, that of a stop string's token is."""
-        return entry.finish == "stop" and entry.token in self._stop_ids
+        return entry.finish == "stop" and entry.token in self._stop_ids and not self._view.include_stop
 
 
 class Answer:
-    """All choices of one request."""
+    """All choices of one request; `echo` is its prompt's text where it is shown before each."""
 
-    def __init__(self, vocabulary: Vocabulary, view: View, rid: str = "") -> None:
+    def __init__(self, vocabulary: Vocabulary, view: View, echo: str = "", *, rid: str = "") -> None:
         """`rid` is the request's own id; the ids of calls follow from it."""
-        self._choices = [_Choice(vocabulary, view, rid, choice) for choice in range(view.n)]
+        self._choices = [_Choice(vocabulary, view, rid, choice, echo) for choice in range(view.n)]
         self.seq = 0
         self.completion_tokens = self.cached_tokens = 0
         self.failure: GenerationFailed | None = None
