@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 from api.admission import admit
 from api.chat.template import render
+from api.grammar import GrammarChecks
 from api.journal import Journal
 from api.models import ServedModel
 from api.schemas.chat import ChatRequest, template_messages
 from api.schemas.completions import CompletionRequest
+from api.schemas.structured import grammar_of
 from api.schemas.view import View, member_rid
 from api.settings import ApiSettings
 from control.errors import ContextLengthExceeded, RequestError
@@ -105,17 +107,20 @@ class Intake:
             min_tokens=sampling.min_tokens,
             user=body.user,
             metadata=body.metadata or {},
+            constrained=sampling.grammar is not None,
             client_request_id=self.caller.client_request_id,
         )
 
 
-async def take_in(body: Body, caller: Caller, served: ServedModel) -> Intake:
+async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
+    asked = grammar_of(body)
+    grammar = await grammars.check(asked, served.letters) if asked is not None else None
     return Intake(
         body=body,
         caller=caller,
         served=served,
-        members=[admit(body, prompt, served.assets) for prompt in await prompts_of(body, served)],
+        members=[admit(body, prompt, served.assets, grammar) for prompt in await prompts_of(body, served)],
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
     )

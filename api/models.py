@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from api.chat.tokens import Vocabulary
+from api.grammar import letters
 from api.settings import ApiSettings
 from api.tasks import end
 from control import catalog, health
@@ -36,6 +37,8 @@ class ServedModel:
     name: str
     assets: ModelAssets
     vocabulary: Vocabulary
+    letters: bytes
+    """What a grammar can name of the vocabulary."""
 
 
 class Models:
@@ -153,7 +156,7 @@ class Models:
                 continue
             elif (assets := catalog.get_assets(self._client, name)) is not None:
                 try:
-                    served[name] = (fingerprint, ServedModel(name, assets, Vocabulary(assets)))
+                    served[name] = (fingerprint, _served(name, assets))
                 except Exception as error:
                     # One model's broken tokenizer must not hide the others.
                     self._broken[name] = fingerprint
@@ -180,6 +183,11 @@ class Models:
         if alias := self._aliases.get(name):
             return alias
         return only if name in self._aliases or self._any_name else None
+
+
+def _served(name: str, assets: ModelAssets) -> ServedModel:
+    vocabulary = Vocabulary(assets)
+    return ServedModel(name, assets, vocabulary, letters(vocabulary, assets))
 
 
 def _aliases(names: tuple[str, ...]) -> tuple[dict[str, str], bool]:

@@ -10,6 +10,7 @@ import structlog
 from api.errors import ShuttingDown
 from api.feed import Feed
 from api.follow import Follower
+from api.grammar import GrammarChecks
 from api.intake import Body, Caller, take_in
 from api.models import Models, ServedModel
 from api.ongoing import Ongoing
@@ -34,10 +35,11 @@ class Submitter:
         client: AsyncRedis,
         models: Models,
         follower: Follower,
+        grammars: GrammarChecks,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
-        self._client, self._models, self._follower = client, models, follower
+        self._client, self._models, self._follower, self._grammars = client, models, follower, grammars
         self._settings, self._interrupted = settings, interrupted
 
     async def submit(self, body: Body, caller: Caller) -> Ongoing:
@@ -47,7 +49,7 @@ class Submitter:
         """
         served = await self._models.resolve(body.model)
         caller.journal.know(model=served.name)
-        intake = await take_in(body, caller, served)
+        intake = await take_in(body, caller, served, self._grammars)
         caller.journal.know(prompt_tokens=intake.prompt_tokens)
         await self._follower.subscribe(served.name)
         first, feeds, wake = caller.rid, list[Feed](), asyncio.Event()

@@ -30,6 +30,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop: list[str] = []
     stop_ids: list[int] = []
     min_tokens: int = 0
+    constrained: bool = False
+    """Whether a grammar decides what the text is."""
     user: str | None = None
     metadata: dict[str, str] = {}
     client_request_id: str | None = None

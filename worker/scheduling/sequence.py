@@ -7,6 +7,7 @@ from enum import Enum
 
 from control.messages import Sampling
 from control.text import TextStream
+from worker.constraint import Constraint
 
 
 class SequenceState(Enum):
@@ -58,6 +59,8 @@ class Sequence:
     """The scheduler's count of the step that sampled it last."""
     text: TextStream | None = None
     """Its text so far, only where stop strings must be looked for."""
+    constraint: Constraint | None = None
+    """What its grammar says about the next token, only where it has one."""
 
     @property
     def length(self) -> int:
