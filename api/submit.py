@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from api.backpressure import Backpressure
 from api.errors import ShuttingDown
 from api.feed import Feed
 from api.follow import Follower
@@ -20,7 +21,7 @@ from api.settings import ApiSettings
 from control import requests
 from control.clients import AsyncRedis
 from control.connection import arun, arun_all
-from control.errors import ModelNotFound, RequestError, RequestNotFound
+from control.errors import ModelNotFound, QueueFull, RequestError, RequestNotFound
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -41,6 +42,7 @@ class Submitter:
     ) -> None:
         self._client, self._models, self._follower, self._grammars = client, models, follower, grammars
         self._settings, self._interrupted = settings, interrupted
+        self._backpressure = Backpressure()
 
     async def submit(self, body: Body, caller: Caller) -> Ongoing:
         """Check, tokenise and enqueue; an Idempotency-Key that is known joins the request that runs.
@@ -49,6 +51,9 @@ class Submitter:
         """
         served = await self._models.resolve(body.model)
         caller.journal.know(model=served.name)
+        whose = served.name, caller.tenant, body.priority or "normal"
+        if not caller.idempotency_key:  # with one it may join what is in the queue already
+            self._backpressure.check(*whose)
         intake = await take_in(body, caller, served, self._grammars)
         caller.journal.know(prompt_tokens=intake.prompt_tokens)
         await self._follower.subscribe(served.name)
@@ -67,8 +72,10 @@ class Submitter:
                 # What was joined may have another seed than the one drawn here.
                 feeds[-1].begin(origin if feeds[-1].rid == rid and first == caller.rid else None)
                 feeds[-1].position = enqueued.position
-        except BaseException:
+        except BaseException as error:
             self._abandon(feeds)
+            if isinstance(error, QueueFull):
+                self._backpressure.note(*whose, error)
             raise
         caller.journal.know(rid=first)
         if first != caller.rid:
