@@ -117,10 +117,18 @@ class _Child:
 
 
 async def _start() -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+    """A process that is ready, so that its start is not counted as a grammar's time."""
+    process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "control.grammar_check"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=child_environment(),
         limit=_LINE_BYTES,
     )
+    assert process.stdout is not None
+    try:
+        await process.stdout.readline()
+    except BaseException:
+        process.kill()
+        raise
+    return process

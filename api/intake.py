@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from api.admission import admit
-from api.chat.template import render
+from api.chat.conversation import chat_prompt
+from api.chat.reading.how import Reading
 from api.grammar import GrammarChecks
 from api.journal import Journal
 from api.models import ServedModel
-from api.schemas.chat import ChatRequest, template_messages
+from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.structured import grammar_of
 from api.schemas.view import View, member_rid
@@ -60,6 +61,7 @@ class Intake:
     caller: Caller
     served: ServedModel
     members: list[GenerationRequest]
+    reading: Reading | None
     deadline_ms: int
     on_disconnect: str
 
@@ -105,6 +107,7 @@ class Intake:
             stop=sampling.stop,
             stop_ids=sampling.stop_ids,
             min_tokens=sampling.min_tokens,
+            reading=self.reading,
             user=body.user,
             metadata=body.metadata or {},
             constrained=sampling.grammar is not None,
@@ -114,13 +117,15 @@ class Intake:
 
 async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
+    texts, reading = _texts(body, served)
     asked = grammar_of(body)
     grammar = await grammars.check(asked, served.letters) if asked is not None else None
     return Intake(
         body=body,
         caller=caller,
         served=served,
-        members=[admit(body, prompt, served.assets, grammar) for prompt in await prompts_of(body, served)],
+        members=[admit(body, prompt, served.assets, grammar) for prompt in await _encoded(texts, body, served)],
+        reading=reading,
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
     )
@@ -128,20 +133,20 @@ async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: Gra
 
 async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:
     """The request's prompts as token ids."""
-    vocabulary = served.vocabulary
-    if isinstance(body, CompletionRequest):
-        texts = body.prompts
-    else:
-        texts = [
-            render(
-                served.assets.chat_template,
-                template_messages(body.messages),
-                served.assets.tokenizer_config,
-                body.chat_template_kwargs or {},
-            )
-        ]
+    texts, _ = _texts(body, served)
+    return await _encoded(texts, body, served)
 
-    context = served.assets.context_length
+
+def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Reading | None]:
+    """The request's prompts before they are tokenised, and how the answers are to be read."""
+    if isinstance(body, CompletionRequest):
+        return body.prompts, None
+    prompt = chat_prompt(body, served.assets, served.vocabulary, served.forms)
+    return [prompt.text], prompt.reading
+
+
+async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
+    vocabulary, context = served.vocabulary, served.assets.context_length
 
     def encode_one(text: str) -> list[int]:
         if len(text) > _SURELY_CHARACTERS * context and vocabulary.exceeds(text, context):

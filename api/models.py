@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from api.chat.forms import Forms, forms_of
+from api.chat.reading.how import CallFormat
 from api.chat.tokens import Vocabulary
 from api.grammar import letters
 from api.settings import ApiSettings
@@ -39,6 +41,8 @@ class ServedModel:
     vocabulary: Vocabulary
     letters: bytes
     """What a grammar can name of the vocabulary."""
+    forms: Forms
+    """How the model writes its reasoning and its calls."""
 
 
 class Models:
@@ -46,6 +50,7 @@ class Models:
 
     def __init__(self, client: SyncRedis, settings: ApiSettings) -> None:
         self._client = client
+        self._tool_parser: CallFormat | None = settings.tool_parser
         self._aliases, self._any_name = _aliases(settings.served_model_names)
         self._overviews: dict[str, health.Overview] = {}
         self._served: dict[str, tuple[Fingerprint, ServedModel]] = {}
@@ -156,12 +161,17 @@ class Models:
                 continue
             elif (assets := catalog.get_assets(self._client, name)) is not None:
                 try:
-                    served[name] = (fingerprint, _served(name, assets))
+                    served[name] = (fingerprint, self._serve(name, assets))
                 except Exception as error:
                     # One model's broken tokenizer must not hide the others.
                     self._broken[name] = fingerprint
                     log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
         return overviews, served
+
+    def _serve(self, name: str, assets: ModelAssets) -> ServedModel:
+        vocabulary = Vocabulary(assets)
+        forms = forms_of(assets.chat_template, vocabulary, self._tool_parser)
+        return ServedModel(name, assets, vocabulary, letters(vocabulary, assets), forms)
 
     async def _keep_looking(self) -> None:
         while True:
@@ -183,11 +193,6 @@ class Models:
         if alias := self._aliases.get(name):
             return alias
         return only if name in self._aliases or self._any_name else None
-
-
-def _served(name: str, assets: ModelAssets) -> ServedModel:
-    vocabulary = Vocabulary(assets)
-    return ServedModel(name, assets, vocabulary, letters(vocabulary, assets))
 
 
 def _aliases(names: tuple[str, ...]) -> tuple[dict[str, str], bool]:

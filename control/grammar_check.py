@@ -1,7 +1,7 @@
 """`python -m control.grammar_check`: compiles grammars for an API process; a hostile one can harm this process only.
 
-Reads one JSON line per task and answers each with one line. The kernel ends it where a grammar wants more memory or
-stack than is allowed; its parent ends it where one takes too long.
+Says that it is ready, then reads one JSON line per task and answers each with one line. The kernel ends it where a
+grammar wants more memory or stack than is allowed; its parent ends it where one takes too long.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from control.messages import Grammar
 from control.process import die_with_parent, name_process
 from control.vocabulary import TokenBytes
 
+READY = b"ready\n"
+"""Its first line."""
 _MEMORY_BYTES = 2 << 30
 _STACK_BYTES = 1 << 20
 """Less than any thread has that compiles the same grammar for a leader."""
@@ -81,6 +83,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
     decode = msgspec.json.Decoder(Task).decode
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
     for line in sys.stdin.buffer:
         sys.stdout.buffer.write(msgspec.json.encode(judge(decode(line))) + b"\n")
         sys.stdout.buffer.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -134,12 +133,10 @@ def test_what_takes_too_long_is_cut_off_and_remembered() -> None:
         slow = asyncio.create_task(verdict(checks, SLOW))
         await asyncio.sleep(0)
         assert await verdict(checks, FINE[1]) == "" and not slow.done()
-        assert "takes longer than 0.6 s" in await slow
-        began = time.monotonic()
-        assert "takes longer" in await verdict(checks, SLOW)
-        assert time.monotonic() - began < 0.3
+        assert "takes longer than 1 s" in await slow
+        assert "takes longer" in await asyncio.wait_for(verdict(checks, SLOW), 0.5)
 
-    run(work, longest_s=0.6, processes=2)
+    run(work, longest_s=1.0, processes=2)
 
 
 def test_who_gives_up_leaves_no_answer_behind() -> None:
@@ -147,7 +144,7 @@ def test_who_gives_up_leaves_no_answer_behind() -> None:
 
     async def work(checks: GrammarChecks) -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(verdict(checks, SLOW), 0.3)
+            await asyncio.wait_for(verdict(checks, SLOW), 0.5)
         assert "strin" in await verdict(checks, REFUSED[0][0]) and await verdict(checks, FINE[0]) == ""
 
     run(work)
