@@ -6,6 +6,7 @@ from api.bodies import Bodies
 from api.canary import Canary
 from api.errors import ShuttingDown
 from api.follow import Follower
+from api.grammar import GrammarChecks
 from api.heartbeat import Heartbeat
 from api.metrics import Metrics
 from api.models import Models
@@ -34,7 +35,10 @@ class Process:
         self.orphans = OrphanReaper(self._sync_client)
         self.heartbeat = Heartbeat(self.client, settings)
         self.canary = Canary(self.client, self.models, self.follower, settings)
-        self.submitter = Submitter(self.client, self.models, self.follower, settings, lambda: self.interrupted)
+        self.grammars = GrammarChecks()
+        self.submitter = Submitter(
+            self.client, self.models, self.follower, self.grammars, settings, lambda: self.interrupted
+        )
 
     def start(self) -> None:
         self.heartbeat.start()
@@ -54,6 +58,7 @@ class Process:
 
     async def stop(self) -> None:
         await self.follower.stop()
+        await self.grammars.stop()
         await self.orphans.stop()
         await self.models.stop()
         await self.heartbeat.stop()

@@ -11,6 +11,7 @@ from api.backpressure import Backpressure
 from api.errors import ShuttingDown
 from api.feed import Feed
 from api.follow import Follower
+from api.grammar import GrammarChecks
 from api.intake import Body, Caller, take_in
 from api.models import Models, ServedModel
 from api.ongoing import Ongoing
@@ -35,10 +36,11 @@ class Submitter:
         client: AsyncRedis,
         models: Models,
         follower: Follower,
+        grammars: GrammarChecks,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
-        self._client, self._models, self._follower = client, models, follower
+        self._client, self._models, self._follower, self._grammars = client, models, follower, grammars
         self._settings, self._interrupted = settings, interrupted
         self._backpressure = Backpressure()
 
@@ -52,7 +54,7 @@ class Submitter:
         whose = served.name, caller.tenant, body.priority or "normal"
         if not caller.idempotency_key:  # with one it may join what is in the queue already
             self._backpressure.check(*whose)
-        intake = await take_in(body, caller, served)
+        intake = await take_in(body, caller, served, self._grammars)
         caller.journal.know(prompt_tokens=intake.prompt_tokens)
         await self._follower.subscribe(served.name)
         first, feeds, wake = caller.rid, list[Feed](), asyncio.Event()

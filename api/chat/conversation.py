@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from api.chat.enforcement import call_grammar
+from api.chat.enforcement import answer_grammar, lark_of
 from api.chat.forms import Forms
 from api.chat.reading.how import Calling, Reading, Thinking
 from api.chat.reading.llama3 import PYTHON_TAG
@@ -17,9 +17,10 @@ from api.chat.tokens import Vocabulary
 from api.schemas.chat import ChatRequest
 from api.schemas.messages import template_messages
 from api.schemas.refusals import refusal
+from api.schemas.structured import Asked, grammar_of, only_one
 from api.schemas.tools import Offer
 from control.errors import RequestError
-from control.messages import ModelAssets
+from control.messages import Grammar, ModelAssets
 
 _RESERVED = ("messages", "tools")
 """Variables of a template that have a field of their own in the request."""
@@ -30,8 +31,8 @@ _MARKS = ("<tool_call>", "</tool_call>", PYTHON_TAG)
 class ChatPrompt:
     text: str
     reading: Reading | None
-    grammar: str | None = None
-    """What the answer must look like, where calls are demanded or strict; see `api.chat.enforcement`."""
+    asked: Asked | None = None
+    """What the answer must look like, where it is not free."""
 
 
 def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabulary, forms: Forms) -> ChatPrompt:
@@ -42,14 +43,35 @@ def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabular
     thinking = _begun(forms.thinking, text)
     if thinking is not None and thinking.begun and request.reasoning_effort == "none":
         raise refusal("reasoning_effort", "This model's template always begins with reasoning; it can't be 'none'.")
-    calling = _calling(offer, forms)
+    over = thinking is not None and text.rstrip().endswith(thinking.close)
+    asked, thinks = _asked(request, offer, forms, None if over else thinking, vocabulary)
+    thinking, calling = thinking if thinks else None, _calling(offer, forms)
     if thinking is None and calling is None:
-        return ChatPrompt(text, None)
-    grammar = None
-    if offer is not None and forms.calls is not None:
-        over = thinking is not None and text.rstrip().endswith(thinking.close)
-        grammar = call_grammar(offer, forms.calls, None if over else thinking, vocabulary)
-    return ChatPrompt(text, Reading(thinking, calling, _marks(thinking, calling, vocabulary)), grammar)
+        return ChatPrompt(text, None, asked)
+    return ChatPrompt(text, Reading(thinking, calling, _marks(thinking, calling, vocabulary)), asked)
+
+
+def _asked(
+    request: ChatRequest, offer: Offer | None, forms: Forms, thinking: Thinking | None, vocabulary: Vocabulary
+) -> tuple[Asked | None, bool]:
+    """What constrains the answer, and whether reasoning may come before it.
+
+    Raises RequestError where a call is demanded and something else as well.
+    """
+    asked = grammar_of(request)
+    if asked is not None and offer is not None and offer.must:
+        only_one(["tool_choice", asked.param])
+    answer = lark_of(asked.grammar) if asked is not None else None
+    if asked is not None and answer is None:
+        if offer is not None:
+            only_one(["tools", asked.param])
+        return asked, False
+    if asked is not None and offer is None and thinking is None:
+        return asked, True
+    text = answer_grammar(offer, forms.calls, thinking, vocabulary, answer)
+    if text is None:
+        return None, True
+    return Asked(Grammar("lark", text), "tools" if asked is None else asked.param), True
 
 
 def _variables(request: ChatRequest, assets: ModelAssets, forms: Forms, offer: Offer | None) -> dict[str, Any]:

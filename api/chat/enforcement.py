@@ -1,4 +1,4 @@
-"""A grammar in which only calls can be written, in the model's own form: what makes a demanded call certain.
+"""A grammar for calls in the model's own form, and for reasoning before what is demanded: what makes it certain.
 
 The text is Lark with `%json`, as llguidance reads it; a token that was added to the vocabulary stands as `<[id]>`,
 because quoted text never matches one.
@@ -13,6 +13,7 @@ from api.chat.reading import hermes, qwen_xml
 from api.chat.reading.how import CallFormat, Thinking
 from api.chat.tokens import Vocabulary
 from api.schemas.tools import Function, Offer
+from control.messages import Grammar
 
 _TEXT = "TEXT: /(.|\\n)+/"
 _ONE_SPACE = {"whitespace_pattern": "[ ]?"}
@@ -20,27 +21,51 @@ _LENIENT = {**_ONE_SPACE, "lenient": True, "coerce_one_of": True}
 """For tools that are not strict: keywords that can't be enforced are passed over."""
 
 
-def call_grammar(offer: Offer, form: CallFormat, thinking: Thinking | None, vocabulary: Vocabulary) -> str | None:
+def answer_grammar(
+    offer: Offer | None,
+    form: CallFormat | None,
+    thinking: Thinking | None,
+    vocabulary: Vocabulary,
+    answer: str | None = None,
+) -> str | None:
     """What the answer must look like; None where the model is free.
 
-    `thinking` are the marks of a reasoning that the answer may begin with. Where no call is demanded, strict functions
-    still are what they say, if the model's opening tag is a token of its own.
+    `thinking` are the marks of a reasoning that the answer may begin with, `answer` is what it has to be where it is
+    no call, as Lark. Where neither a call nor that is demanded, strict functions still are what they say, if the
+    model's opening tag is a token of its own.
     """
-    writer = _Writer(form, vocabulary)
-    strict = any(function.strict for function in offer.functions)
-    if not offer.must and not (strict and form != "llama3" and vocabulary.knows(hermes.OPEN)):
+    calling = offer is not None and form is not None
+    if not calling and answer is None:
         return None
-    rules = [rule for index, function in enumerate(offer.functions) for rule in writer.function(index, function)]
-    names = " | ".join(f"call{index}" for index in range(len(offer.functions)))
+    writer = _Writer(form or "hermes", vocabulary)
     prefix = writer.reasoning(thinking) if thinking is not None else []
-    first = "reasoning " if prefix else ""
-    more = "" if offer.single else f" ({json.dumps(writer.separator)} call)*"
-    if not offer.must:
-        more = "(call TEXT?)?" if offer.single else "(call TEXT?)*"
-        start = f"start: {first}TEXT? {more}"
+    rules = writer.calls(offer) if offer is not None and form is not None else []
+    if offer is None or form is None:
+        body = "answer"
+    elif offer.must:
+        body = "calls"
+    elif answer is not None:
+        body = "(answer | calls)"
+    elif form != "llama3" and vocabulary.knows(hermes.OPEN) and any(function.strict for function in offer.functions):
+        body = "TEXT? (call TEXT?)?" if offer.single else "TEXT? (call TEXT?)*"
     else:
-        start = f"start: {first}call{more}"
-    return "\n".join([start, f"call: {names}", *rules, *prefix, _TEXT])
+        return None
+    if answer is not None:
+        rules.append(f"answer: {answer}")
+    return "\n".join([f"start: {'reasoning ' if prefix else ''}{body}", *rules, *prefix, _TEXT])
+
+
+def lark_of(grammar: Grammar) -> str | None:
+    """A grammar as a part of a larger one; None for those that can't be."""
+    match grammar.kind:
+        case "json_object":
+            return '%json {"type": "object"}'
+        case "json_schema":
+            return f"%json {grammar.text}"
+        case "choice":
+            return " | ".join(_quoted(text) for text in json.loads(grammar.text))
+        case _:
+            return None
 
 
 class _Writer:
@@ -49,6 +74,13 @@ class _Writer:
     def __init__(self, form: CallFormat, vocabulary: Vocabulary) -> None:
         self._form, self._vocabulary = form, vocabulary
         self.separator = "; " if form == "llama3" else "\n"
+
+    def calls(self, offer: Offer) -> list[str]:
+        """The rules for one call of an offered function, and for as many as are wanted."""
+        more = "" if offer.single else f" ({json.dumps(self.separator)} call)*"
+        names = " | ".join(f"call{index}" for index in range(len(offer.functions)))
+        rules = [rule for index, function in enumerate(offer.functions) for rule in self.function(index, function)]
+        return [f"calls: call{more}", f"call: {names}", *rules]
 
     def function(self, index: int, function: Function) -> list[str]:
         name = json.dumps(function.name)

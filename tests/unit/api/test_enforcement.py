@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from tokenizers import AddedToken
 
-from api.chat.enforcement import call_grammar
+from api.chat.enforcement import answer_grammar, lark_of
 from api.chat.reading.how import CallFormat, Thinking
 from api.chat.tokens import Vocabulary
 from api.schemas.tools import Tool, ToolChoice, offered
+from control.messages import Grammar
 from tests.integration.api.calling import TIME, WEATHER
 from tests.leader import EOS, byte_assets, byte_tokenizer
 
@@ -38,7 +39,7 @@ def grammar(tokenizer: Any, form: CallFormat, choice: ToolChoice, strict: bool =
     offer = offered(tools, choice, options.get("parallel"))
     assert offer is not None
     vocabulary = Vocabulary(byte_assets(tokenizer_json=tokenizer.to_str()))
-    return call_grammar(offer, form, options.get("thinking"), vocabulary)
+    return answer_grammar(offer, form, options.get("thinking"), vocabulary)
 
 
 def takes(tokenizer: Any, text: str | None, said: str) -> bool:
@@ -96,3 +97,18 @@ def test_strict_functions_where_the_model_is_free() -> None:
     assert not takes(MARKED, found, HERMES.replace('"city": "Paris", ', ""))
     assert grammar(MARKED, "hermes", "auto") is None
     assert grammar(PLAIN, "hermes", "auto", strict=True) is None
+
+
+def test_an_answer_in_a_form_or_a_call() -> None:
+    """Where the answer has a form the model may still call; reasoning may come before either."""
+    offer = offered([msgspec.convert(WEATHER, Tool)], "auto", None)
+    vocabulary = Vocabulary(byte_assets(tokenizer_json=MARKED.to_str()))
+    answer = lark_of(Grammar("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'))
+    found = answer_grammar(offer, "hermes", Thinking(), vocabulary, answer)
+    for said in ('{"a": 1}', HERMES, '<think>\nso\n</think>\n\n{"a": 1}', f"<think>so</think>{HERMES}"):
+        assert takes(MARKED, found, said)
+    for said in ("Hello.", '{"a": "b"}', f'{{"a": 1}}\n{HERMES}'):
+        assert not takes(MARKED, found, said)
+    alone = answer_grammar(None, None, Thinking(begun=True), vocabulary, lark_of(Grammar("choice", '["yes", "no"]')))
+    assert takes(MARKED, alone, "so</think>yes") and not takes(MARKED, alone, "yes")
+    assert lark_of(Grammar("regex", "a+")) is None
