@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from api.admission import admit
 from api.chat.conversation import chat_prompt
@@ -18,8 +19,9 @@ from api.journal import Journal
 from api.models import ServedModel
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
+from api.schemas.converted import Converted, renamed
 from api.schemas.structured import Asked, grammar_of
-from api.schemas.view import View, member_rid
+from api.schemas.view import Endpoint, View, member_rid
 from api.settings import ApiSettings
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest
@@ -100,8 +102,13 @@ class Intake:
     def view(self, member: int = 0) -> View:
         """How the answer is shown."""
         body, sampling = self.body, self.members[member].sampling
+        told_back: dict[str, Any] = {}
+        endpoint: Endpoint = "chat" if isinstance(body, ChatRequest) else "completions"
+        if isinstance(body, Converted):
+            endpoint, told_back = body.endpoint, body.echoed(sampling)
         return View(
-            endpoint="chat" if isinstance(body, ChatRequest) else "completions",
+            endpoint=endpoint,
+            told_back=told_back,
             created=self.caller.journal.received_ms // 1000,
             model=body.model or self.served.name,
             n=sampling.n,
@@ -128,6 +135,13 @@ class Intake:
 
 async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
+    try:
+        return await _take_in(body, caller, served, grammars)
+    except RequestError as error:
+        raise (renamed(error, body.names) if isinstance(body, Converted) else error) from None
+
+
+async def _take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
     texts, reading, asked = _texts(body, served)
     grammar = await grammars.check(asked, served.letters) if asked is not None else None
     members = [admit(body, prompt, served.assets, grammar) for prompt in await _encoded(texts, body, served)]
@@ -193,6 +207,15 @@ async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel
 
     long = sum(len(text) for text in texts) > _IN_THREAD_CHARACTERS
     return await asyncio.to_thread(encode) if long else encode()
+
+
+async def count_tokens(body: Converted, served: ServedModel) -> int:
+    """Tokens that the request's prompt has. Raises RequestError in the client's own names."""
+    try:
+        [prompt] = await prompts_of(body, served)
+    except RequestError as error:
+        raise renamed(error, body.names) from None
+    return len(prompt)
 
 
 def deadline_ms(body: Body) -> int:

@@ -36,7 +36,7 @@ class _Choice:
         self._view = view
         self._prompt = PromptText(vocabulary, echo if view.logprobs is not None else "")
         self._detokenizer = Detokenizer(vocabulary.decode_all if view.special_tokens else vocabulary.decode)
-        self._stops = StopStrings(view.stop)
+        self._stops, self._stop_strings = StopStrings(view.stop), set(view.stop)
         self._unsearched = view.min_tokens
         self._stop_ids = set(view.stop_ids)
         self._produced = len(echo)
@@ -58,6 +58,8 @@ class _Choice:
         if entry.prompt is not None:
             return self._prompt_piece(entry, entry.prompt)
         piece = Piece(entry.seq, entry.choice, finish=entry.finish)
+        if entry.finish == "stop" and entry.cause in self._stop_strings and not self._ends_without_text(entry):
+            piece.stop = entry.cause
         said = self._certain(entry)
         if self._parser is None:
             piece.text = said

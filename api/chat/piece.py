@@ -46,6 +46,8 @@ class Piece:
     scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
     prompt: list[PromptToken] = field(default_factory=list[PromptToken])
     finish: FinishReason | None = None
+    stop: str | None = None
+    """The stop string that ended the choice, where one did."""
 
     @property
     def silent(self) -> bool:
@@ -75,7 +77,7 @@ class Piece:
 
     def collect(self, other: Piece) -> None:
         """Take in a later piece of the same choice where only the sums are shown, not the order."""
-        self.seq, self.finish = other.seq, other.finish
+        self.seq, self.finish, self.stop = other.seq, other.finish, other.stop
         self.text += other.text
         self.reasoning += other.reasoning
         for delta in other.calls:
