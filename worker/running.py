@@ -92,6 +92,8 @@ class RunningRequest:
             raise RuntimeError(f"request {self.rid}: choice {choice} has ended and can't go on")
         seq = len(self.history) + 1
         cached = sequence.begun_with or None if seq == 1 else None
+        if cached:
+            self.times["cached_tokens"] = cached
         self.history.append(LogEntry(seq, choice, token, finish, cause, logprobs, cached))
         if finish is not None:
             self.sequences[choice] = None

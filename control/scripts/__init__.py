@@ -34,6 +34,8 @@ _CONSTANTS = (
     "CLASSES",
     "PASSED_OVER",
     "DEBT_MS",
+    "SPENT_MS",
+    "USAGE_MS",
 )
 
 
