@@ -12,6 +12,7 @@ from api.errors import handle
 from api.process import Process
 from api.routes.chat import create_chat_completion
 from api.routes.completions import create_completion
+from api.routes.generation import identify
 from api.routes.health import health, metrics, ready
 from api.routes.models import list_models, retrieve_model
 from api.routes.requests import cancel_request, delete_request, follow_request, show_request
@@ -50,6 +51,7 @@ def create_app(settings: ApiSettings) -> Litestar:
         ],
         # All three, or the framework's own error shape leaks for some of them.
         exception_handlers={HTTPException: handle, ValidationException: handle, Exception: handle},
+        before_request=identify,
         on_startup=[start],
         on_shutdown=[stop],
         before_send=[send_elsewhere],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from api.access.identity import Gate
+from api.access.keyring import Keyring
+from api.access.limiter import Limiter
 from api.bodies import Bodies
 from api.canary import Canary
 from api.errors import ShuttingDown
@@ -28,16 +31,22 @@ class Process:
         self.client = hardened(connect_async(settings.redis_url))
         self._sync_client = connect(settings.redis_url)
         self.metrics = Metrics()
+        self.keyring = Keyring(self.client)
+        self.gate = Gate(settings, self.keyring)
+        self.limiter = Limiter(self.client)
         self.bodies = Bodies(settings.max_bodies_bytes)
         self.models = Models(self._sync_client, settings)
         self.follower = Follower(self.client, settings)
         self.orphans = OrphanReaper(self._sync_client)
         self.heartbeat = Heartbeat(self.client, settings)
         self.canary = Canary(self.client, self.models, self.follower, settings)
-        self.submitter = Submitter(self.client, self.models, self.follower, settings, lambda: self.interrupted)
+        self.submitter = Submitter(
+            self.client, self.models, self.follower, self.limiter, settings, lambda: self.interrupted
+        )
 
     def start(self) -> None:
         self.heartbeat.start()
+        self.keyring.start()
         self.models.start()
         self.follower.start()
         self.orphans.start()
@@ -54,6 +63,8 @@ class Process:
 
     async def stop(self) -> None:
         await self.follower.stop()
+        await self.limiter.stop()
+        await self.keyring.stop()
         await self.orphans.stop()
         await self.models.stop()
         await self.heartbeat.stop()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from api.access.limiter import Hold, Limiter
 from api.errors import ShuttingDown
 from api.feed import Feed
 from api.follow import Follower
@@ -34,22 +35,26 @@ class Submitter:
         client: AsyncRedis,
         models: Models,
         follower: Follower,
+        limiter: Limiter,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
         self._client, self._models, self._follower = client, models, follower
-        self._settings, self._interrupted = settings, interrupted
+        self._limiter, self._settings, self._interrupted = limiter, settings, interrupted
 
     async def submit(self, body: Body, caller: Caller) -> Ongoing:
         """Check, tokenise and enqueue; an Idempotency-Key that is known joins the request that runs.
 
-        Raises RequestError and its kin, QueueFull, ModelUnavailable, RedisUnavailable.
+        Raises RequestError and its kin, RateLimited, QueueFull, ModelUnavailable, RedisUnavailable.
         """
         served = await self._models.resolve(body.model)
         caller.journal.know(model=served.name)
         intake = await take_in(body, caller, served)
         caller.journal.know(prompt_tokens=intake.prompt_tokens)
         await self._follower.subscribe(served.name)
+        hold = await self._limiter.begin(
+            caller.identity.key, caller.rid, served.name, intake.members, intake.on_disconnect, caller.headers
+        )
         first, feeds, wake = caller.rid, list[Feed](), asyncio.Event()
         try:
             for member in range(len(intake.members)):
@@ -67,12 +72,16 @@ class Submitter:
                 feeds[-1].position = enqueued.position
         except BaseException:
             self._abandon(feeds)
+            if hold is not None:
+                hold.refund()
             raise
         caller.journal.know(rid=first)
         if first != caller.rid:
+            if hold is not None:
+                hold.settle(0)  # the tokens are those of the request that was joined
             return await self._join(first, caller, served, feeds, wake)
         renderer = StreamRenderer(first, intake.view(), served.vocabulary, intake.prompt_tokens)
-        return self._ongoing(first, renderer, feeds, wake, caller)
+        return self._ongoing(first, renderer, feeds, wake, caller, hold)
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Ongoing:
         """Follow a request that is known by its id, and suppress what the cursor says was sent; no places: nothing.
@@ -147,7 +156,8 @@ class Submitter:
         prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds)
         caller.journal.know(prompt_tokens=prompt_tokens)
         renderer = StreamRenderer(rid, view, served.vocabulary, prompt_tokens, cursor)
-        return self._ongoing(rid, renderer, feeds, wake, caller)
+        hold = self._limiter.held(caller.identity.key, rid, view.members)
+        return self._ongoing(rid, renderer, feeds, wake, caller, hold)
 
     def _abandon(self, feeds: list[Feed]) -> None:
         for feed in feeds:
@@ -160,6 +170,7 @@ class Submitter:
         feeds: list[Feed],
         wake: asyncio.Event,
         caller: Caller,
+        hold: Hold | None,
     ) -> Ongoing:
         return Ongoing(
             rid=rid,
@@ -171,4 +182,5 @@ class Submitter:
             settings=self._settings,
             interrupted=self._interrupted,
             stalled=caller.stalled,
+            hold=hold,
         )

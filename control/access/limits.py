@@ -6,7 +6,7 @@ the estimate: within a minute the bucket is as full as it would be.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,12 @@ def spend(key: ApiKey, rid: str, model: str, requests: int, tokens: int) -> Call
 
 
 def settle(key: ApiKey, rid: str, requests: int, tokens: int) -> Call[None]:
-    """The request has ended and took this much in truth; what was estimated is put right. Sent twice, it does so once."""
-    return Call("settle", _named(key, rid), (rid, requests, tokens, key.rpm, key.tpm), _nothing)
+    """The request has ended and took this much in truth: the estimate is put right. Sent twice, it does so once."""
+
+    def parse(_: int) -> None:
+        return None
+
+    return Call("settle", _named(key, rid), (rid, requests, tokens, key.rpm, key.tpm), parse)
 
 
 def open_requests(key: ApiKey) -> Call[dict[str, tuple[int, str]]]:
@@ -60,6 +64,11 @@ def open_requests(key: ApiKey) -> Call[dict[str, tuple[int, str]]]:
     return read("HGETALL", KeyKeys(key.id).open, parse=parse)
 
 
+def free_places(key: ApiKey, rids: Sequence[str]) -> Call[int]:
+    """Requests that have ended hold their places no longer, though nobody settled them; their estimates stand."""
+    return read("HDEL", KeyKeys(key.id).open, *rids, parse=int)
+
+
 def _named(key: ApiKey, rid: str) -> tuple[str, ...]:
     named = KeyKeys(key.id)
     return named.bucket, named.spent(rid), named.open
@@ -68,6 +77,3 @@ def _named(key: ApiKey, rid: str) -> tuple[str, ...]:
 def _allowance(key: ApiKey, levels: list[Any]) -> Allowance:
     requests, requests_ms, tokens, tokens_ms = map(int, levels)
     return Allowance(key.rpm, requests, requests_ms, key.tpm, tokens, tokens_ms)
-
-
-_nothing: Callable[[Any], None] = lambda _: None  # noqa: E731

@@ -50,6 +50,18 @@ def _write(client: SyncRedis, key: ApiKey) -> None:
     run(client, read("INCR", keys.API_KEYS_VERSION, parse=int))
 
 
+def restore(key: ApiKey) -> list[Call[int]]:
+    """Write back what Redis lacks of a key that an API process knows: all of it, or that it was revoked."""
+    named, fields = KeyKeys(key.id), as_fields(key)
+    calls = [read("SADD", keys.API_KEYS, key.id, parse=int)]
+    calls += [read("HSETNX", named.record, name, value, parse=int) for name, value in fields.items()]
+    if key.revoked:
+        # A revocation stands, whatever a failover took back.
+        calls.append(read("HSET", named.record, "revoked", key.revoked, parse=int))
+        calls.append(read("EXPIRE", named.record, REVOKED_DAYS * 86_400, parse=int))
+    return [*calls, read("INCR", keys.API_KEYS_VERSION, parse=int)]
+
+
 def get(key_id: str) -> Call[ApiKey | None]:
     """The key of an id, whatever its state; None if there is none."""
 
@@ -87,6 +99,11 @@ def list_keys(client: SyncRedis) -> list[tuple[ApiKey, int]]:
     found = run_every(client, reads)
     listed = [(key, used) for key, used in zip(found[::2], found[1::2], strict=True) if key is not None]
     return sorted(listed, key=lambda one: (one[0].created, one[0].id))
+
+
+def count() -> Call[int]:
+    """How many keys there are, revoked ones included."""
+    return read("SCARD", keys.API_KEYS, parse=int)
 
 
 def note_used(key_id: str, at: int) -> Call[str]:

@@ -20,7 +20,7 @@ _EPOCH = date(1970, 1, 1)
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one key did with one model on one day (UTC). `cached_tokens` are those of the prompt's that were not computed."""
+    """What one key did with one model on one day (UTC); `cached_tokens` of the prompts' tokens were not computed."""
 
     key: str
     date: str

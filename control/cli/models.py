@@ -10,6 +10,7 @@ import msgspec
 
 from control import catalog, health
 from control.cli.options import build_spec, connect_to_farm, model_options, redis_option
+from control.cli.tables import echo_table
 from control.clients import SyncRedis
 from control.errors import ModelNotFound, ModelUnavailable, SettingsError
 from control.messages import ModelSpec
@@ -173,9 +174,7 @@ def list_models(redis_url: str | None) -> None:
     if len(rows) == 1:
         click.echo("No models. Load one with `furrow models load MODEL`.")
         return
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    echo_table(rows)
     for overview in overviews:
         if len({replica.revision for replica in overview.replicas}) > 1:
             done = f"{overview.rolled_out} of {overview.wanted} replicas"

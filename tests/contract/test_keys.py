@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from control import access
@@ -96,3 +97,19 @@ def test_what_can_not_be_is_refused(fields: dict[str, object], named: str) -> No
     """The message has the value."""
     with pytest.raises(SettingsError, match=named):
         access.mint(**fields)  # type: ignore[arg-type]
+
+
+def test_what_was_lost_is_written_back(farm: Farm) -> None:
+    """All of a key that is gone, nothing of one that is there; but a revocation stands."""
+    lost, kept, shut = (access.mint(name=name)[0] for name in ("lost", "kept", "shut"))
+    for key in (kept, shut):
+        access.create(farm.client, key)
+    changed = access.change(farm.client, kept, rpm=9)
+    revoked = msgspec.structs.replace(shut, revoked=77)
+    for key in (lost, kept, revoked):
+        for call in access.restore(key):
+            farm.run(call)
+    assert farm.run(access.get(lost.id)) == lost
+    assert farm.run(access.get(kept.id)) == changed
+    assert farm.run(access.get(shut.id)) == revoked
+    assert len(access.list_keys(farm.client)) == 3
