@@ -12,10 +12,12 @@ from api.errors import handle
 from api.process import Process
 from api.routes.chat import create_chat_completion
 from api.routes.completions import create_completion
+from api.routes.farm import farm_routes
 from api.routes.generation import identify
 from api.routes.health import health, metrics, ready
 from api.routes.models import list_models, retrieve_model
 from api.routes.requests import cancel_request, delete_request, follow_request, show_request
+from api.routes.usage import own_usage
 from api.schemas.openapi import add_bodies
 from api.settings import ApiSettings
 
@@ -45,6 +47,8 @@ def create_app(settings: ApiSettings) -> Litestar:
             follow_request,
             delete_request,
             cancel_request,
+            own_usage,
+            farm_routes,
             health,
             ready,
             metrics,

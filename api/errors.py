@@ -131,6 +131,8 @@ def problem(error: BaseException, asked: str = "this request") -> Problem:
         return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", error.retry_after)
     if isinstance(error, TooManyBodies):
         return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(1.0))
+    if isinstance(error, (errors.SettingsError, errors.DevicesError)):
+        return _problem(400, str(error), "invalid_request_error", None, "invalid_setting")
     if isinstance(error, errors.ModelUnavailable):
         return _problem(503, str(error), "server_error", None, "model_unavailable", error.retry_after)
     if isinstance(error, errors.RedisUnavailable):

@@ -29,15 +29,16 @@ class Process:
         self.interrupted = False
         """Set when the grace is over: what still runs is told to go on elsewhere."""
         self.client = hardened(connect_async(settings.redis_url))
-        self._sync_client = connect(settings.redis_url)
+        self.sync_client = connect(settings.redis_url)
+        """For what reads much and seldom, in a thread."""
         self.metrics = Metrics()
         self.keyring = Keyring(self.client)
         self.gate = Gate(settings, self.keyring)
         self.limiter = Limiter(self.client)
         self.bodies = Bodies(settings.max_bodies_bytes)
-        self.models = Models(self._sync_client, settings)
+        self.models = Models(self.sync_client, settings)
         self.follower = Follower(self.client, settings)
-        self.orphans = OrphanReaper(self._sync_client)
+        self.orphans = OrphanReaper(self.sync_client)
         self.heartbeat = Heartbeat(self.client, settings)
         self.canary = Canary(self.client, self.models, self.follower, settings)
         self.submitter = Submitter(
@@ -69,4 +70,4 @@ class Process:
         await self.models.stop()
         await self.heartbeat.stop()
         await self.client.aclose()
-        self._sync_client.close()
+        self.sync_client.close()
