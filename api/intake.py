@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from api.access.identity import ANONYMOUS, Identity
 from api.admission import admit
-from api.chat.template import render
+from api.chat.conversation import chat_prompt
+from api.chat.reading.how import Reading
 from api.journal import Journal
 from api.models import ServedModel
-from api.schemas.chat import ChatRequest, template_messages
+from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.view import View, member_rid
 from api.settings import ApiSettings
@@ -62,6 +63,7 @@ class Intake:
     caller: Caller
     served: ServedModel
     members: list[GenerationRequest]
+    reading: Reading | None
     deadline_ms: int
     on_disconnect: str
 
@@ -112,6 +114,7 @@ class Intake:
             stop=sampling.stop,
             stop_ids=sampling.stop_ids,
             min_tokens=sampling.min_tokens,
+            reading=self.reading,
             user=body.user,
             metadata=body.metadata or {},
             client_request_id=self.caller.client_request_id,
@@ -120,13 +123,13 @@ class Intake:
 
 async def take_in(body: Body, caller: Caller, served: ServedModel) -> Intake:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
-    caller.identity.check_model(body.model, served.name)
-    caller.identity.priority(body.priority)
+    texts, reading = _texts(body, served)
     return Intake(
         body=body,
         caller=caller,
         served=served,
-        members=[admit(body, prompt, served.assets) for prompt in await prompts_of(body, served)],
+        members=[admit(body, prompt, served.assets) for prompt in await _encoded(texts, body, served)],
+        reading=reading,
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
     )
@@ -134,20 +137,20 @@ async def take_in(body: Body, caller: Caller, served: ServedModel) -> Intake:
 
 async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:
     """The request's prompts as token ids."""
-    vocabulary = served.vocabulary
-    if isinstance(body, CompletionRequest):
-        texts = body.prompts
-    else:
-        texts = [
-            render(
-                served.assets.chat_template,
-                template_messages(body.messages),
-                served.assets.tokenizer_config,
-                body.chat_template_kwargs or {},
-            )
-        ]
+    texts, _ = _texts(body, served)
+    return await _encoded(texts, body, served)
 
-    context = served.assets.context_length
+
+def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Reading | None]:
+    """The request's prompts before they are tokenised, and how the answers are to be read."""
+    if isinstance(body, CompletionRequest):
+        return body.prompts, None
+    prompt = chat_prompt(body, served.assets, served.vocabulary, served.forms)
+    return [prompt.text], prompt.reading
+
+
+async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
+    vocabulary, context = served.vocabulary, served.assets.context_length
 
     def encode_one(text: str) -> list[int]:
         if len(text) > _SURELY_CHARACTERS * context and vocabulary.exceeds(text, context):

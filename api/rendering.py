@@ -6,11 +6,12 @@ entry. A resumed stream replays the log from seq 1 through a fresh renderer and 
 
 from __future__ import annotations
 
-from api.chat.answer import Answer, Piece
+from api.chat.answer import Answer
+from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.errors import GenerationFailed, problem
 from api.schemas.chunks import DONE, Usage, writer
-from api.schemas.view import Cursor, View
+from api.schemas.view import Cursor, View, member_rid
 from control.messages import LogEntry
 
 _TEXT, _FINISH, _USAGE, _DONE = 1, 2, 3, 4
@@ -26,7 +27,7 @@ class StreamRenderer:
         self._view = view
         self._writer = writer(rid, view, vocabulary)
         self._prompt_tokens = prompt_tokens
-        self.answers = [Answer(vocabulary, view) for _ in range(view.members)]
+        self.answers = [Answer(vocabulary, view, member_rid(rid, member)) for member in range(view.members)]
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
         self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
         self._opened = False
@@ -51,6 +52,7 @@ class StreamRenderer:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=sum(answer.completion_tokens for answer in self.answers),
             cached_tokens=sum(answer.cached_tokens for answer in self.answers),
+            reasoning_tokens=sum(answer.reasoning_tokens for answer in self.answers),
         )
 
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
@@ -60,7 +62,7 @@ class StreamRenderer:
         for entry in entries:
             piece = self.answers[member].feed(entry)
             if (piece.seq, _TEXT) <= self._had[member]:
-                piece.text, piece.scored = "", []
+                piece.mute()
             if pending is None:
                 pending = piece
             elif not pending.join(piece):
@@ -122,5 +124,4 @@ def collect(renderer: StreamRenderer, pieces: list[Piece], member: int, entries:
     n = len(answer.finish_reasons)
     for entry in entries:
         piece = answer.feed(entry)
-        joined = pieces[member * n + piece.choice].join(piece)
-        assert joined, "the log has an entry after a choice's end"
+        pieces[member * n + piece.choice].collect(piece)

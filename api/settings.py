@@ -7,6 +7,7 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
+from api.chat.reading.how import CallFormat
 from control.listening import is_loopback
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -28,6 +29,8 @@ class ApiSettings:
     """Fixed secrets that open this process, beside the farm's own keys. If any are given, a key is asked for."""
     require_keys: bool = False
     """Whether a request must bring a key."""
+    tool_parser: CallFormat | None = None
+    """The form in which every model writes its calls; None: what its template shows."""
     api_id: str = field(default_factory=_api_id)
     host: str = "127.0.0.1"
     port: int = 8000

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from api.access.limiter import Hold, Limiter
+from api.backpressure import Backpressure
 from api.errors import ShuttingDown
 from api.feed import Feed
 from api.follow import Follower
@@ -20,7 +21,7 @@ from api.settings import ApiSettings
 from control import requests
 from control.clients import AsyncRedis
 from control.connection import arun, arun_all
-from control.errors import ModelNotFound, RequestError, RequestNotFound
+from control.errors import ModelNotFound, QueueFull, RequestError, RequestNotFound
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -41,6 +42,7 @@ class Submitter:
     ) -> None:
         self._client, self._models, self._follower = client, models, follower
         self._limiter, self._settings, self._interrupted = limiter, settings, interrupted
+        self._backpressure = Backpressure()
 
     async def submit(self, body: Body, caller: Caller) -> Ongoing:
         """Check, tokenise and enqueue; an Idempotency-Key that is known joins the request that runs.
@@ -49,6 +51,10 @@ class Submitter:
         """
         served = await self._models.resolve(body.model)
         caller.journal.know(model=served.name)
+        caller.identity.check_model(body.model, served.name)
+        whose = served.name, caller.tenant, caller.identity.priority(body.priority)
+        if not caller.idempotency_key:  # with one it may join what is in the queue already
+            self._backpressure.check(*whose)
         intake = await take_in(body, caller, served)
         caller.journal.know(prompt_tokens=intake.prompt_tokens)
         await self._follower.subscribe(served.name)
@@ -70,10 +76,12 @@ class Submitter:
                 # What was joined may have another seed than the one drawn here.
                 feeds[-1].begin(origin if feeds[-1].rid == rid and first == caller.rid else None)
                 feeds[-1].position = enqueued.position
-        except BaseException:
+        except BaseException as error:
             self._abandon(feeds)
             if hold is not None:
                 hold.refund()
+            if isinstance(error, QueueFull):
+                self._backpressure.note(*whose, error)
             raise
         caller.journal.know(rid=first)
         if first != caller.rid:

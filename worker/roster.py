@@ -40,6 +40,8 @@ class Roster:
         """Whether nothing new is claimed, nor taken over, because the replica is to go."""
         self.urgent = False
         """Whether a client waits for what has not been offered: the first token of a choice, or its end."""
+        self.waiting = False
+        """Whether requests that no leader has were waiting when Redis took the last offer."""
         self.bell = "0"
         """The id of the last ring of the bell that a claim has answered."""
 
@@ -62,6 +64,11 @@ class Roster:
         if not scheduler.has_work:
             tokens = requests.ANY_TOKENS  # a head that can never fit is then refused instead of blocking its queue
         return requests.claim(self._lease, room, tokens, adopt=self._recounting, ahead_tokens=max(0, ahead))
+
+    def claim_along(self) -> Call[Claims] | None:
+        """What to claim together with an offer: nothing where nothing waited at the last one."""
+        self._recounting |= self._exchange.was_away()
+        return self.claim() if self.waiting or self._recounting else None
 
     def take(self, claims: Claims) -> None:
         """Let in what a claim brought; after a recount let go of what Redis has ended meanwhile."""
@@ -141,6 +148,7 @@ class Roster:
 
     def settle(self, result: EmitResult) -> None:
         """Take Redis's answer to the offer. Raises Lost where the logs are ahead of this leader: they are the truth."""
+        self.waiting = result.waiting > 0
         for rid in result.taken:
             self._forget(rid)
         for rid, emission in self._offered.items():

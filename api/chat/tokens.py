@@ -21,6 +21,7 @@ _CUT_TOKENS = 1024
 
 class _AddedToken(msgspec.Struct):
     id: int
+    special: bool = False
 
 
 class _Definition(msgspec.Struct):
@@ -41,6 +42,7 @@ class Vocabulary:
         self._config = assets.tokenizer_config
         definition = msgspec.json.decode(assets.tokenizer_json, type=_Definition)
         self._special = {token.id for token in definition.added_tokens}
+        self._hidden = {token.id for token in definition.added_tokens if token.special}
         self._byte_level = '"ByteLevel"' in msgspec.json.encode(definition.decoder).decode()
 
     @cached_property
@@ -84,6 +86,15 @@ class Vocabulary:
     def decode(self, ids: list[int]) -> str:
         """Text of a run of tokens, special tokens skipped."""
         return self.tokenizer.decode(ids)
+
+    def knows(self, text: str) -> bool:
+        """Whether the text is a token of its own that was added to the vocabulary."""
+        return self.tokenizer.token_to_id(text) in self._special
+
+    def hidden(self, text: str) -> int | None:
+        """The token whose text this is, if it is a special one: its text is then skipped when tokens are decoded."""
+        token = self.tokenizer.token_to_id(text)
+        return token if token in self._hidden else None
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         bos = self.bos

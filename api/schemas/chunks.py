@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from api.chat.answer import Piece, ScoredToken
+from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.schemas.view import View, answer_id
 from control.messages import FinishReason
@@ -24,6 +24,8 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     cached_tokens: int
     """Of the prompt tokens: those that were not computed for this answer."""
+    reasoning_tokens: int = 0
+    """Of the completion tokens: those of the model's reasoning."""
 
     def encode(self) -> dict[str, Any]:
         total = self.prompt_tokens + self.completion_tokens
@@ -32,6 +34,7 @@ class Usage(msgspec.Struct, kw_only=True):
             "completion_tokens": self.completion_tokens,
             "total_tokens": total,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 
@@ -55,7 +58,7 @@ class Writer:
 
     def piece(self, index: int, piece: Piece) -> bytes:
         scored = _json(self._scored(piece.scored)) if self._view.logprobs is not None else b"null"
-        return self._head + self._choice(index, piece.text, scored) + b"]" + self._tail
+        return self._head + self._choice(index, piece, scored) + b"]" + self._tail
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         return self._head + self._end(index, reason) + b"]" + self._tail
@@ -76,7 +79,7 @@ class Writer:
             }
         )
 
-    def _choice(self, index: int, text: str, scored: bytes) -> bytes:
+    def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
         raise NotImplementedError
 
     def _end(self, index: int, reason: FinishReason) -> bytes:
@@ -97,9 +100,12 @@ class ChatWriter(Writer):
         delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         return self._head + b'{"index":%d' % index + delta + self._tail
 
-    def _choice(self, index: int, text: str, scored: bytes) -> bytes:
-        delta = b'{"index":%d,"delta":{"content":' % index + _json(text)
-        return delta + b'},"logprobs":' + scored + b',"finish_reason":null}'
+    def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
+        if piece.reasoning or piece.calls:
+            delta = b'{"index":%d,"delta":' % index + _json(_delta(piece))
+        else:
+            delta = b'{"index":%d,"delta":{"content":' % index + _json(piece.text) + b"}"
+        return delta + b',"logprobs":' + scored + b',"finish_reason":null}'
 
     def _end(self, index: int, reason: FinishReason) -> bytes:
         return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}' % (index, reason.encode())
@@ -120,16 +126,41 @@ class ChatWriter(Writer):
 
     def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
         scored = self._scored(piece.scored) if self._view.logprobs is not None else None
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        content = None if piece.calls and not piece.text else piece.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, **_reasoning(piece)}
+        if piece.calls:
+            message["tool_calls"] = [_call(call) for call in piece.calls]
         return {"index": index, "message": message, "logprobs": scored, "finish_reason": piece.finish}
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    """The delta of a chunk that holds more than text."""
+    delta: dict[str, Any] = _reasoning(piece)
+    if piece.text:
+        delta["content"] = piece.text
+    if piece.calls:
+        delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in piece.calls]
+    return delta
+
+
+def _reasoning(piece: Piece) -> dict[str, Any]:
+    """Both names that clients look for."""
+    return {"reasoning": piece.reasoning, "reasoning_content": piece.reasoning} if piece.reasoning else {}
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    """A call as OpenAI writes it; id, type and name only in its first part."""
+    if call.name is None:
+        return {"function": {"arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 class CompletionWriter(Writer):
     chunk_object = "text_completion"
     whole_object = "text_completion"
 
-    def _choice(self, index: int, text: str, scored: bytes) -> bytes:
-        return b'{"index":%d,"text":' % index + _json(text) + b',"logprobs":' + scored + b',"finish_reason":null}'
+    def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
+        return b'{"index":%d,"text":' % index + _json(piece.text) + b',"logprobs":' + scored + b',"finish_reason":null}'
 
     def _end(self, index: int, reason: FinishReason) -> bytes:
         return b'{"index":%d,"text":"","logprobs":null,"finish_reason":"%s"}' % (index, reason.encode())

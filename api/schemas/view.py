@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from api.chat.reading.how import Reading
 from control.errors import RequestError
 
 Endpoint = Literal["chat", "completions"]
@@ -30,6 +31,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop: list[str] = []
     stop_ids: list[int] = []
     min_tokens: int = 0
+    reading: Reading | None = None
+    """What is to be found in the answer besides text; None: nothing, as for a plain completion."""
     user: str | None = None
     metadata: dict[str, str] = {}
     client_request_id: str | None = None

@@ -14,7 +14,7 @@ from control.keys import CLASSES, ModelKeys
 from control.messages import RequestState
 from control.requests.ending import cancel
 
-_COUNTS = ("attempts", "prompt_tokens", "completion_tokens")
+_COUNTS = ("attempts", "prompt_tokens", "seq", "tokenless")
 _FIELDS = ("state", "tenant", "account", "priority", "replica", "cancel", *_COUNTS)
 
 
@@ -69,7 +69,7 @@ def _look(model: str, rid: str, now: int) -> Call[OpenRequest | None]:
         if since is None:
             return None
         fields: dict[str, Any] = {name: value or "" for name, value in zip(_FIELDS, values, strict=True)}
-        counts = {name: int(fields[name] or 0) for name in _COUNTS}
+        attempts, prompt_tokens, seq, tokenless = (int(fields[name] or 0) for name in _COUNTS)
         return OpenRequest(
             id=rid,
             model=model,
@@ -80,7 +80,9 @@ def _look(model: str, rid: str, now: int) -> Call[OpenRequest | None]:
             age_ms=max(0, now - int(since)),
             replica=fields["replica"] if fields["state"] == "running" else "",
             cancelled=fields["cancel"] == "1",
-            **counts,
+            attempts=attempts,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=seq - tokenless,
         )
 
     return read("HMGET", ModelKeys(model).request(rid), "t_enqueued", *_FIELDS, parse=parse)

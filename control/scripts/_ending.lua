@@ -18,12 +18,12 @@ local function count_usage(base, req, account, prompt, now)
   if not account or account == '' then
     return
   end
-  local was = redis.call('HMGET', req, 'completion_tokens', 'cached_tokens')
-  local completion, usage = tonumber(was[1] or '0'), base .. 'usage:' .. whole(math.floor(now / 86400000))
+  local was = redis.call('HMGET', req, 'seq', 'tokenless', 'cached_tokens')
+  local completion, usage = tonumber(was[1]) - tonumber(was[2] or '0'), base .. 'usage:' .. whole(math.floor(now / 86400000))
   redis.call('HINCRBY', usage, account .. ':requests', 1)
   if completion > 0 then
     redis.call('HINCRBY', usage, account .. ':prompt', prompt)
-    redis.call('HINCRBY', usage, account .. ':cached', was[2] or '0')
+    redis.call('HINCRBY', usage, account .. ':cached', was[3] or '0')
     redis.call('HINCRBY', usage, account .. ':completion', whole(completion))
   end
   redis.call('PEXPIRE', usage, USAGE_MS)
@@ -37,7 +37,7 @@ local function close_request(base, rid, state, now)
   if was[1] == 'queued' then
     count_out(base, was[2], tonumber(was[5]))
   end
-  redis.call('HSET', req, 'state', state)
+  redis.call('HSET', req, 'state', state, 't_last', whole(now))
   redis.call('HDEL', req, 'params', 'orphan_at', 'suspect')
   redis.call('ZREM', base .. 'orphans', rid)
   redis.call('PEXPIRE', req, RETENTION_MS)
@@ -72,7 +72,10 @@ local function end_request(base, rid, state, finish, cause, now)
       texts[#texts + 1] = text
     end
   end
-  redis.call('HSET', req, 'seq', whole(seq), 't_last', whole(now), 'cause', cause)
+  redis.call('HSET', req, 'seq', whole(seq), 'cause', cause)
+  if #texts > 0 then
+    redis.call('HINCRBY', req, 'tokenless', #texts)
+  end
   close_request(base, rid, state, now)
   if #texts > 0 then
     local event = '[["' .. rid .. '",[' .. table.concat(texts, ',') .. ']]]'

@@ -80,13 +80,13 @@ class TimedExchange(Exchange):
 
     seconds = 0.0
 
-    def deliver(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
+    def deliver(self, rows: list[Emission], claim: Call[Claims] | None) -> tuple[EmitResult, Claims | None]:
         started = time.perf_counter()
         answer = super().deliver(rows, claim)
         self.seconds += time.perf_counter() - started
         return answer
 
-    def finish(self) -> tuple[EmitResult, Claims] | None:
+    def finish(self) -> tuple[EmitResult, Claims | None] | None:
         started = time.perf_counter()
         answer = super().finish()
         self.seconds += time.perf_counter() - started
