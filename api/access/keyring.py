@@ -90,6 +90,7 @@ class Keyring:
             # What is read from here on has all changes up to this number; a later one shows at the next look.
             self._version = version
             await self._read_again(list(self._known))
+        await self._read_again(self._growing_old())
         self._looked_at, self._away = time.monotonic(), None
         await self._note_used()
 
@@ -101,6 +102,13 @@ class Keyring:
                 # Else a change was found meanwhile, perhaps of this very key.
                 self._keep({key_id: key}.items())
                 return key
+
+    def _growing_old(self) -> list[str]:
+        """Keys in use that are read again here, so that no request has to wait for it."""
+        now = time.monotonic()
+        return [
+            key_id for key_id in self._used if key_id in self._known and now - self._known[key_id].at > FORGET_S / 2
+        ]
 
     async def _read_again(self, ids: list[str]) -> None:
         found = await arun_all(self._client, [access.get(key_id) for key_id in ids])

@@ -38,7 +38,14 @@ def found(server: Server) -> Iterator[Populated]:
 def test_the_answer_is_what_the_text_claims(question: str, found: Populated, server: Server, tmp_path: Path) -> None:
     """The snippet runs as it stands and shows the state that was put there."""
     replica = REPLICAS.get(question, "r0")
-    variables = {"MODEL": MODEL, "REPLICA": replica, "TENANT": "acme", "RID": found.running, "HOST": HOST}
+    variables = {
+        "MODEL": MODEL,
+        "REPLICA": replica,
+        "TENANT": "acme",
+        "RID": found.running,
+        "HOST": HOST,
+        "KEY": found.key,
+    }
     lines = ask(questions()[question], server.socket, tmp_path, **variables)
     CHECKS[question](lines, found)
 
@@ -207,6 +214,14 @@ def _(lines: list[str], found: Populated) -> None:
     assert rid == found.left
     seconds, _ = found.client.time()
     assert 500 < int(due) / 1000 - int(seconds) < 601
+
+
+@check("Which API keys are there, and what did one use?")
+def _(lines: list[str], found: Populated) -> None:
+    assert lines[0] == found.key
+    record = pairs(lines[1:-4])
+    assert (record["name"], record["tenant"], record["rpm"], len(record["sha256"])) == ("acme", "acme", "60", 64)
+    assert lines[-4:] == ["1", "", "", ""]
 
 
 @check("Is the server itself fit?")
