@@ -17,12 +17,13 @@ import structlog
 from api.tasks import end
 from control import access
 from control.access import ApiKey
-from control.clients import AsyncRedis
-from control.connection import arun, arun_all
+from control.batches import Batches
 from control.errors import RedisUnavailable
 
 log = structlog.stdlib.get_logger(__name__)
 
+LANE = "api keys"
+"""Of all calls about keys, which belong to no model; no model's name has a space."""
 LOOK_EVERY_S = 1.0
 STALE_S = 3.0
 """Without a look for so long, what is in memory is no longer taken to be true."""
@@ -45,8 +46,8 @@ class _Known:
 class Keyring:
     """Owns what is in memory. Without `start` every look-up asks Redis."""
 
-    def __init__(self, client: AsyncRedis) -> None:
-        self._client = client
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._version = -1
         self._looked_at = float("-inf")
@@ -82,10 +83,10 @@ class Keyring:
 
     async def look(self) -> None:
         """Learn what has changed. Raises RedisUnavailable."""
-        version = await arun(self._client, access.version())
+        version = await self._batches.run(LANE, access.version())
         if version < self._version:
             await self._bring_back()
-            version = await arun(self._client, access.version())
+            version = await self._batches.run(LANE, access.version())
         if version != self._version:
             # What is read from here on has all changes up to this number; a later one shows at the next look.
             self._version = version
@@ -97,7 +98,7 @@ class Keyring:
     async def _read(self, key_id: str) -> ApiKey | None:
         while True:
             version = self._version
-            key = await arun(self._client, access.get(key_id))
+            key = await self._batches.run(LANE, access.get(key_id))
             if version == self._version:
                 # Else a change was found meanwhile, perhaps of this very key.
                 self._keep({key_id: key}.items())
@@ -111,7 +112,7 @@ class Keyring:
         ]
 
     async def _read_again(self, ids: list[str]) -> None:
-        found = await arun_all(self._client, [access.get(key_id) for key_id in ids])
+        found = await self._batches.run_all(LANE, [access.get(key_id) for key_id in ids])
         for outcome in found:
             if isinstance(outcome, Exception):
                 # Not learnt: the next look must not take them to be as they were.
@@ -136,7 +137,7 @@ class Keyring:
         lost = [known.key for known in self._known.values() if known.key is not None]
         log.warning("Redis has lost API keys; those known here are written back", action="restore_keys", keys=len(lost))
         for key in lost:
-            for outcome in await arun_all(self._client, access.restore(key)):
+            for outcome in await self._batches.run_all(LANE, access.restore(key)):
                 if isinstance(outcome, Exception):
                     raise outcome
 
@@ -146,7 +147,7 @@ class Keyring:
         self._used.difference_update(due)
         self._noted = {key_id: at for key_id, at in self._noted.items() if now - at < NOTE_USED_S}
         self._noted.update(dict.fromkeys(due, now))
-        await arun_all(self._client, [access.note_used(key_id, int(time.time())) for key_id in due])
+        await self._batches.run_all(LANE, [access.note_used(key_id, int(time.time())) for key_id in due])
 
     async def _keep_looking(self) -> None:
         while True:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import structlog
 
 from api.access.headers import ratelimit_headers
+from api.access.keyring import LANE
 from control.access import Allowance, ApiKey, free_places, open_requests, settle, spend
-from control.clients import AsyncRedis
+from control.batches import Batches
 from control.clock import now_ms
-from control.connection import arun, arun_all, read
+from control.connection import read
 from control.errors import RateLimited, RedisUnavailable, RequestTooLarge
 from control.keys import ModelKeys
 from control.messages import GenerationRequest
@@ -52,8 +53,8 @@ class Hold:
 class Limiter:
     """Takes and gives back; `stop` waits for what is under way."""
 
-    def __init__(self, client: AsyncRedis) -> None:
-        self._client = client
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
         self._settling: set[asyncio.Task[None]] = set()
 
     async def begin(
@@ -97,33 +98,33 @@ class Limiter:
     async def _spend(self, key: ApiKey, rid: str, model: str, count: int, tokens: int) -> Allowance:
         call = spend(key, rid, model, count, tokens)
         try:
-            return await arun(self._client, call)
+            return await self._batches.run(LANE, call)
         except RateLimited as error:
             # The processes that began them may have died before they could give the places back.
             if error.bound != "concurrent" or not await self._free_places(key):
                 raise
-        return await arun(self._client, call)
+        return await self._batches.run(LANE, call)
 
     async def _free_places(self, key: ApiKey) -> bool:
         """Give back the places of requests that have ended; whether there were any."""
-        held = await arun(self._client, open_requests(key))
+        held = await self._batches.run(LANE, open_requests(key))
         looks = [
             read("HGET", ModelKeys(model).request(rid), "state", parse=lambda state: state)
             for rid, (_, model) in held.items()
         ]
         over: list[str] = []
-        for (rid, (began, _)), state in zip(held.items(), await arun_all(self._client, looks), strict=True):
+        for (rid, (began, _)), state in zip(held.items(), await self._batches.run_all(LANE, looks), strict=True):
             ended = now_ms() - began > _YOUNG_MS if state is None else state not in ("queued", "running")
             if ended and not isinstance(state, Exception):
                 over.append(rid)
         # Their estimate stands: what they took in truth is not known here.
         if over:
-            await arun(self._client, free_places(key, over))
+            await self._batches.run(LANE, free_places(key, over))
         return bool(over)
 
     async def _settle(self, key: ApiKey, rid: str, requests: int, tokens: int) -> None:
         try:
-            await arun(self._client, settle(key, rid, requests, tokens))
+            await self._batches.run(LANE, settle(key, rid, requests, tokens))
         except RedisUnavailable as error:
             # The estimate stands, and a place that stays taken is looked after by the next request that wants it.
             log.warning("could not settle a request's limits", action="settle", rid=rid, key=key.id, error=str(error))

@@ -37,11 +37,8 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "guided_choice": _empty,
     "guided_grammar": _empty,
     "structured_outputs": _empty,
-    "include_stop_str_in_output": _one_of(False),
-    "skip_special_tokens": _one_of(True),
     "add_generation_prompt": _one_of(True),
     "continue_final_message": _one_of(False),
-    "echo": _one_of(False),
     "suffix": _empty,
 }
 

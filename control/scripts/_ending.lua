@@ -13,15 +13,15 @@ local function count_end(base, now)
 end
 
 -- What was used is counted under the request's account, in the model's own slot and with its end: neither lost nor twice.
--- A prompt of which no token came was not served.
-local function count_usage(base, req, account, prompt, now)
+-- What ended from outside before its first token was not served.
+local function count_usage(base, req, account, prompt, state, now)
   if not account or account == '' then
     return
   end
   local was = redis.call('HMGET', req, 'seq', 'tokenless', 'cached_tokens')
   local completion, usage = tonumber(was[1]) - tonumber(was[2] or '0'), base .. 'usage:' .. whole(math.floor(now / 86400000))
   redis.call('HINCRBY', usage, account .. ':requests', 1)
-  if completion > 0 then
+  if completion > 0 or state == 'finished' then
     redis.call('HINCRBY', usage, account .. ':prompt', prompt)
     redis.call('HINCRBY', usage, account .. ':cached', was[3] or '0')
     redis.call('HINCRBY', usage, account .. ':completion', whole(completion))
@@ -45,7 +45,7 @@ local function close_request(base, rid, state, now)
   if was[6] and was[6] ~= '' then
     redis.call('PEXPIRE', base .. 'idem:' .. was[3] .. ':' .. was[6], RETENTION_MS)
   end
-  count_usage(base, req, was[7], was[5], now)
+  count_usage(base, req, was[7], was[5], state, now)
   count_end(base, now)
   if was[1] == 'running' then
     account_for_end(base)

@@ -6,6 +6,7 @@ from datetime import date
 
 from control import requests
 from control.access.usage import days, usage_of_day, usage_of_key
+from control.messages import LogEntry
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, token
 
@@ -63,3 +64,12 @@ def test_a_request_that_comes_back_keeps_its_account(farm: Farm) -> None:
     farm.claim(lease)
     farm.emit(lease, Emission("a", 2, [last(2)], "finished"))
     assert counts(farm) == (1, 3, 0, 2)
+
+
+def test_a_prompt_alone_is_counted_where_that_was_asked_for(farm: Farm) -> None:
+    """A request for its prompt's scores ends without a token, and was served."""
+    farm.put("a", prompt=7, account="k")
+    lease = farm.lead()
+    farm.claim(lease)
+    farm.emit(lease, Emission("a", 1, [LogEntry(1, 0, None, "length", "max_tokens")], "finished"))
+    assert counts(farm) == (1, 7, 0, 0)

@@ -9,6 +9,7 @@ import pytest
 from api.access import keyring as keyring_module
 from api.access.keyring import Keyring
 from control import access
+from control.batches import Batches
 from control.clients import AsyncRedis, SyncRedis
 from control.connection import connect, connect_async
 from control.errors import RedisUnavailable
@@ -44,7 +45,7 @@ async def test_a_known_key_costs_no_read(operator: SyncRedis, client: AsyncRedis
     """Nor does one that is known not to be there; nor a look when nothing has changed."""
     key, _ = access.mint()
     access.create(operator, key)
-    ring = Keyring(client)
+    ring = Keyring(Batches(client))
     await ring.look()
     assert await ring.find(key.id) == key
     assert await ring.find("0" * 12) is None
@@ -59,7 +60,7 @@ async def test_a_known_key_costs_no_read(operator: SyncRedis, client: AsyncRedis
 async def test_a_change_is_known_at_the_next_look(operator: SyncRedis, client: AsyncRedis) -> None:
     """A revocation, and a key that was made after it had been asked for."""
     key, _ = access.mint()
-    ring = Keyring(client)
+    ring = Keyring(Batches(client))
     await ring.look()
     assert await ring.find(key.id) is None
     access.create(operator, key)
@@ -76,7 +77,7 @@ async def test_without_a_look_memory_is_not_trusted(
     """Where the looks have stopped, each request asks Redis."""
     key, _ = access.mint()
     access.create(operator, key)
-    ring = Keyring(client)
+    ring = Keyring(Batches(client))
     await ring.look()
     assert await ring.find(key.id) == key
     revoked = access.revoke(operator, key)
@@ -90,7 +91,7 @@ async def test_an_outage(
     """Known keys go on working for a while, and then no longer; of unknown ones nobody can tell."""
     key, _ = access.mint()
     access.create(operator, key)
-    ring = Keyring(client)
+    ring = Keyring(Batches(client))
     await ring.look()
     assert await ring.find(key.id) == key
     own_server.kill()
@@ -109,7 +110,7 @@ async def test_memory_is_bounded(operator: SyncRedis, client: AsyncRedis, monkey
     monkeypatch.setattr(keyring_module, "MOST", 8)
     key, _ = access.mint()
     access.create(operator, key)
-    ring = Keyring(client)
+    ring = Keyring(Batches(client))
     await ring.look()
     for guess in range(40):
         await ring.find(f"{guess:012x}")
@@ -126,7 +127,7 @@ async def test_when_a_key_was_used_is_noted_once_a_minute(operator: SyncRedis, c
     """However many requests it makes."""
     key, _ = access.mint()
     access.create(operator, key)
-    ring = Keyring(client)
+    ring = Keyring(Batches(client))
     for _ in range(5):
         ring.used(key.id)
         await ring.look()
