@@ -12,7 +12,9 @@ from control.errors import RankError
 from worker.collective import Collective
 from worker.engine.batch import Batch
 from worker.kv.base import CacheLayout
+from worker.kv.slab_step import SlabStep
 from worker.models.parallel import Link
+from worker.native.forward import native_forward
 
 
 class ServedModel:
@@ -20,6 +22,7 @@ class ServedModel:
 
     def __init__(self, module: Any, link: Link, cache_layout: CacheLayout, vocab_size: int) -> None:
         self._module, self._link = module, link
+        self._native = native_forward(module, link, cache_layout, vocab_size)
         self.cache_layout, self.vocab_size = cache_layout, vocab_size
         self.dtype, self.device = cache_layout.dtype, cache_layout.device
         # A tied head and embedding are one parameter and counted once; packed weights are no parameters.
@@ -58,6 +61,8 @@ class ServedModel:
 
         Also stores the batch's keys and values, but leaves committing them to the caller.
         """
+        if self._native is not None and isinstance(batch.cache, SlabStep):
+            return self._native(batch)
         logits = self._module(
             input_ids=batch.tokens.unsqueeze(0),
             position_ids=batch.positions.unsqueeze(0),
