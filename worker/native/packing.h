@@ -13,10 +13,10 @@ inline int64_t position(const Linear& linear, int64_t output, int64_t input) {
 
 // Rows of numbers that stay as they are become the outputs from `first` on. Written panel by panel, input by input.
 template <typename T>
-void place(Pool& pool, const Linear& linear, const T* rows, int64_t count, int64_t first) {
+void place(Hand& hand, const Linear& linear, const T* rows, int64_t count, int64_t first) {
   T* packed = static_cast<T*>(const_cast<void*>(linear.weights));
   const int64_t front = first / PANEL, back = (first + count - 1) / PANEL;
-  pool.each(back - front + 1, 1, [&](int64_t begin, int64_t end) {
+  hand.each(back - front + 1, 1, [&](int64_t begin, int64_t end) {
     for (int64_t panel = front + begin; panel < front + end; ++panel) {
       const int64_t from = std::max(first, panel * PANEL), to = std::min(first + count, (panel + 1) * PANEL);
       for (int64_t input = 0; input < linear.inputs; ++input) {
@@ -47,10 +47,10 @@ inline void place_bytes(const Linear& linear, const float* row, int64_t output) 
   const_cast<float*>(linear.scales)[output] = scale / 127.0f;
 }
 
-inline void pack(Pool& pool, const Linear& linear, const void* rows, int64_t count, int64_t first) {
-  if (linear.kind == FLOAT32) return place(pool, linear, static_cast<const float*>(rows), count, first);
-  if (linear.kind != INT8) return place(pool, linear, static_cast<const uint16_t*>(rows), count, first);
-  pool.each(count, 64, [&](int64_t from, int64_t to) {
+inline void pack(Hand& hand, const Linear& linear, const void* rows, int64_t count, int64_t first) {
+  if (linear.kind == FLOAT32) return place(hand, linear, static_cast<const float*>(rows), count, first);
+  if (linear.kind != INT8) return place(hand, linear, static_cast<const uint16_t*>(rows), count, first);
+  hand.each(count, 64, [&](int64_t from, int64_t to) {
     for (int64_t row = from; row < to; ++row)
       place_bytes(linear, static_cast<const float*>(rows) + row * linear.inputs, first + row);
   });

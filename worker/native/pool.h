@@ -1,10 +1,17 @@
-// The threads of a rank. The caller is one of them; the others spin for a moment when they have nothing to do, then sleep.
+// The threads of a rank, and how they share a job.
+//
+// A job is the same code on every thread: a row of phases, each cut into pieces. Whoever is free takes the next piece of
+// the phase, and a phase is over when its pieces are done, not when the threads have come. So a thread that was not given
+// a processor holds nobody up, unless it stopped in the middle of a piece; when it runs again it finds the phases over
+// and skips them. The caller is one of the threads, and could do all by itself.
 #pragma once
 
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,18 +19,40 @@
 #include <climits>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace furrow {
 
-constexpr int IDLE_SPINS = 4000;   // some 40 µs: the next product of the same layer comes sooner, the next step later
-constexpr int BARRIER_SPINS = 20000;
+constexpr int SPINS = 2000;                   // some 30 µs: what is waited for takes less where nobody else wants the processor
+constexpr int64_t PATIENCE_NS = 2'000'000;    // after which a thread leaves the rest of a job to the others
 
-inline void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
-  syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
-}
+class Pool;
+
+// One thread's place in a job.
+class Hand {
+ public:
+  Hand(Pool& pool, int thread, uint32_t phase) : thread(thread), pool_(pool), phase_(phase) {}
+
+  // `part(from, to)` for pieces of 0 … count, by whoever is free; it returns when all are done. The numbers must be the
+  // same on every thread. A thread that has given up returns at once, from this and all that follow.
+  template <typename Part>
+  void each(int64_t count, int64_t piece, const Part& part);
+
+  const int thread;
+
+ private:
+  friend class Pool;
+
+  Pool& pool_;
+  uint32_t phase_;
+  bool gone_ = false;
+};
+
+using Job = std::function<void(Hand&)>;
 
 class Pool {
  public:
@@ -31,60 +60,80 @@ class Pool {
 
   ~Pool() {
     if (workers_.empty()) return;
-    if (getpid() != owner_) {
-      forget();
-      return;
+    if (getpid() == owner_) {
+      post(nullptr);
+      for (std::thread& worker : workers_) worker.join();
+    } else {
+      leave_behind();
     }
-    job_ = nullptr;
-    wake();
-    for (std::thread& worker : workers_) worker.join();
   }
 
   int threads() const { return threads_; }
 
-  // `job(thread)` on every thread at the same time. It returns when all have returned.
-  void run(const std::function<void(int)>& job) {
-    if (threads_ == 1) return job(0);
+  // Others may come late to a job, or still be on their way out of it when this returns: it must own what it reads
+  // outside of its pieces.
+  void run(Job job) {
     const std::lock_guard<std::mutex> one_at_a_time(busy_);
-    begin();
-    job_ = &job;
-    wake();
-    job(0);
-    barrier();
-  }
-
-  // Within a job, called by all threads alike: `part(from, to)` for pieces of 0 … count, whoever is free takes the next.
-  // It returns when all pieces are done.
-  template <typename Part>
-  void each(int64_t count, int64_t piece, const Part& part) {
-    if (threads_ == 1) return part(0, count);
-    std::atomic<int64_t>& next = next_[phase_.load(std::memory_order_relaxed) & 1];
-    for (int64_t from; (from = next.fetch_add(piece, std::memory_order_relaxed)) < count;)
-      part(from, std::min(count, from + piece));
-    barrier();
-  }
-
-  // All threads wait for each other. Whoever comes last makes the counter of the phase ready for the one after the next.
-  void barrier() {
-    if (threads_ == 1) return;
-    const uint32_t phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
-      arrived_.store(0, std::memory_order_relaxed);
-      next_[phase & 1].store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
-      return;
+    if (threads_ > 1) {
+      start();
+      post(std::make_shared<Posted>(Posted{std::move(job), phase()}));
+    } else {
+      current_ = std::make_shared<Posted>(Posted{std::move(job), 0});
     }
-    for (int spin = 0; phase_.load(std::memory_order_acquire) == phase; ++spin)
-      spin < BARRIER_SPINS ? __builtin_ia32_pause() : static_cast<void>(sched_yield());
+    Hand caller(*this, 0, current_->phase);
+    current_->job(caller);
+  }
+
+  // Waits until nobody is within a job.
+  void settle() {
+    while (inside_.load()) sched_yield();
   }
 
  private:
+  friend class Hand;
+
+  struct Posted {
+    Job job;
+    uint32_t phase;  // its first one
+  };
+
+  uint32_t phase() const { return static_cast<uint32_t>(turn_.load(std::memory_order_acquire) >> 32); }
+
+  // The next piece of the phase, or -1 where there is none left, or the phase is over.
+  int64_t take(uint32_t phase, int64_t pieces) {
+    uint64_t turn = turn_.load(std::memory_order_acquire);
+    while (turn >> 32 == phase && static_cast<int64_t>(turn & UINT32_MAX) < pieces)
+      if (turn_.compare_exchange_weak(turn, turn + 1, std::memory_order_acq_rel)) return turn & UINT32_MAX;
+    return -1;
+  }
+
+  void done(uint32_t phase, int64_t pieces) {
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 < pieces) return;
+    done_.store(0, std::memory_order_relaxed);
+    turn_.store(static_cast<uint64_t>(phase + 1) << 32, std::memory_order_release);
+  }
+
+  // Whether the phase was over in time; the caller of a job waits as long as it takes.
+  bool over(uint32_t current, bool patient) {
+    for (int spin = 0; spin < SPINS; ++spin, __builtin_ia32_pause())
+      if (phase() != current) return true;
+    for (const int64_t begun = now(); phase() == current; sched_yield())
+      if (!patient && now() - begun > PATIENCE_NS) return false;
+    return true;
+  }
+
+  static int64_t now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+  }
+
   // The threads start with the first job, and anew in a forked child, where there are none.
-  void begin() {
+  void start() {
     if (!workers_.empty() && getpid() == owner_) return;
-    if (!workers_.empty()) forget();
+    leave_behind();
     owner_ = getpid();
-    arrived_ = 0, sleepers_ = 0;
+    inside_ = 0, sleepers_ = 0;
     sigset_t every, before;  // signals are for the thread that Python's handlers run in
     sigfillset(&every);
     pthread_sigmask(SIG_SETMASK, &every, &before);
@@ -92,41 +141,55 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  // Of threads that a parent has, nothing may be touched; what names them is left behind.
-  void forget() { new std::vector<std::thread>(std::move(workers_)), workers_.clear(); }
+  // Of threads that only a parent has nothing may be touched.
+  void leave_behind() { new std::vector<std::thread>(std::exchange(workers_, {})); }
 
-  void wake() {
+  void post(std::shared_ptr<Posted> job) {
+    std::atomic_store(&current_, std::move(job));
     rounds_.fetch_add(1);
-    if (sleepers_.load()) futex(rounds_, FUTEX_WAKE, INT_MAX);
+    if (sleepers_.load()) futex(FUTEX_WAKE, INT_MAX);
   }
 
   void work(int thread, uint32_t round) {
-    for (;; ++round) {
-      for (int spin = 0; rounds_.load(std::memory_order_acquire) == round; ++spin) {
-        if (spin < IDLE_SPINS) {
-          __builtin_ia32_pause();
-          continue;
-        }
-        sleepers_.fetch_add(1);
-        futex(rounds_, FUTEX_WAIT, round);
-        sleepers_.fetch_sub(1);
-      }
-      if (!job_) return;
-      (*job_)(thread);
-      barrier();
+    while (true) {
+      for (int spin = 0; spin < SPINS && rounds_.load(std::memory_order_acquire) == round; ++spin) __builtin_ia32_pause();
+      sleepers_.fetch_add(1);
+      while (rounds_.load() == round) futex(FUTEX_WAIT, round);
+      sleepers_.fetch_sub(1);
+      inside_.fetch_add(1);
+      round = rounds_.load();
+      const std::shared_ptr<Posted> posted = std::atomic_load(&current_);
+      if (!posted) return;
+      Hand hand(*this, thread, posted->phase);
+      posted->job(hand);
+      inside_.fetch_sub(1);
     }
+  }
+
+  void futex(int operation, uint32_t value) {
+    syscall(SYS_futex, &rounds_, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
   }
 
   const int threads_;
   pid_t owner_ = 0;
   std::mutex busy_;
   std::vector<std::thread> workers_;
-  const std::function<void(int)>* job_ = nullptr;
+  std::shared_ptr<Posted> current_;
   alignas(64) std::atomic<uint32_t> rounds_{0};
-  std::atomic<int32_t> sleepers_{0};
-  alignas(64) std::atomic<int32_t> arrived_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
-  alignas(64) std::atomic<int64_t> next_[2] = {0, 0};
+  std::atomic<int32_t> sleepers_{0}, inside_{0};
+  alignas(64) std::atomic<uint64_t> turn_{0};  // the phase that is under way, and below it the next piece
+  alignas(64) std::atomic<int64_t> done_{0};
 };
+
+template <typename Part>
+void Hand::each(int64_t count, int64_t piece, const Part& part) {
+  if (pool_.threads() == 1) return part(0, count);
+  if (gone_ || count == 0) return;
+  const int64_t pieces = (count + piece - 1) / piece;
+  for (int64_t number; (number = pool_.take(phase_, pieces)) >= 0; pool_.done(phase_, pieces))
+    part(number * piece, std::min(count, (number + 1) * piece));
+  gone_ = !pool_.over(phase_, thread == 0);
+  ++phase_;
+}
 
 }  // namespace furrow

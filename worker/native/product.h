@@ -152,12 +152,12 @@ struct Quantized {
 
 inline int64_t byte_stride(int64_t inputs) { return (inputs + 3) / 4 * 4; }
 
-// out (rows, outputs) = x (rows, inputs) · Wᵀ, by all threads; added to `out` where `add`. Within a job of the pool.
-inline void product(Pool& pool, const Linear& linear, const float* x, int64_t rows, float* out, bool add, Quantized room) {
+// out (rows, outputs) = x (rows, inputs) · Wᵀ, by all threads; added to `out` where `add`.
+inline void product(Hand& hand, const Linear& linear, const float* x, int64_t rows, float* out, bool add, Quantized room) {
   Rows inputs{x, nullptr, rows, linear.inputs};
   if (linear.kind == INT8) {
     const int64_t stride = byte_stride(linear.inputs);
-    pool.each(rows, 1, [&](int64_t from, int64_t to) {
+    hand.each(rows, 1, [&](int64_t from, int64_t to) {
       for (int64_t row = from; row < to; ++row)
         quantize(x + row * linear.inputs, linear.inputs, stride, room.bytes + row * stride, room.scales + row);
     });
@@ -165,7 +165,7 @@ inline void product(Pool& pool, const Linear& linear, const float* x, int64_t ro
   }
   constexpr int64_t BYTES[] = {4, 2, 2, 1};
   const int64_t piece = std::max<int64_t>(1, PIECE_BYTES / (PANEL * linear.inputs * BYTES[linear.kind]));
-  pool.each(panels(linear), piece, [&](int64_t from, int64_t to) {
+  hand.each(panels(linear), piece, [&](int64_t from, int64_t to) {
     for (int64_t panel = from; panel < to; ++panel) panel_product(linear, inputs, panel, out, add);
   });
 }

@@ -50,90 +50,86 @@ class Scratch {
 
 // A chunk's tokens, a few at a time, so that threads find enough to share.
 struct Piece {
-  const Span* span;
+  Span span;
   int64_t first, count;  // tokens within the span
 };
 
 class Step {
  public:
-  Step(Pool& pool, const Model& model, const Batch& batch, char* memory)
-      : pool_(pool), model_(model), batch_(batch), scratch_(memory, model, batch, pool.threads()) {
+  Step(const Model& model, const Batch& batch, char* memory, int threads)
+      : model_(model), batch_(batch), scratch_(memory, model, batch, threads) {
     for (int64_t i = 0; i < batch.span_count; ++i)
       for (int64_t first = 0; first < batch.spans[i].count; first += TOKENS)
-        pieces_.push_back({batch.spans + i, first, std::min(TOKENS, batch.spans[i].count - first)});
+        pieces_.push_back({batch.spans[i], first, std::min(TOKENS, batch.spans[i].count - first)});
   }
 
   // 0, or what `reduce` ended with.
-  int run() {
-    pool_.run([this](int thread) { forward(thread); });
-    return failure_.load();
-  }
+  int failure() const { return failure_.load(); }
 
- private:
-  void forward(int thread) {
-    each_token([&](int64_t token) { angles(model_, batch_.positions[token], turns(token)); });
+  void forward(Hand& hand) {
+    each_token(hand, [&](int64_t token) { angles(model_, batch_.positions[token], turns(token)); });
     for (int64_t depth = 0; depth < model_.depth; ++depth) {
       const Layer& layer = model_.layers[depth];
-      normalize_all(layer.before_attention);
-      multiply(layer.query_key_value, scratch_.normed, scratch_.projected);
-      each_span_token([&](const Span& span, int64_t token) { store_token(layer, depth, span, token); });
-      attend_all(layer, depth, thread);
-      add(layer.attention_out, scratch_.attended, thread);
+      normalize_all(hand, layer.before_attention);
+      multiply(hand, layer.query_key_value, scratch_.normed, scratch_.projected);
+      each_span_token(hand, [&](const Span& span, int64_t token) { store_token(layer, depth, span, token); });
+      attend_all(hand, layer, depth);
+      add(hand, layer.attention_out, scratch_.attended);
       if (failure_.load(std::memory_order_relaxed)) return;
-      normalize_all(layer.before_feed_forward);
-      multiply(layer.gate_up, scratch_.normed, scratch_.both);
-      each_token([&](int64_t token) {
+      normalize_all(hand, layer.before_feed_forward);
+      multiply(hand, layer.gate_up, scratch_.normed, scratch_.both);
+      each_token(hand, [&](int64_t token) {
         gate(scratch_.both + token * 2 * model_.inner, model_.inner, scratch_.gated + token * model_.inner);
       });
-      add(layer.down, scratch_.gated, thread);
+      add(hand, layer.down, scratch_.gated);
       if (failure_.load(std::memory_order_relaxed)) return;
     }
-    pool_.each(batch_.sampled_count, 1, [&](int64_t from, int64_t to) {
+    hand.each(batch_.sampled_count, 1, [&](int64_t from, int64_t to) {
       for (int64_t row = from; row < to; ++row)
         normalize(model_.last, hidden(batch_.sampled[row]), model_.hidden, scratch_.normed + row * model_.hidden);
     });
-    product(pool_, model_.head, scratch_.normed, batch_.sampled_count, batch_.logits, false, scratch_.quantized);
+    product(hand, model_.head, scratch_.normed, batch_.sampled_count, batch_.logits, false, scratch_.quantized);
   }
 
+ private:
   float* hidden(int64_t token) const { return batch_.hidden + token * model_.hidden; }
   float* turns(int64_t token) const { return scratch_.turns + token * model_.head_dim; }
   int64_t width() const { return (model_.heads + 2 * model_.shared_heads) * model_.head_dim; }
 
   template <typename Work>
-  void each_token(const Work& work) {
-    pool_.each(batch_.tokens, 1, [&](int64_t from, int64_t to) {
+  void each_token(Hand& hand, const Work& work) {
+    hand.each(batch_.tokens, 1, [&](int64_t from, int64_t to) {
       for (int64_t token = from; token < to; ++token) work(token);
     });
   }
 
   template <typename Work>
-  void each_span_token(const Work& work) {
-    pool_.each(pieces_.size(), 1, [&](int64_t from, int64_t to) {
+  void each_span_token(Hand& hand, const Work& work) {
+    hand.each(pieces_.size(), 1, [&](int64_t from, int64_t to) {
       for (int64_t i = from; i < to; ++i)
         for (int64_t token = 0; token < pieces_[i].count; ++token)
-          work(*pieces_[i].span, pieces_[i].first + token);
+          work(pieces_[i].span, pieces_[i].first + token);
     });
   }
 
-  void normalize_all(const Norm& norm) {
-    each_token([&](int64_t token) {
+  void normalize_all(Hand& hand, const Norm& norm) {
+    each_token(hand, [&](int64_t token) {
       normalize(norm, hidden(token), model_.hidden, scratch_.normed + token * model_.hidden);
     });
   }
 
-  void multiply(const Linear& linear, const float* x, float* out) {
-    product(pool_, linear, x, batch_.tokens, out, false, scratch_.quantized);
+  void multiply(Hand& hand, const Linear& linear, const float* x, float* out) {
+    product(hand, linear, x, batch_.tokens, out, false, scratch_.quantized);
   }
 
   // What the ranks' parts of a product sum up to, onto the hidden rows.
-  void add(const Linear& linear, const float* x, int thread) {
-    if (!batch_.reduce) return product(pool_, linear, x, batch_.tokens, batch_.hidden, true, scratch_.quantized);
-    multiply(linear, x, scratch_.normed);
-    if (thread == 0)
-      if (const int failure = batch_.reduce(batch_.group, scratch_.normed, batch_.tokens * model_.hidden))
-        failure_.store(failure);
-    pool_.barrier();
-    each_token([&](int64_t token) {
+  void add(Hand& hand, const Linear& linear, const float* x) {
+    if (!batch_.reduce) return product(hand, linear, x, batch_.tokens, batch_.hidden, true, scratch_.quantized);
+    multiply(hand, linear, x, scratch_.normed);
+    hand.each(1, 1, [&](int64_t, int64_t) {
+      failure_ = batch_.reduce(batch_.group, scratch_.normed, batch_.tokens * model_.hidden);
+    });
+    each_token(hand, [&](int64_t token) {
       const float* sum = scratch_.normed + token * model_.hidden;
       for (int64_t i = 0; i < model_.hidden; ++i) hidden(token)[i] += sum[i];
     });
@@ -155,15 +151,15 @@ class Step {
       std::memcpy(keys + span.values + head * span.head_stride, row, dim * sizeof(float));
   }
 
-  void attend_all(const Layer& layer, int64_t depth, int thread) {
+  void attend_all(Hand& hand, const Layer& layer, int64_t depth) {
     const int64_t shared = model_.shared_heads;
-    pool_.each(static_cast<int64_t>(pieces_.size()) * shared, 1, [&](int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; ++i) attend(task(layer, depth, pieces_[i / shared], i % shared), scratch_.attention(thread));
+    hand.each(static_cast<int64_t>(pieces_.size()) * shared, 1, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i) attend(task(layer, depth, pieces_[i / shared], i % shared), scratch_.attention(hand.thread));
     });
   }
 
   Task task(const Layer& layer, int64_t depth, const Piece& piece, int64_t shared) const {
-    const Span& span = *piece.span;
+    const Span& span = piece.span;
     const int64_t heads = model_.heads / model_.shared_heads, dim = model_.head_dim, token = span.first + piece.first;
     const float* keys = span.keys + depth * span.layer_stride + shared * span.head_stride;
     Task task{};
@@ -176,9 +172,8 @@ class Step {
     return task;
   }
 
-  Pool& pool_;
   const Model& model_;
-  const Batch& batch_;
+  const Batch batch_;
   const Scratch scratch_;
   std::vector<Piece> pieces_;
   std::atomic<int> failure_{0};
