@@ -46,9 +46,7 @@ class SlabStep:
 
     @functools.cached_property
     def _writes(self) -> list[_Write]:
-        return [
-            _Write(self._layout, self.extents, self.places, self._starts, members) for members in self._by_pool
-        ]
+        return [_Write(self._layout, self.extents, self.places, self._starts, members) for members in self._by_pool]
 
     @functools.cached_property
     def _decodes(self) -> list[_Decode]:

@@ -105,7 +105,6 @@ def library() -> ctypes.CDLL | None:
         address, number = c_void_p, c_int64
         loaded.furrow_pool.argtypes, loaded.furrow_pool.restype = [c_int32], c_void_p
         loaded.furrow_pool_end.argtypes, loaded.furrow_pool_end.restype = [address], None
-        loaded.furrow_pool_settle.argtypes, loaded.furrow_pool_settle.restype = [address], None
         loaded.furrow_pack.argtypes, loaded.furrow_pack.restype = [address] * 3 + [number] * 2, None
         loaded.furrow_look_up.argtypes, loaded.furrow_look_up.restype = [address, address, number, address], None
         loaded.furrow_product.argtypes = [address, address, address, number, address, address]
@@ -122,10 +121,6 @@ class Threads:
     def __init__(self, loaded: ctypes.CDLL) -> None:
         self.library, self.count = loaded, torch.get_num_threads()
         self.address: int = loaded.furrow_pool(self.count)
-
-    def settle(self) -> None:
-        """Wait until none of them is on its way out of a job, before what jobs read goes away."""
-        self.library.furrow_pool_settle(self.address)
 
     def __del__(self) -> None:
         self.library.furrow_pool_end(self.address)

@@ -10,7 +10,6 @@ extern "C" {
 int32_t furrow_panel() { return PANEL; }
 
 Pool* furrow_pool(int32_t threads) { return new Pool(threads); }
-void furrow_pool_settle(Pool* pool) { pool->settle(); }
 void furrow_pool_end(Pool* pool) { delete pool; }
 
 void furrow_pack(Pool* pool, const Linear* linear, const void* rows, int64_t count, int64_t first) {

@@ -58,10 +58,6 @@ class Plan:
             head=self.head.struct,
         )
 
-    def __del__(self) -> None:
-        if hasattr(self, "threads"):
-            self.threads.settle()
-
 
 def _layer(layer: Any, window: int | None) -> Layer:
     attention, feed_forward = layer.self_attn, layer.mlp

@@ -84,11 +84,6 @@ class Pool {
     current_->job(caller);
   }
 
-  // Waits until nobody is within a job.
-  void settle() {
-    while (inside_.load()) sched_yield();
-  }
-
  private:
   friend class Hand;
 
@@ -133,7 +128,7 @@ class Pool {
     if (!workers_.empty() && getpid() == owner_) return;
     leave_behind();
     owner_ = getpid();
-    inside_ = 0, sleepers_ = 0;
+    sleepers_ = 0;
     sigset_t every, before;  // signals are for the thread that Python's handlers run in
     sigfillset(&every);
     pthread_sigmask(SIG_SETMASK, &every, &before);
@@ -156,13 +151,11 @@ class Pool {
       sleepers_.fetch_add(1);
       while (rounds_.load() == round) futex(FUTEX_WAIT, round);
       sleepers_.fetch_sub(1);
-      inside_.fetch_add(1);
       round = rounds_.load();
       const std::shared_ptr<Posted> posted = std::atomic_load(&current_);
       if (!posted) return;
       Hand hand(*this, thread, posted->phase);
       posted->job(hand);
-      inside_.fetch_sub(1);
     }
   }
 
@@ -176,7 +169,7 @@ class Pool {
   std::vector<std::thread> workers_;
   std::shared_ptr<Posted> current_;
   alignas(64) std::atomic<uint32_t> rounds_{0};
-  std::atomic<int32_t> sleepers_{0}, inside_{0};
+  std::atomic<int32_t> sleepers_{0};
   alignas(64) std::atomic<uint64_t> turn_{0};  // the phase that is under way, and below it the next piece
   alignas(64) std::atomic<int64_t> done_{0};
 };

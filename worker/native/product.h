@@ -15,7 +15,7 @@
 namespace furrow {
 
 constexpr int64_t PANEL = 2 * LANES;
-constexpr int TILE = LANES == 16 ? 12 : 6;  // rows: 2 · TILE sums, two weights and one input fill the registers
+constexpr int TILE = LANES == 16 ? 8 : 6;  // rows: 2 · TILE sums, two weights and one input fill the registers
 constexpr int64_t PIECE_BYTES = 64 * 1024;  // of weights, for a thread at a time
 
 inline int64_t panels(const Linear& linear) { return (linear.outputs + PANEL - 1) / PANEL; }
@@ -81,18 +81,18 @@ void tile(const Linear& linear, const Rows& inputs, int64_t row, int64_t panel, 
   const auto* weights = static_cast<const typename K::Stored*>(linear.weights) + panel * steps * PANEL * K::PER;
   const auto* values = static_cast<const typename K::Input*>(inputs.data) + row * inputs.stride;
   typename K::Sum sums[ROWS][2];
-#pragma GCC unroll 16
+#pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i) sums[i][0] = sums[i][1] = K::zero();
   for (int64_t step = 0; step < steps; ++step, weights += PANEL * K::PER) {
     const auto low = K::read(weights), high = K::read(weights + LANES * K::PER);
-#pragma GCC unroll 16
+#pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i) {
       sums[i][0] = K::add(values[i * inputs.stride + step], low, sums[i][0]);
       sums[i][1] = K::add(values[i * inputs.stride + step], high, sums[i][1]);
     }
   }
   const int64_t output = panel * PANEL;
-#pragma GCC unroll 16
+#pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i) {
     float* place = out + (row + i) * linear.outputs + output;
     const float scale = inputs.scales ? inputs.scales[row + i] : 1.0f;

@@ -54,10 +54,12 @@ struct Piece {
   int64_t first, count;  // tokens within the span
 };
 
+// Copies of what says where things are: a thread that comes late still reads it when the step is over, and its caller's
+// structs may be gone.
 class Step {
  public:
   Step(const Model& model, const Batch& batch, char* memory, int threads)
-      : model_(model), batch_(batch), scratch_(memory, model, batch, threads) {
+      : layers_(model.layers, model.layers + model.depth), model_(model), batch_(batch), scratch_(memory, model, batch, threads) {
     for (int64_t i = 0; i < batch.span_count; ++i)
       for (int64_t first = 0; first < batch.spans[i].count; first += TOKENS)
         pieces_.push_back({batch.spans[i], first, std::min(TOKENS, batch.spans[i].count - first)});
@@ -69,7 +71,7 @@ class Step {
   void forward(Hand& hand) {
     each_token(hand, [&](int64_t token) { angles(model_, batch_.positions[token], turns(token)); });
     for (int64_t depth = 0; depth < model_.depth; ++depth) {
-      const Layer& layer = model_.layers[depth];
+      const Layer& layer = layers_[depth];
       normalize_all(hand, layer.before_attention);
       multiply(hand, layer.query_key_value, scratch_.normed, scratch_.projected);
       each_span_token(hand, [&](const Span& span, int64_t token) { store_token(layer, depth, span, token); });
@@ -172,7 +174,8 @@ class Step {
     return task;
   }
 
-  const Model& model_;
+  const std::vector<Layer> layers_;
+  const Model model_;
   const Batch batch_;
   const Scratch scratch_;
   std::vector<Piece> pieces_;
