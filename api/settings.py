@@ -7,6 +7,8 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
+from api.chat.reading.how import CallFormat
+
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
@@ -24,6 +26,8 @@ class ApiSettings:
     """Aliases: `public` names the only model, `public=model` one of several, `*` lets any name mean the only model."""
     api_keys: tuple[str, ...] = ()
     """If any are given, a request must bring one of them as its bearer token."""
+    tool_parser: CallFormat | None = None
+    """The form in which every model writes its calls; None: what its template shows."""
     api_id: str = field(default_factory=_api_id)
     host: str = "127.0.0.1"
     port: int = 8000

@@ -29,40 +29,50 @@ class NativeForward:
     def __init__(self, plan: Plan, embed: Callable[[Tensor], Tensor], link: Link, vocab_size: int) -> None:
         self._plan, self._embed, self._link, self._vocab_size = plan, embed, link, vocab_size
         self._room = torch.empty(0, dtype=torch.uint8)
-        self._model = ctypes.addressof(plan.model)
+        self._hidden = torch.empty(0)
+        self._head_alone = library.Model.from_buffer_copy(plan.model)
+        self._head_alone.depth = 0
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits (sampled, vocabulary). Stores keys and values; raises what an exchange between ranks raised."""
         assert isinstance(batch.cache, SlabStep)
-        collective = self._link.collective
-        hidden = self._embed(batch.tokens)
-        logits = torch.empty(batch.sampled.numel(), self._plan.head.outputs)
+        self._hidden = self._embed(batch.tokens)
         spans = spans_of(batch.cache)
-        reduction = _Reduction(self, collective)
+        reduction = _Reduction(self, self._link.collective)
         asked = library.Batch(
             spans=ctypes.addressof(spans),
             span_count=len(spans),
             positions=batch.positions.data_ptr(),
-            hidden=hidden.data_ptr(),
             tokens=batch.tokens.numel(),
-            sampled=batch.sampled.data_ptr(),
-            sampled_count=batch.sampled.numel(),
-            logits=logits.data_ptr(),
-            reduce=ctypes.cast(reduction.function, ctypes.c_void_p) if collective.world_size > 1 else None,
+            reduce=ctypes.cast(reduction.function, ctypes.c_void_p) if self._link.collective.world_size > 1 else None,
         )
-        self._run(ctypes.addressof(asked))
+        logits = self._run(self._plan.model, asked, batch.sampled)
         if reduction.failure is not None:
             raise reduction.failure
-        if collective.world_size == 1 or not logits.numel():
-            return logits[:, : self._vocab_size]
-        return collective.all_gather(logits)[:, : self._vocab_size]
+        return self._whole(logits)
 
-    def _run(self, batch: int) -> int:
-        threads = self._plan.threads
-        needed = threads.library.furrow_step_room(threads.address, self._model, batch)
+    def logits_at(self, places: Tensor) -> Tensor:
+        """Logits (places, vocabulary) of more of the tokens that were stepped through last."""
+        return self._whole(self._run(self._head_alone, library.Batch(), places))
+
+    def _run(self, model: library.Model, asked: library.Batch, places: Tensor) -> Tensor:
+        """`asked`, and the logits that this rank has of the tokens `places`."""
+        logits = torch.empty(places.numel(), self._plan.head.outputs)
+        asked.hidden, asked.logits = self._hidden.data_ptr(), logits.data_ptr()
+        asked.sampled, asked.sampled_count = places.data_ptr(), places.numel()
+        pool, compiled = self._plan.threads.address, self._plan.threads.library
+        what = ctypes.addressof(model), ctypes.addressof(asked)
+        needed = compiled.furrow_step_room(pool, *what)
         if needed > self._room.numel():
             self._room = torch.empty(needed, dtype=torch.uint8)
-        return threads.library.furrow_step(threads.address, self._model, batch, self._room.data_ptr())
+        compiled.furrow_step(pool, *what, self._room.data_ptr())
+        return logits
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        collective = self._link.collective
+        if collective.world_size > 1 and logits.numel():
+            logits = collective.all_gather(logits)
+        return logits[:, : self._vocab_size]
 
     def floats(self, address: int, count: int) -> Tensor:
         """A part of the memory that the step works in."""

@@ -19,7 +19,7 @@ LARGEST_HALF = torch.finfo(torch.float16).max
 class NativeLinear(nn.Module):
     """y = x · Wᵀ + b in float32. x (…, inputs) → y (…, outputs); each row by itself, to the last bit.
 
-    `kind` is the type that weights are kept in: float32, bfloat16, float16, which are widened as they are read, or int8.
+    `kind` is the type that weights are kept in: float32, bfloat16 or float16, widened as they are read, or int8.
     With int8 a weight has one scale per output and an activation one per row, that row's own largest value; sums are
     exact integers. A row that holds NaN or infinity gives NaN, and no other row does.
     """
