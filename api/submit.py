@@ -8,10 +8,13 @@ from collections.abc import Callable
 import structlog
 
 from api.access.limiter import Hold, Limiter
+from api.archive import Archive
 from api.backpressure import Backpressure
 from api.errors import ShuttingDown
+from api.event_rendering import renderer_of
 from api.feed import Feed
 from api.follow import Follower
+from api.grammar import GrammarChecks
 from api.intake import Body, Caller, take_in
 from api.models import Models, ServedModel
 from api.ongoing import Ongoing
@@ -36,11 +39,14 @@ class Submitter:
         models: Models,
         follower: Follower,
         limiter: Limiter,
+        archive: Archive,
+        grammars: GrammarChecks,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
         self._batches, self._models, self._follower = batches, models, follower
-        self._limiter, self._settings, self._interrupted = limiter, settings, interrupted
+        self._archive, self._grammars, self._limiter = archive, grammars, limiter
+        self._settings, self._interrupted = settings, interrupted
         self._backpressure = Backpressure()
 
     async def submit(self, body: Body, caller: Caller) -> Ongoing:
@@ -54,7 +60,7 @@ class Submitter:
         whose = served.name, caller.tenant, caller.identity.priority(body.priority)
         if not caller.idempotency_key:  # with one it may join what is in the queue already
             self._backpressure.check(*whose)
-        intake = await take_in(body, caller, served)
+        intake = await take_in(body, caller, served, self._grammars)
         caller.journal.know(prompt_tokens=intake.prompt_tokens)
         await self._follower.subscribe(served.name)
         hold = await self._limiter.begin(
@@ -87,7 +93,7 @@ class Submitter:
             if hold is not None:
                 hold.settle(0)  # the tokens are those of the request that was joined
             return await self._join(first, caller, served, feeds, wake)
-        renderer = StreamRenderer(first, intake.view(), served.vocabulary, intake.prompt_tokens)
+        renderer = renderer_of(first, intake.view(), served.vocabulary, intake.prompt_tokens)
         return self._ongoing(first, renderer, feeds, wake, caller, hold)
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Ongoing:
@@ -162,7 +168,7 @@ class Submitter:
         view = decode_view(feeds[0].fields["view"])
         prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds)
         caller.journal.know(prompt_tokens=prompt_tokens)
-        renderer = StreamRenderer(rid, view, served.vocabulary, prompt_tokens, cursor)
+        renderer = renderer_of(rid, view, served.vocabulary, prompt_tokens, cursor)
         hold = self._limiter.held(caller.identity.key, rid, view.members)
         return self._ongoing(rid, renderer, feeds, wake, caller, hold)
 
@@ -190,4 +196,5 @@ class Submitter:
             interrupted=self._interrupted,
             stalled=caller.stalled,
             hold=hold,
+            archive=self._archive,
         )
