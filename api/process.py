@@ -52,9 +52,9 @@ class Process:
             self.batches,
             self.models,
             self.follower,
-            self.limiter,
             self.archive,
             self.grammars,
+            self.limiter,
             settings,
             lambda: self.interrupted,
         )
@@ -81,9 +81,9 @@ class Process:
     async def stop(self) -> None:
         await self.keeper.stop()
         await self.follower.stop()
+        await self.grammars.stop()
         await self.limiter.stop()
         await self.keyring.stop()
-        await self.grammars.stop()
         await self.orphans.stop()
         await self.models.stop()
         await self.heartbeat.stop()

@@ -38,9 +38,9 @@ class Submitter:
         batches: Batches,
         models: Models,
         follower: Follower,
-        limiter: Limiter,
         archive: Archive,
         grammars: GrammarChecks,
+        limiter: Limiter,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
@@ -195,6 +195,6 @@ class Submitter:
             settings=self._settings,
             interrupted=self._interrupted,
             stalled=caller.stalled,
-            hold=hold,
             archive=self._archive,
+            hold=hold,
         )
