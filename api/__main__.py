@@ -34,7 +34,13 @@ from control.settings import Settings
     multiple=True,
     help="NAME for the only model, NAME=MODEL for one of several, or * to let any name mean the only one. Repeatable.",
 )
-@click.option("--api-key", "api_keys", multiple=True, help="A fixed key that clients may bring. Repeatable.")
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    envvar=access.FIXED_KEYS_VARIABLE,
+    help=f"A fixed key that clients may bring. Repeatable [default: the words of ${access.FIXED_KEYS_VARIABLE}].",
+)
 @click.option("--keys", is_flag=True, help="Ask for an API key, as is done anyway where others can reach --host.")
 @click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
 @click.option("--grace", default=30.0, show_default=True, help="Seconds that open streams may go on after SIGTERM.")
@@ -94,7 +100,7 @@ def main(
         logs.configure(settings.log_format, settings.log_level)
         client = connect(settings.redis_url)
         wait_until_ready(client, settings.redis_wait_s, lambda line: click.echo(line, err=True))
-        if asks and not api_keys:
+        if asks and not (keys or api_keys):
             click.echo(f"furrow api: {access.why_asked(host, run(client, access.count()))}", err=True)
         client.close()
     except FurrowError as error:

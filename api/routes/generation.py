@@ -16,6 +16,7 @@ from api.disconnect import ClientDisconnected, unless_disconnected
 from api.errors import error_response, problem
 from api.intake import Body, Caller
 from api.journal import Journal
+from api.models import ServedModel
 from api.ongoing import CLIENT_LEFT, CLIENT_LEFT_TEXT, Ongoing
 from api.process import Process
 from api.schemas.view import new_rid, parse_cursor
@@ -51,6 +52,13 @@ def identity_of(request: Http) -> Identity:
 def authenticate(request: Http) -> str:
     """The tenant of a request. Raises as `identity_of`."""
     return identity_of(request).tenant
+
+
+async def model_for(request: Http, name: str | None) -> ServedModel:
+    """The model that the caller means. Raises as `Models.resolve`; one that its key doesn't open is not there."""
+    served = await process_of(request).models.resolve(name)
+    identity_of(request).check_model(name, served.name)
+    return served
 
 
 def caller_of(request: Http) -> Caller:

@@ -8,7 +8,7 @@ import msgspec
 from litestar import Request, Response, post
 
 from api.intake import count_tokens
-from api.routes.generation import authenticate, caller_of, generate, process_of, refused
+from api.routes.generation import authenticate, caller_of, generate, model_for, process_of, refused
 from api.schemas.message_errors import in_anthropic_shape
 from api.schemas.message_request import parse_count, parse_message
 from api.schemas.openapi import CountTokensOperation, MessageOperation
@@ -35,7 +35,7 @@ async def count_message_tokens(request: Http) -> Response[Any]:
         authenticate(request)
         async with process.bodies.reading(request) as body:
             asked = parse_count(body)
-            served = await process.models.resolve(asked.model)
+            served = await model_for(request, asked.model)
             tokens = await count_tokens(asked, served)
         return Response(
             msgspec.json.encode({"input_tokens": tokens}),

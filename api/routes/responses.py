@@ -11,7 +11,7 @@ from litestar.params import FromPath, FromQuery
 from api.intake import Caller, count_tokens
 from api.ongoing import Ongoing
 from api.process import Process
-from api.routes.generation import Asked, authenticate, caller_of, process_of, refused, serve, streamed
+from api.routes.generation import Asked, authenticate, caller_of, model_for, process_of, refused, serve, streamed
 from api.schemas.items import Item, read_items
 from api.schemas.openapi import ResponseOperation
 from api.schemas.responses import ResponseRequest, conversation, parse_response
@@ -104,7 +104,7 @@ async def count_input_tokens(request: Http) -> InputTokens:
     async with process.bodies.reading(request) as body:
         asked = parse_response(body)
         _, _, items = await _conversation(process, asked, caller)
-        served = await process.models.resolve(asked.model)
+        served = await model_for(request, asked.model)
         return InputTokens(input_tokens=await count_tokens(conversation(asked, items, stored=False), served))
 
 

@@ -11,7 +11,7 @@ from litestar.params import FromQuery
 from api.chat.template import special_tokens
 from api.intake import prompts_of
 from api.models import ServedModel
-from api.routes.generation import authenticate, process_of
+from api.routes.generation import authenticate, model_for, process_of
 from api.schemas.decoding import decode_body
 from api.schemas.openapi import DetokenizeOperation, TokenizeOperation
 from api.schemas.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, generating
@@ -27,7 +27,7 @@ async def tokenize(request: Http) -> TokenizeAnswer:
     process = process_of(request)
     async with process.bodies.reading(request) as body:
         asked = decode_body(body, TokenizeRequest)
-        served = await process.models.resolve(asked.model)
+        served = await model_for(request, asked.model)
         tokens = await _tokens_of(asked, served)
         names = served.vocabulary.tokenizer.id_to_token
         return TokenizeAnswer(
@@ -52,7 +52,7 @@ async def detokenize(request: Http) -> DetokenizeAnswer:
     process = process_of(request)
     async with process.bodies.reading(request) as body:
         asked = decode_body(body, DetokenizeRequest)
-        served = await process.models.resolve(asked.model)
+        served = await model_for(request, asked.model)
         most, size = served.assets.context_length, served.assets.vocab_size
         if len(asked.tokens) > most:
             raise RequestError(
@@ -69,7 +69,7 @@ async def detokenize(request: Http) -> DetokenizeAnswer:
 async def tokenizer_info(request: Http, model: FromQuery[str | None] = None) -> dict[str, Any]:
     """The tokenizer's configuration as the model's author wrote it, and the chat template in use."""
     authenticate(request)
-    served = await process_of(request).models.resolve(model)
+    served = await model_for(request, model)
     config = served.assets.tokenizer_config
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

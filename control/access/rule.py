@@ -5,6 +5,9 @@ from __future__ import annotations
 from control.errors import SettingsError
 from control.listening import is_loopback
 
+FIXED_KEYS_VARIABLE = "FURROW_API_KEYS"
+"""Fixed secrets in the environment, which a list of processes doesn't show."""
+
 
 def asks_for_key(host: str, api_keys: tuple[str, ...], keys: bool, no_auth: bool) -> bool:
     """By the options that were given; raises SettingsError for those that contradict each other.

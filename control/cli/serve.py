@@ -39,7 +39,13 @@ GRACE_S = "5"
 @model_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--api-key", "api_keys", multiple=True, help="A fixed key that clients may bring. Repeatable.")
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    envvar=access.FIXED_KEYS_VARIABLE,
+    help=f"A fixed key that clients may bring. Repeatable [default: the words of ${access.FIXED_KEYS_VARIABLE}].",
+)
 @click.option("--keys", is_flag=True, help="Ask for an API key, as is done anyway where others can reach --host.")
 @click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
 @redis_option
@@ -73,11 +79,12 @@ def serve(
         client = connect_to_farm(redis_url)
         desire(client, spec, alone=private)
         url = redis_url or os.environ.get("FURROW_REDIS_URL") or os.environ["REDIS_URL"]
-        supervisor = Supervisor({"FURROW_REDIS_URL": url}, say)
+        fixed = {access.FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
+        supervisor = Supervisor({"FURROW_REDIS_URL": url, **fixed}, say)
         stack.callback(supervisor.stop, stopping.hurry)
         supervisor.start(Part("agent", "worker", ["agent"]))
         listening = ["--host", host, "--port", str(port), "--grace", GRACE_S]
-        supervisor.start(Part("api", "api", listening + auth_options(api_keys, asks)))
+        supervisor.start(Part("api", "api", [*listening, "--keys" if asks else "--no-auth"]))
         if asks and not api_keys:
             remind_of_keys(client, host, folder)
         wait_until_served(client, spec, (host, port), supervisor, stopping)
@@ -87,11 +94,6 @@ def serve(
             supervisor.tend()
             time.sleep(TICK_S)
         say("stopping (Ctrl-C again kills)")
-
-
-def auth_options(api_keys: tuple[str, ...], asks: bool) -> list[str]:
-    """How the API process is told; the rule was applied here, where its message is seen."""
-    return [word for key in api_keys for word in ("--api-key", key)] + ["--keys" if asks else "--no-auth"]
 
 
 def remind_of_keys(client: SyncRedis, host: str, folder: Path | None) -> None:

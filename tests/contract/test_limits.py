@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from control import access
+from control import access, scripts
 from control.access import Allowance, ApiKey
 from control.errors import RateLimited
 from control.keys import KeyKeys
@@ -109,3 +109,14 @@ def test_a_full_bucket_is_forgotten(farm: Farm) -> None:
     assert 0 < farm.client.pttl(KeyKeys(one.id).bucket) <= 2000
     farm.client.delete(KeyKeys(one.id).bucket)
     assert spend(farm, one, "b").remaining_requests == 59
+
+
+def test_without_its_memory_a_repeat_would_be_taken_twice(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: with what a request took cut out of the script, a call whose answer was lost costs it twice."""
+    check = "if redis.call('EXISTS', KEYS[2]) == 1 then"
+    text = scripts.source("spend").replace(check, "if false then")
+    assert check not in text
+    monkeypatch.setitem(scripts.SCRIPTS, "spend", scripts.compose(text))
+    one = key(rpm=5)
+    call = access.spend(one, "a", MODEL, 1, 100)
+    assert [farm.run(call).remaining_requests for _ in range(2)] == [4, 3]

@@ -9,7 +9,7 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromQuery
 
-from api.routes.farm.threaded import body_of, on_farm
+from api.routes.farm.threaded import body_of, on_farm, taking
 from api.schemas.farm import KeyCard, KeyNamed, Keys, KeyToChange, KeyToCreate, UsageList, key_card
 from control import access
 from control.access.usage import usage
@@ -26,9 +26,9 @@ async def list_keys(request: Http) -> Keys:
     return Keys(data=[key_card(key, now, used) for key, used in found])
 
 
-@post("/keys", status_code=201)
+@post("/keys", status_code=201, operation_class=taking(KeyToCreate))
 async def create_key(request: Http) -> Response[KeyCard]:
-    """Make an API key; its secret is in this answer and nowhere else. Body: KeyToCreate."""
+    """Make an API key; its secret is in this answer and nowhere else."""
     wanted = await body_of(request, KeyToCreate)
     fields: dict[str, Any] = wanted.given()
     key, secret = access.mint(name=wanted.name, tenant=wanted.tenant, admin=wanted.admin, **fields)
@@ -36,9 +36,9 @@ async def create_key(request: Http) -> Response[KeyCard]:
     return Response(key_card(key, time.time(), 0, secret), status_code=201, headers={"cache-control": "no-store"})
 
 
-@post("/keys/limits", status_code=200)
+@post("/keys/limits", status_code=200, operation_class=taking(KeyToChange))
 async def change_limits(request: Http) -> KeyCard:
-    """Change what a key may do; what is null stays. Body: KeyToChange."""
+    """Change what a key may do; what is null stays."""
     return await on_farm(request, _change, await body_of(request, KeyToChange))
 
 
@@ -50,9 +50,9 @@ def _change(client: SyncRedis, wanted: KeyToChange) -> KeyCard:
     return key_card(access.change(client, access.find(client, wanted.key), **changes), time.time())
 
 
-@post("/keys/revoke", status_code=200)
+@post("/keys/revoke", status_code=200, operation_class=taking(KeyNamed))
 async def revoke_key(request: Http) -> KeyCard:
-    """Shut a key out, within a second or so. What runs for it goes on. Body: KeyNamed."""
+    """Shut a key out, within a second or so. What runs for it goes on."""
     return await on_farm(request, _revoke, (await body_of(request, KeyNamed)).key)
 
 

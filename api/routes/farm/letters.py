@@ -8,7 +8,7 @@ from typing import Any
 from litestar import Request, get, post
 from litestar.params import FromPath, FromQuery
 
-from api.routes.farm.threaded import body_of, on_farm
+from api.routes.farm.threaded import body_of, on_farm, taking
 from api.schemas.farm import Done, Letter, LetterNamed, Letters
 from control import catalog, requests
 from control.clients import SyncRedis
@@ -39,9 +39,9 @@ async def show_letter(request: Http, rid: FromPath[str], model: FromQuery[str]) 
     return shown
 
 
-@post("/dead/retry", status_code=200)
+@post("/dead/retry", status_code=200, operation_class=taking(LetterNamed))
 async def retry_letter(request: Http) -> Done:
-    """Enqueue the request again, from its prompt and under a new id, and drop its letter. Body: LetterNamed."""
+    """Enqueue the request again, from its prompt and under a new id, and drop its letter."""
     named = await body_of(request, LetterNamed)
     again = await on_farm(request, _retry, named)
     return Done(done=f"{named.id} is tried again as {again}.", id=again)
@@ -52,9 +52,9 @@ def _retry(client: SyncRedis, named: LetterNamed) -> str:
     return requests.retry_letter(client, named.model, letter, uuid.uuid4().hex)
 
 
-@post("/dead/drop", status_code=200)
+@post("/dead/drop", status_code=200, operation_class=taking(LetterNamed))
 async def drop_letter(request: Http) -> Done:
-    """Forget a dead letter. Body: LetterNamed."""
+    """Forget a dead letter."""
     named = await body_of(request, LetterNamed)
     await on_farm(request, _drop, named)
     return Done(done=f"{named.id} is dropped.", id=named.id)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from litestar import Request, get, post
 
-from api.routes.farm.threaded import body_of, on_farm
+from api.routes.farm.threaded import body_of, on_farm, taking
 from api.schemas.farm import Done, ModelNamed, Models, ModelToLoad, ModelToScale
 from control import desired, health
 from control.cli.options import DTYPES, build_spec
@@ -23,9 +23,9 @@ async def show_models(request: Http) -> Models:
     return Models(data=await on_farm(request, health.overviews))
 
 
-@post("/models/load", status_code=200)
+@post("/models/load", status_code=200, operation_class=taking(ModelToLoad))
 async def load_model(request: Http) -> Done:
-    """Make a model part of the desired state, or change how it is run; agents do the rest. Body: ModelToLoad."""
+    """Make a model part of the desired state, or change how it is run; agents do the rest."""
     return await on_farm(request, _load, await body_of(request, ModelToLoad))
 
 
@@ -42,26 +42,26 @@ def _load(client: SyncRedis, wanted: ModelToLoad) -> Done:
     return Done(done=f"{spec.name}: revision {found.revision} {words}.", revision=found.revision)
 
 
-@post("/models/reload", status_code=200)
+@post("/models/reload", status_code=200, operation_class=taking(ModelNamed))
 async def reload_model(request: Http) -> Done:
-    """Start a model's replicas anew, one by one: its files have changed, say. Body: ModelNamed."""
+    """Start a model's replicas anew, one by one: its files have changed, say."""
     name = (await body_of(request, ModelNamed)).model
     revision = await on_farm(request, desired.reload, name)
     return Done(done=f"{name}: revision {revision} is desired.", revision=revision)
 
 
-@post("/models/scale", status_code=200)
+@post("/models/scale", status_code=200, operation_class=taking(ModelToScale))
 async def scale_model(request: Http) -> Done:
-    """Run more or fewer replicas of a model. Body: ModelToScale."""
+    """Run more or fewer replicas of a model."""
     wanted = await body_of(request, ModelToScale)
     _check_least("replicas", wanted.replicas, 1)
     await on_farm(request, desired.scale, wanted.model, wanted.replicas)
     return Done(done=f"{wanted.model}: {wanted.replicas} replicas are desired.")
 
 
-@post("/models/unload", status_code=200)
+@post("/models/unload", status_code=200, operation_class=taking(ModelNamed))
 async def unload_model(request: Http) -> Done:
-    """Take a model out of the farm: requests that run are finished first. Body: ModelNamed."""
+    """Take a model out of the farm: requests that run are finished first."""
     name = (await body_of(request, ModelNamed)).model
     await on_farm(request, desired.unload, name)
     return Done(done=f"{name}: unloading.")

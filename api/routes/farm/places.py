@@ -6,7 +6,7 @@ from typing import Any
 
 from litestar import Request, get, post
 
-from api.routes.farm.threaded import body_of, on_farm
+from api.routes.farm.threaded import body_of, on_farm, taking
 from api.schemas.farm import Done, FarmCard, HostCard, Hosts, HostToDrain, ReplicaNamed
 from control import access, catalog, farm, health, requests
 from control.clients import SyncRedis
@@ -55,9 +55,9 @@ def _hosts(client: SyncRedis) -> list[HostCard]:
     ]
 
 
-@post("/hosts/drain", status_code=200)
+@post("/hosts/drain", status_code=200, operation_class=taking(HostToDrain))
 async def drain_host(request: Http) -> Done:
-    """Keep replicas away from a host and let those that it has move; or undo that. Body: HostToDrain."""
+    """Keep replicas away from a host and let those that it has move; or undo that."""
     return await on_farm(request, _drain_host, await body_of(request, HostToDrain))
 
 
@@ -70,9 +70,9 @@ def _drain_host(client: SyncRedis, wanted: HostToDrain) -> Done:
     return Done(done=f"{wanted.host}: {'takes replicas again' if wanted.undo else 'drains'}.")
 
 
-@post("/replicas/drain", status_code=200)
+@post("/replicas/drain", status_code=200, operation_class=taking(ReplicaNamed))
 async def drain_replica(request: Http) -> Done:
-    """Ask one replica to go, once what it runs has finished; another takes its place. Body: ReplicaNamed."""
+    """Ask one replica to go, once what it runs has finished; another takes its place."""
     wanted = await body_of(request, ReplicaNamed)
     await on_farm(request, farm.drain_replica, wanted.model, wanted.replica)
     return Done(done=f"{wanted.model}:{wanted.replica}: drains.")

@@ -7,7 +7,7 @@ from typing import Any
 from litestar import Request, get, post
 from litestar.params import FromQuery
 
-from api.routes.farm.threaded import body_of, on_farm
+from api.routes.farm.threaded import body_of, on_farm, taking
 from api.schemas.farm import Done, RequestNamed, Requests
 from control import catalog, requests
 from control.clients import SyncRedis
@@ -32,9 +32,9 @@ def _list(client: SyncRedis, model: str | None) -> list[OpenRequest]:
     return sorted(found, key=lambda one: -one.age_ms)
 
 
-@post("/requests/cancel", status_code=200)
+@post("/requests/cancel", status_code=200, operation_class=taking(RequestNamed))
 async def cancel_request(request: Http) -> Done:
-    """End a request, whosever it is: at once while it waits, with its next step while it runs. Body: RequestNamed."""
+    """End a request, whosever it is: at once while it waits, with its next step while it runs."""
     rid = (await body_of(request, RequestNamed)).id
     return await on_farm(request, _cancel, rid)
 

@@ -116,6 +116,32 @@ def test_no_header_sets_an_identity(guarded: ApiProcess, mint: Mint, leader: Scr
     assert leader.claimed[-1].tenant == key.tenant == key.id
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/responses/input_tokens", {"input": "x"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+def test_every_endpoint_asks_for_a_key_that_opens_the_model(
+    guarded: ApiProcess, mint: Mint, leader: ScriptedLeader, path: str, body: dict[str, Any]
+) -> None:
+    """401 without one, 404 with one for other models; where it generates, the answer tells what the key has left."""
+    url, asked = f"{guarded.url}{path}", {"model": "tiny", **body}
+    assert httpx.post(url, json=asked).status_code == 401
+    elsewhere, here = mint(models=["elsewhere"])[1], mint(models=["tiny"], tpm=9000)[1]
+    assert httpx.post(url, json=asked, headers={"x-api-key": elsewhere}).status_code == 404
+    answer = httpx.post(url, json=asked, headers={"x-api-key": here}, timeout=40)
+    assert answer.status_code == 200
+    generates = path in ("/v1/completions", "/v1/responses", "/v1/messages")
+    assert ("x-ratelimit-remaining-tokens" in answer.headers) == generates
+
+
 def test_a_key_opens_its_models_only(guarded: ApiProcess, mint: Mint, leader: ScriptedLeader) -> None:
     """Any other is not there for it, in the list neither."""
     _, secret = mint(models=["elsewhere"])

@@ -34,3 +34,16 @@ def test_bodies_and_references() -> None:
         node: Any = document
         for step in reference.removeprefix("#/").split("/"):
             node = node[step]
+
+
+def test_operators_bodies_are_told() -> None:
+    """Each POST under /farm names its fields, with what they must be."""
+    document = create_app(ApiSettings(redis_url="redis://127.0.0.1:1")).openapi_schema.to_schema()
+    posts = {
+        path: item["post"] for path, item in document["paths"].items() if path.startswith("/farm") and "post" in item
+    }
+    assert len(posts) == 12
+    bodies = {path: post["requestBody"]["content"]["application/json"]["schema"] for path, post in posts.items()}
+    assert all(body["additionalProperties"] is False for body in bodies.values())
+    assert bodies["/farm/models/load"]["required"] == ["source"]
+    assert {"key", "rpm"} <= set(bodies["/farm/keys/limits"]["properties"])
