@@ -12,7 +12,7 @@ from typing import Any
 
 from api.admission import admit
 from api.chat.conversation import chat_prompt
-from api.chat.prompt import prompt_text
+from api.chat.echo import prompt_text
 from api.chat.reading.how import Reading
 from api.grammar import GrammarChecks
 from api.journal import Journal
@@ -67,9 +67,9 @@ class Intake:
     caller: Caller
     served: ServedModel
     members: list[GenerationRequest]
-    reading: Reading | None
     echo: list[str]
     """The text of each prompt, where it is shown again."""
+    reading: Reading | None
     deadline_ms: int
     on_disconnect: str
 
@@ -120,12 +120,12 @@ class Intake:
             stop=sampling.stop,
             stop_ids=sampling.stop_ids,
             min_tokens=sampling.min_tokens,
-            reading=self.reading,
             echo=[] if member else self.echo,
             prompt_logprobs=body.prompt_logprobs,
             include_stop=bool(body.include_stop_str_in_output),
             special_tokens=body.skip_special_tokens is False,
             token_ids=bool(body.return_tokens_as_token_ids),
+            reading=self.reading,
             user=body.user,
             metadata=body.metadata or {},
             constrained=sampling.grammar is not None,
@@ -151,8 +151,8 @@ async def _take_in(body: Body, caller: Caller, served: ServedModel, grammars: Gr
         caller=caller,
         served=served,
         members=members,
-        reading=reading,
         echo=_echo(body, served),
+        reading=reading,
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
     )

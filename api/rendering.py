@@ -30,8 +30,7 @@ class StreamRenderer:
         self._writer = writer(rid, view, vocabulary)
         self._prompt_tokens = prompt_tokens
         self.answers = [
-            Answer(vocabulary, view, view.echo_of(member), rid=member_rid(rid, member))
-            for member in range(view.members)
+            Answer(vocabulary, view, member_rid(rid, member), view.echo_of(member)) for member in range(view.members)
         ]
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
         self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 
+from api.chat.echo import Prompt
 from api.chat.piece import Piece, ScoredToken
-from api.chat.prompt import PromptText
 from api.chat.reading.parser import AnswerParser
 from api.chat.tokens import Vocabulary
 from api.errors import GenerationFailed
 from api.schemas.view import View
-from control.messages import FinishReason, LogEntry, PromptToken, TokenLogprobs
+from control.messages import FinishReason, LogEntry
 from control.text import Detokenizer, StopStrings
 
 _FAILURES: dict[str, tuple[str, int]] = {
@@ -28,20 +28,18 @@ _FAILURES: dict[str, tuple[str, int]] = {
 class _Choice:
     """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text.
 
-    With `echo` its prompt's text comes first, with the tokens' log probabilities, if these are wanted; else whoever
-    opens the choice has shown it.
+    `offset`: the characters of the prompt that are shown before it.
     """
 
-    def __init__(self, vocabulary: Vocabulary, view: View, rid: str, choice: int, echo: str) -> None:
+    def __init__(self, vocabulary: Vocabulary, view: View, rid: str, choice: int, offset: int) -> None:
         self._view = view
-        self._prompt = PromptText(vocabulary, echo if view.logprobs is not None else "")
         self._detokenizer = Detokenizer(vocabulary.decode_all if view.special_tokens else vocabulary.decode)
         self._stops, self._stop_strings = StopStrings(view.stop), set(view.stop)
         self._unsearched = view.min_tokens
         self._stop_ids = set(view.stop_ids)
-        self._produced = len(echo)
+        self._produced = offset
         """Characters of text so far, those included that a possible stop string holds back."""
-        self._sent = len(echo)
+        self._sent = offset
         """Characters that are surely part of the answer; what a parser holds back of them may still be unseen."""
         self._waiting: deque[ScoredToken] = deque()
         reading = view.reading
@@ -55,8 +53,6 @@ class _Choice:
         self.finish: FinishReason | None = None
 
     def push(self, entry: LogEntry) -> Piece:
-        if entry.prompt is not None:
-            return self._prompt_piece(entry, entry.prompt)
         piece = Piece(entry.seq, entry.choice, finish=entry.finish)
         if entry.finish == "stop" and entry.cause in self._stop_strings and not self._ends_without_text(entry):
             piece.stop = entry.cause
@@ -72,20 +68,6 @@ class _Choice:
             # Of the tokens that made up a stop string only one that began before it is shown.
             piece.scored += [token for token in self._waiting if token.start < self._sent]
         self.finish = piece.finish
-        piece.text = self._prompt.take_rest() + piece.text
-        return piece
-
-    def _prompt_piece(self, entry: LogEntry, tokens: list[PromptToken]) -> Piece:
-        """A part of the prompt: to be shown as text, or beside it."""
-        view, piece = self._view, Piece(entry.seq, entry.choice)
-        if view.prompt_logprobs is not None:
-            piece.prompt = tokens
-        if view.echo and view.logprobs is not None:
-            for token in tokens:
-                start, end, text = self._prompt.push(token.token)
-                known = None if token.logprob is None else TokenLogprobs(token.logprob, token.top[: view.logprobs])
-                piece.scored.append(ScoredToken(token.token, known, start, end))
-                piece.text += text
         return piece
 
     def _certain(self, entry: LogEntry) -> str:
@@ -144,9 +126,10 @@ class _Choice:
 class Answer:
     """All choices of one request; `echo` is its prompt's text where it is shown before each."""
 
-    def __init__(self, vocabulary: Vocabulary, view: View, echo: str = "", *, rid: str = "") -> None:
+    def __init__(self, vocabulary: Vocabulary, view: View, rid: str = "", echo: str = "") -> None:
         """`rid` is the request's own id; the ids of calls follow from it."""
-        self._choices = [_Choice(vocabulary, view, rid, choice, echo) for choice in range(view.n)]
+        self._choices = [_Choice(vocabulary, view, rid, choice, len(echo)) for choice in range(view.n)]
+        self._prompts = [Prompt(vocabulary, view, echo) for _ in range(view.n)]
         self.seq = 0
         self.completion_tokens = self.cached_tokens = 0
         self.failure: GenerationFailed | None = None
@@ -175,4 +158,9 @@ class Answer:
             code, status = _FAILURES[entry.finish]
             text = entry.cause or f"The request ended as {entry.finish}."
             self.failure = self.failure or GenerationFailed(text, code=code, status=status)
-        return self._choices[entry.choice].push(entry)
+        prompt = self._prompts[entry.choice]
+        if entry.prompt is not None:
+            return prompt.push(entry, entry.prompt)
+        piece = self._choices[entry.choice].push(entry)
+        piece.text = prompt.take_rest() + piece.text
+        return piece

@@ -45,6 +45,7 @@ class Piece:
     calls: list[CallDelta] = field(default_factory=list[CallDelta])
     scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
     prompt: list[PromptToken] = field(default_factory=list[PromptToken])
+    """Tokens of the prompt, where they are shown beside the answer; never in a stream."""
     finish: FinishReason | None = None
     stop: str | None = None
     """The stop string that ended the choice, where one did."""

@@ -89,6 +89,10 @@ class Vocabulary:
         """Text of a run of tokens, special tokens skipped."""
         return self.tokenizer.decode(ids)
 
+    def decode_all(self, ids: list[int]) -> str:
+        """Text of a run of tokens, special tokens written out."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
     def knows(self, text: str) -> bool:
         """Whether the text is a token of its own that was added to the vocabulary."""
         return self.tokenizer.token_to_id(text) in self._special
@@ -97,10 +101,6 @@ class Vocabulary:
         """The token whose text this is, if it is a special one: its text is then skipped when tokens are decoded."""
         token = self.tokenizer.token_to_id(text)
         return token if token in self._hidden else None
-
-    def decode_all(self, ids: list[int]) -> str:
-        """Text of a run of tokens, special tokens written out."""
-        return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         bos = self.bos

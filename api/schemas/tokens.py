@@ -6,9 +6,11 @@ from typing import Any
 
 import msgspec
 
-from api.schemas.chat import ChatRequest, Message
+from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
+from api.schemas.messages import Message
 from api.schemas.refusals import refuse_unserved
+from api.schemas.tools import Tool, check_tools
 from control.errors import RequestError
 
 
@@ -24,7 +26,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Any = None
+    tools: list[Tool] | None = None
 
 
 class TokenizeAnswer(msgspec.Struct, kw_only=True):
@@ -52,13 +54,17 @@ def generating(asked: TokenizeRequest) -> ChatRequest | CompletionRequest:
         raise RequestError("Send either 'prompt', a text, or 'messages'.", param="prompt")
     if asked.prompt is not None:
         return CompletionRequest(model=asked.model, prompt=asked.prompt, add_special_tokens=asked.add_special_tokens)
+    messages = asked.messages or []
+    if not messages:
+        raise RequestError("'messages' is empty; send at least one message.", param="messages")
     request = ChatRequest(
         model=asked.model,
-        messages=asked.messages or [],
+        messages=messages,
         chat_template_kwargs=asked.chat_template_kwargs,
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         tools=asked.tools,
     )
     refuse_unserved(request)
+    check_tools(request.tools or [])
     return request

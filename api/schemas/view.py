@@ -33,8 +33,6 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     min_tokens: int = 0
     constrained: bool = False
     """Whether a grammar decides what the text is."""
-    reading: Reading | None = None
-    """What is to be found in the answer besides text; None: nothing, as for a plain completion."""
     echo: list[str] = []
     """The prompt's text before each answer, by member; only in the first member's view."""
     prompt_logprobs: int | None = None
@@ -42,6 +40,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     special_tokens: bool = False
     token_ids: bool = False
     """Whether tokens are shown as `token_id:<id>`."""
+    reading: Reading | None = None
+    """What is to be found in the answer besides text; None: nothing, as for a plain completion."""
     user: str | None = None
     metadata: dict[str, str] = {}
     client_request_id: str | None = None
@@ -98,6 +98,8 @@ class Cursor(msgspec.Struct):
     places: list[tuple[int, int]]
 
     def encode(self) -> bytes:
+        if len(self.places) == 1:  # most, and there is one for each token
+            return "{}:{}.{}".format(self.rid, *self.places[0]).encode()
         places = ",".join(f"{seq}.{part}" for seq, part in self.places)
         return f"{self.rid}:{places}".encode()
 

@@ -60,6 +60,12 @@ def test_what_the_tokenizer_is(http: httpx.Client, path: str) -> None:
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
         ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]},
+            "tools[0].function",
+        ),
         ("/tokenize", {"prompt": "a", "colour": "red"}, "colour"),
         ("/tokenize", {"prompt": "ab " * 20 * CONTEXT}, "prompt"),
         ("/detokenize", {"tokens": [99999]}, "tokens"),

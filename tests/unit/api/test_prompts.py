@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from api.chat.answer import Answer
-from api.chat.prompt import PromptText, prompt_text
+from api.chat.echo import PromptText, prompt_text
 from api.chat.tokens import Vocabulary
 from api.schemas.view import View
 from control.messages import LogEntry, PromptToken, TokenLogprobs
@@ -77,7 +77,7 @@ def view(**changes: object) -> View:
 
 def test_echo_with_log_probabilities() -> None:
     """The prompt's tokens come with their text, the first without a value; the answer's places go on after them."""
-    answer = Answer(VOCABULARY, view(echo=["ab"], logprobs=1), "ab")
+    answer = Answer(VOCABULARY, view(echo=["ab"], logprobs=1), echo="ab")
     told = [PromptToken(BOS), PromptToken(64, -1.0, 2, [(65, -0.5), (64, -1.0)])]
     scored = TokenLogprobs(-0.25, [(66, -0.25)])
     first = answer.feed(LogEntry(1, 0, None, prompt=told))

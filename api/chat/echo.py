@@ -4,12 +4,45 @@ from __future__ import annotations
 
 import codecs
 
+from api.chat.piece import Piece, ScoredToken
 from api.chat.tokens import Vocabulary
+from api.schemas.view import View
+from control.messages import LogEntry, PromptToken, TokenLogprobs
 
 
 def prompt_text(vocabulary: Vocabulary, tokens: list[int]) -> str:
     """The text of a prompt that was sent as token ids, special tokens written out."""
     return b"".join(map(vocabulary.token_bytes, tokens)).decode(errors="replace")
+
+
+class Prompt:
+    """The prompt of one choice as a client is shown it: before the answer, beside it, or not at all.
+
+    With `echo` its text is shown together with the log probabilities of its tokens. Where these are not wanted, whoever
+    opens the choice has shown it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, view: View, echo: str) -> None:
+        self._text = PromptText(vocabulary, echo) if echo and view.logprobs is not None else None
+        self._view = view
+
+    def push(self, entry: LogEntry, tokens: list[PromptToken]) -> Piece:
+        """The next tokens, which `entry` tells."""
+        piece = Piece(entry.seq, entry.choice)
+        if self._view.prompt_logprobs is not None:
+            piece.prompt = tokens
+        if self._text is None:
+            return piece
+        for token in tokens:
+            start, end, text = self._text.push(token.token)
+            known = None if token.logprob is None else TokenLogprobs(token.logprob, token.top[: self._view.logprobs])
+            piece.scored.append(ScoredToken(token.token, known, start, end))
+            piece.text += text
+        return piece
+
+    def take_rest(self) -> str:
+        """What is still to be shown before the answer."""
+        return "" if self._text is None else self._text.take_rest()
 
 
 class PromptText:
