@@ -7,6 +7,7 @@ from api.bodies import Bodies
 from api.canary import Canary
 from api.errors import ShuttingDown
 from api.follow import Follower
+from api.grammar import GrammarChecks
 from api.heartbeat import Heartbeat
 from api.keeper import Keeper
 from api.metrics import Metrics
@@ -38,9 +39,10 @@ class Process:
         self.orphans = OrphanReaper(self._sync_client)
         self.heartbeat = Heartbeat(self.client, settings)
         self.canary = Canary(self.batches, self.models, self.follower, settings)
+        self.grammars = GrammarChecks()
         self.archive = Archive(self.batches, settings)
         self.submitter = Submitter(
-            self.batches, self.models, self.follower, self.archive, settings, lambda: self.interrupted
+            self.batches, self.models, self.follower, self.archive, self.grammars, settings, lambda: self.interrupted
         )
         self.keeper = Keeper(self.client, self.archive, self.submitter, self.metrics)
 
@@ -64,6 +66,7 @@ class Process:
     async def stop(self) -> None:
         await self.keeper.stop()
         await self.follower.stop()
+        await self.grammars.stop()
         await self.orphans.stop()
         await self.models.stop()
         await self.heartbeat.stop()

@@ -13,6 +13,7 @@ from api.errors import ShuttingDown
 from api.event_rendering import renderer_of
 from api.feed import Feed
 from api.follow import Follower
+from api.grammar import GrammarChecks
 from api.intake import Body, Caller, take_in
 from api.models import Models, ServedModel
 from api.ongoing import Ongoing
@@ -37,10 +38,12 @@ class Submitter:
         models: Models,
         follower: Follower,
         archive: Archive,
+        grammars: GrammarChecks,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
-        self._batches, self._models, self._follower, self._archive = batches, models, follower, archive
+        self._batches, self._models, self._follower = batches, models, follower
+        self._archive, self._grammars = archive, grammars
         self._settings, self._interrupted = settings, interrupted
         self._backpressure = Backpressure()
 
@@ -54,7 +57,7 @@ class Submitter:
         whose = served.name, caller.tenant, body.priority or "normal"
         if not caller.idempotency_key:  # with one it may join what is in the queue already
             self._backpressure.check(*whose)
-        intake = await take_in(body, caller, served)
+        intake = await take_in(body, caller, served, self._grammars)
         caller.journal.know(prompt_tokens=intake.prompt_tokens)
         await self._follower.subscribe(served.name)
         first, feeds, wake = caller.rid, list[Feed](), asyncio.Event()

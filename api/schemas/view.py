@@ -31,6 +31,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop: list[str] = []
     stop_ids: list[int] = []
     min_tokens: int = 0
+    constrained: bool = False
+    """Whether a grammar decides what the text is."""
     echo: list[str] = []
     """The prompt's text before each answer, by member; only in the first member's view."""
     prompt_logprobs: int | None = None
@@ -43,8 +45,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     user: str | None = None
     metadata: dict[str, str] = {}
     client_request_id: str | None = None
-    told: dict[str, Any] = {}
-    """What the endpoint tells back of its request, or shows by it, and can't be known from the fields above."""
+    told_back: dict[str, Any] = {}
+    """What the endpoint says back of its request and can't be known from the fields above."""
 
     def echo_of(self, member: int) -> str:
         """The prompt's text that comes before each of a member's choices."""
