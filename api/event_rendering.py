@@ -68,7 +68,7 @@ class EventRenderer(StreamRenderer):
 
     @property
     def to_store(self) -> bytes | None:
-        return self.whole([]) if self.finished and self._view.told_back.get("store") else None
+        return self.whole([]) if self.finished and self._view.told.get("store") else None
 
     def farewell(self, error: BaseException) -> bytes:
         return self._bytes(self._teller.interrupted(error))

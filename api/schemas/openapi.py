@@ -15,13 +15,8 @@ from api.schemas.responses import ResponseRequest
 from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 _BODIES = (
-    ChatRequest,
-    CompletionRequest,
-    ResponseRequest,
-    MessageRequest,
-    CountTokensRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
+    *(ChatRequest, CompletionRequest, ResponseRequest, MessageRequest, CountTokensRequest),
+    *(TokenizeRequest, DetokenizeRequest),
 )
 _references, _schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
 
@@ -50,18 +45,6 @@ class CompletionOperation(Operation):
 
 
 @dataclass
-class TokenizeOperation(Operation):
-    def __post_init__(self) -> None:
-        self.request_body = _body(TokenizeRequest)
-
-
-@dataclass
-class DetokenizeOperation(Operation):
-    def __post_init__(self) -> None:
-        self.request_body = _body(DetokenizeRequest)
-
-
-@dataclass
 class ResponseOperation(Operation):
     def __post_init__(self) -> None:
         self.request_body = _body(ResponseRequest)
@@ -77,3 +60,15 @@ class MessageOperation(Operation):
 class CountTokensOperation(Operation):
     def __post_init__(self) -> None:
         self.request_body = _body(CountTokensRequest)
+
+
+@dataclass
+class TokenizeOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(TokenizeRequest)
+
+
+@dataclass
+class DetokenizeOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(DetokenizeRequest)
