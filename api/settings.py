@@ -24,6 +24,8 @@ class ApiSettings:
     """Aliases: `public` names the only model, `public=model` one of several, `*` lets any name mean the only model."""
     api_keys: tuple[str, ...] = ()
     """If any are given, a request must bring one of them as its bearer token."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call from a browser; `*`: all."""
     api_id: str = field(default_factory=_api_id)
     host: str = "127.0.0.1"
     port: int = 8000

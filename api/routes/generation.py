@@ -96,7 +96,10 @@ async def _begin(request: Http, caller: Caller, parse: Callable[[bytes], Body]) 
         caller = caller.identified(tenant, body, key)
         parsed = parse(body)
         last = request.headers.get("last-event-id")
-        if not (last and parsed.stream):
+        if last and not parsed.stream:
+            text = "Last-Event-ID continues a stream. Send 'stream': true with it, or leave it out."
+            raise RequestError(text, param="last-event-id", code="invalid_event_id")
+        if not last:
             return await submitter.submit(parsed, caller), bool(parsed.stream)
         model = parsed.model
     del body, parsed  # a request that Redis has lost is waited for
