@@ -9,10 +9,12 @@ import resource
 import signal
 import sys
 from types import FrameType
+from typing import get_args
 
 import click
 
 from api.app import create_app
+from api.chat.reading.how import CallFormat
 from api.server import Server
 from api.settings import ApiSettings
 from control import logs
@@ -69,6 +71,11 @@ def check_origins(_context: click.Context, _parameter: click.Parameter, origins:
     type=click.FloatRange(0),
     help="Seconds that a request may expect to wait; beyond it 429. 0: however long.",
 )
+@click.option(
+    "--tool-parser",
+    type=click.Choice(get_args(CallFormat)),
+    help="Form in which the models write calls of tools [default: what their templates show].",
+)
 def main(
     redis_url: str | None,
     host: str,
@@ -81,6 +88,7 @@ def main(
     keep_alive: float,
     max_queued: int,
     max_queue_wait: float,
+    tool_parser: CallFormat | None,
 ) -> None:
     """Run one HTTP API process."""
     if redis_url:
@@ -110,6 +118,7 @@ def main(
             keep_alive=keep_alive,
             max_queued_requests=max_queued,
             max_queue_wait=max_queue_wait,
+            tool_parser=tool_parser,
         )
     )
 

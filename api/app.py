@@ -17,6 +17,7 @@ from api.routes.embeddings import create_embedding
 from api.routes.health import health, metrics, ready
 from api.routes.models import list_models, retrieve_model
 from api.routes.requests import cancel_request, delete_request, follow_request, show_request
+from api.routes.tokens import detokenize, tokenize, tokenizer_info
 from api.schemas.document import ServedDocument, ServedPage
 from api.schemas.openapi import add_bodies
 from api.settings import ApiSettings
@@ -61,6 +62,9 @@ def create_app(settings: ApiSettings) -> Litestar:
             follow_request,
             delete_request,
             cancel_request,
+            tokenize,
+            detokenize,
+            tokenizer_info,
             health,
             ready,
             metrics,

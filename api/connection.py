@@ -54,9 +54,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def close_after_answer(self) -> None:
         """Tell the client, where the answer has not begun: kept alive, it would come to a process that has ended."""
-        cycle: Any = self.cycle
-        if cycle is not None:
-            cycle.keep_alive = False
+        if self.cycle is not None:  # pyright: ignore[reportUnnecessaryComparison] (before the first request it is)
+            self.cycle.keep_alive = False
 
     def pause_writing(self) -> None:
         super().pause_writing()

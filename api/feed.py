@@ -98,7 +98,9 @@ class Feed:
     @property
     def ended_without_token(self) -> bool:
         """Whether the first entry ends its choice with no token: refused by the leader, cancelled or expired."""
-        return self._taken == 0 and bool(self.entries) and self.entries[0].token is None
+        return (
+            self._taken == 0 and bool(self.entries) and self.entries[0].token is None and bool(self.entries[0].finish)
+        )
 
     def offer(
         self, entries: Sequence[LogEntry], now: float, more: bool = False, rest: bool = False, whole: bool = False

@@ -123,7 +123,7 @@ class Follower:
 
     def _heard(self, model: str, rows: list[EventRow]) -> None:
         now = asyncio.get_running_loop().time()
-        if any(entry.token is not None for row in rows for entry in row.entries):
+        if any(entry.token is not None or entry.prompt for row in rows for entry in row.entries):
             self._token_at[model] = time.monotonic()
         for row in rows:
             for feed in self._feeds.get((model, row.rid), ()):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from api.chat.forms import Forms, forms_of
+from api.chat.reading.how import CallFormat
 from api.chat.tokens import Vocabulary
 from api.settings import ApiSettings
 from api.tasks import end
@@ -36,6 +38,8 @@ class ServedModel:
     name: str
     assets: ModelAssets
     vocabulary: Vocabulary
+    forms: Forms
+    """How the model writes its reasoning and its calls."""
 
 
 class Models:
@@ -43,6 +47,7 @@ class Models:
 
     def __init__(self, client: SyncRedis, settings: ApiSettings) -> None:
         self._client = client
+        self._tool_parser: CallFormat | None = settings.tool_parser
         self._aliases, self._any_name = _aliases(settings.served_model_names)
         self._overviews: dict[str, health.Overview] = {}
         self._served: dict[str, tuple[Fingerprint, ServedModel]] = {}
@@ -153,7 +158,9 @@ class Models:
                 continue
             elif (assets := catalog.get_assets(self._client, name)) is not None:
                 try:
-                    served[name] = (fingerprint, ServedModel(name, assets, Vocabulary(assets)))
+                    vocabulary = Vocabulary(assets)
+                    forms = forms_of(assets.chat_template, vocabulary, self._tool_parser)
+                    served[name] = (fingerprint, ServedModel(name, assets, vocabulary, forms))
                 except Exception as error:
                     # One model's broken tokenizer must not hide the others.
                     self._broken[name] = fingerprint

@@ -6,11 +6,12 @@ entry. A resumed stream replays the log from seq 1 through a fresh renderer and 
 
 from __future__ import annotations
 
-from api.chat.answer import Answer, Piece
+from api.chat.answer import Answer
+from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.errors import GenerationFailed, problem
 from api.schemas.chunks import DONE, Usage, writer
-from api.schemas.view import Cursor, View
+from api.schemas.view import Cursor, View, member_rid
 from control.messages import LogEntry
 
 _TEXT, _FINISH, _USAGE, _DONE = 1, 2, 3, 4
@@ -26,7 +27,9 @@ class StreamRenderer:
         self._view = view
         self._writer = writer(rid, view, vocabulary)
         self._prompt_tokens = prompt_tokens
-        self.answers = [Answer(vocabulary, view) for _ in range(view.members)]
+        self.answers = [
+            Answer(vocabulary, view, member_rid(rid, member), view.echo_of(member)) for member in range(view.members)
+        ]
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
         self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
         self._opened = False
@@ -51,6 +54,7 @@ class StreamRenderer:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=sum(answer.completion_tokens for answer in self.answers),
             cached_tokens=sum(answer.cached_tokens for answer in self.answers),
+            reasoning_tokens=sum(answer.reasoning_tokens for answer in self.answers),
         )
 
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
@@ -60,7 +64,7 @@ class StreamRenderer:
         for entry in entries:
             piece = self.answers[member].feed(entry)
             if (piece.seq, _TEXT) <= self._had[member]:
-                piece.text, piece.scored = "", []
+                piece.mute()
             if pending is None:
                 pending = piece
             elif not pending.join(piece):
@@ -85,7 +89,8 @@ class StreamRenderer:
 
     def empty_pieces(self) -> list[Piece]:
         """One piece per choice over all members, to collect an answer that is not streamed."""
-        return [Piece(0, choice) for _ in self.answers for choice in range(self._view.n)]
+        view = self._view
+        return [Piece(0, choice, view.opening(member)) for member in range(view.members) for choice in range(view.n)]
 
     def whole(self, pieces: list[Piece]) -> bytes:
         """The body of an answer that is not streamed: one piece per choice."""
@@ -96,7 +101,7 @@ class StreamRenderer:
         events: list[bytes] = []
         for member in range(self._view.members):
             for choice in range(self._view.n):
-                chunk = self._writer.role(member * self._view.n + choice)
+                chunk = self._writer.opening(member * self._view.n + choice, self._view.opening(member))
                 if chunk:
                     self._event(member, (0, choice + 1), chunk, events)
         return events
@@ -122,5 +127,4 @@ def collect(renderer: StreamRenderer, pieces: list[Piece], member: int, entries:
     n = len(answer.finish_reasons)
     for entry in entries:
         piece = answer.feed(entry)
-        joined = pieces[member * n + piece.choice].join(piece)
-        assert joined, "the log has an entry after a choice's end"
+        pieces[member * n + piece.choice].collect(piece)

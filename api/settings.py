@@ -7,6 +7,8 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
+from api.chat.reading.how import CallFormat
+
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
@@ -26,6 +28,8 @@ class ApiSettings:
     """If any are given, a request must bring one of them as its bearer token."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call from a browser; `*`: all."""
+    tool_parser: CallFormat | None = None
+    """The form in which every model writes its calls; None: what its template shows."""
     api_id: str = field(default_factory=_api_id)
     host: str = "127.0.0.1"
     port: int = 8000

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from api.backpressure import Backpressure
 from api.errors import ShuttingDown
 from api.feed import Feed
 from api.follow import Follower
@@ -18,7 +19,7 @@ from api.schemas.view import Cursor, decode_view, member_rid
 from api.settings import ApiSettings
 from control import requests
 from control.batches import Batches
-from control.errors import ModelNotFound, RequestError, RequestNotFound
+from control.errors import ModelNotFound, QueueFull, RequestError, RequestNotFound
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -38,6 +39,7 @@ class Submitter:
     ) -> None:
         self._batches, self._models, self._follower = batches, models, follower
         self._settings, self._interrupted = settings, interrupted
+        self._backpressure = Backpressure()
 
     async def submit(self, body: Body, caller: Caller) -> Ongoing:
         """Check, tokenise and enqueue; an Idempotency-Key that is known joins the request that runs.
@@ -46,6 +48,9 @@ class Submitter:
         """
         served = await self._models.resolve(body.model)
         caller.journal.know(model=served.name)
+        whose = served.name, caller.tenant, body.priority or "normal"
+        if not caller.idempotency_key:  # with one it may join what is in the queue already
+            self._backpressure.check(*whose)
         intake = await take_in(body, caller, served)
         caller.journal.know(prompt_tokens=intake.prompt_tokens)
         await self._follower.subscribe(served.name)
@@ -64,8 +69,10 @@ class Submitter:
                 # What was joined may have another seed than the one drawn here.
                 feeds[-1].begin(origin if feeds[-1].rid == rid and first == caller.rid else None)
                 feeds[-1].position = enqueued.position
-        except BaseException:
+        except BaseException as error:
             self._abandon(feeds)
+            if isinstance(error, QueueFull):
+                self._backpressure.note(*whose, error)
             raise
         caller.journal.know(rid=first)
         if first != caller.rid:

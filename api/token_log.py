@@ -16,6 +16,12 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[LogEntry]).decode
 
 
+def _short(entry: LogEntry) -> LogEntry | tuple[int, int, int | None]:
+    """An entry without what most have not; decoded it is the same."""
+    plain = entry.finish is entry.cause is entry.logprobs is entry.cached is entry.prompt is None
+    return (entry.seq, entry.choice, entry.token) if plain else entry
+
+
 class TokenLog(Sequence[LogEntry]):
     """A list of entries that only grows. Its end is at hand; what lies further back is unpacked when asked for."""
 
@@ -31,7 +37,7 @@ class TokenLog(Sequence[LogEntry]):
         self._tail.append(entry)
         self._length += 1
         if len(self._tail) == 2 * _BLOCK:
-            self._blocks.append(_encode(self._tail[:_BLOCK]))
+            self._blocks.append(_encode([_short(entry) for entry in self._tail[:_BLOCK]]))
             del self._tail[:_BLOCK]
 
     def extend(self, entries: Iterable[LogEntry]) -> None:

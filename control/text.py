@@ -86,6 +86,16 @@ class Detokenizer:
         self._sent = kept[: max(0, len(kept) - waiting)]
 
 
+def begun(text: str, strings: Sequence[str]) -> int:
+    """Length of the longest end of `text` that is a beginning of one of the strings, and not all of it."""
+    longest = max((len(string) for string in strings), default=0)
+    for length in range(min(len(text), longest - 1), 0, -1):
+        tail = text[-length:]
+        if any(string.startswith(tail) and len(string) > length for string in strings):
+            return length
+    return 0
+
+
 class StopStrings:
     """Finds the first stop string in a text that comes in pieces, however it is cut.
 
@@ -95,18 +105,19 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
-        self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
         """The text that is surely before any stop string, and the one that was met; after it nothing may be pushed."""
+        if not self._stops:
+            return text, None
         text = self._held + text
         met = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if met:
             _, start, stop = min(met)
             self._held = ""
             return text[:start], stop
-        cut = len(text) - self._beginning(text)
+        cut = len(text) - begun(text, self._stops)
         self._held = text[cut:]
         return text[:cut], None
 
@@ -114,14 +125,6 @@ class StopStrings:
         """The text held back because it might have begun a stop string."""
         held, self._held = self._held, ""
         return held
-
-    def _beginning(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            tail = text[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0
 
 
 class TextStream:

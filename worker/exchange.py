@@ -51,26 +51,27 @@ class Exchange:
         if under_way is not None:
             under_way.drain()
 
-    def deliver(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
-        """Emit the rows and run `claim`. Raises EpochOver."""
+    def deliver(self, rows: list[Emission], claim: Call[Claims] | None) -> tuple[EmitResult, Claims | None]:
+        """Emit the rows, and run `claim` with it where there is one. Raises EpochOver."""
         return self._answer(self._post(rows, claim))
 
-    def start(self, rows: list[Emission], claim: Call[Claims]) -> None:
+    def start(self, rows: list[Emission], claim: Call[Claims] | None) -> None:
         """As `deliver`, but does not wait: `finish` brings the outcome."""
         self._under_way = self._post(rows, claim)
 
-    def finish(self) -> tuple[EmitResult, Claims] | None:
+    def finish(self) -> tuple[EmitResult, Claims | None] | None:
         """Wait for what `start` began, None where nothing is under way. Raises EpochOver."""
         under_way, self._under_way = self._under_way, None
         return self._answer(under_way) if under_way is not None else None
 
-    def _post(self, rows: list[Emission], claim: Call[Claims]) -> Posted:
-        return Posted(self._client, [requests.emit(self._lease, rows), claim])
+    def _post(self, rows: list[Emission], claim: Call[Claims] | None) -> Posted:
+        emit = requests.emit(self._lease, rows)
+        return Posted(self._client, [emit] if claim is None else [emit, claim])
 
-    def _answer(self, posted: Posted) -> tuple[EmitResult, Claims]:
+    def _answer(self, posted: Posted) -> tuple[EmitResult, Claims | None]:
         # Where Redis can serve only one of them just now both are sent again: what was done already is recognised.
-        emitted, claims = self.hold(posted.values)
-        return emitted, claims
+        emitted, *claims = self.hold(posted.values)
+        return emitted, claims[0] if claims else None
 
     def wait_for_work(self, bell: str, block_ms: int) -> None:
         """Return once the bell rang after `bell`, for a request, a cancel or poison, or after `block_ms`."""

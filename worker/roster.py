@@ -10,7 +10,7 @@ from control import requests
 from control.connection import Call
 from control.errors import Lost, RequestTooLarge
 from control.lease import Lease
-from control.messages import RequestState, TokenLogprobs
+from control.messages import PromptToken, RequestState, TokenLogprobs
 from control.requests import Claims, Emission, EmitResult
 from worker.exchange import Exchange
 from worker.isolation import Isolation
@@ -40,6 +40,8 @@ class Roster:
         """Whether nothing new is claimed, nor taken over, because the replica is to go."""
         self.urgent = False
         """Whether a client waits for what has not been offered: the first token of a choice, or its end."""
+        self.waiting = False
+        """Whether requests that no leader has were waiting when Redis took the last offer."""
         self.bell = "0"
         """The id of the last ring of the bell that a claim has answered."""
 
@@ -62,6 +64,11 @@ class Roster:
         if not scheduler.has_work:
             tokens = requests.ANY_TOKENS  # a head that can never fit is then refused instead of blocking its queue
         return requests.claim(self._lease, room, tokens, adopt=self._recounting, ahead_tokens=max(0, ahead))
+
+    def claim_along(self) -> Call[Claims] | None:
+        """What to claim together with an offer: nothing where nothing waited at the last one."""
+        self._recounting |= self._exchange.was_away()
+        return self.claim() if self.waiting or self._recounting else None
 
     def take(self, claims: Claims) -> None:
         """Let in what a claim brought; after a recount let go of what Redis has ended meanwhile."""
@@ -118,12 +125,26 @@ class Roster:
 
     def sampled(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
         """Note a sampled token, and decide whether its choice ends with it."""
+        if not sequence.sampling.max_tokens:
+            self._nothing_wanted(sequence)
+            return
         end = self._finisher.decide(sequence, token)
         self.urgent |= end is not None or len(sequence.output) == 1
         finish, cause = end if end is not None else (None, None)
         self._running[sequence.rid].append(sequence.choice, token, finish, cause, logprobs)
         if end is not None:
             self._scheduler.drop(sequence.sid)
+
+    def _nothing_wanted(self, sequence: Sequence) -> None:
+        """Its prompt has been told, and that was all."""
+        self.urgent = True
+        self._running[sequence.rid].append(sequence.choice, None, "length")
+        self._scheduler.drop(sequence.sid)
+
+    def scored(self, sequence: Sequence, tokens: list[PromptToken]) -> None:
+        """Note the next tokens of a prompt, before any that is sampled after them."""
+        sequence.scored += len(tokens)
+        self._running[sequence.rid].append_prompt(sequence.choice, tokens)
 
     def failed(self, sequence: Sequence, why: str) -> None:
         """A row without a token: its choice ends, and no other."""
@@ -141,6 +162,7 @@ class Roster:
 
     def settle(self, result: EmitResult) -> None:
         """Take Redis's answer to the offer. Raises Lost where the logs are ahead of this leader: they are the truth."""
+        self.waiting = result.waiting > 0
         for rid in result.taken:
             self._forget(rid)
         for rid, emission in self._offered.items():

@@ -15,6 +15,7 @@ from control.requests import Claims, EmitResult
 from worker.engine.step import StepResult
 from worker.exchange import Exchange
 from worker.group import Group
+from worker.pace import Pace
 from worker.progress import Progress
 from worker.roster import Roster
 from worker.sampling import StepSampler
@@ -59,7 +60,7 @@ class Serving:
     ) -> None:
         self._lease, self._group, self._scheduler, self._roster = lease, group, scheduler, roster
         self._exchange, self._progress, self._check, self._siblings = exchange, progress, check, siblings
-        self._sampler = StepSampler()
+        self._sampler, self._pace = StepSampler(), Pace()
         self._owed = False
         """Whether tokens have not been offered to Redis yet."""
         self._offered_at = 0.0
@@ -126,6 +127,7 @@ class Serving:
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
+        self._scheduler.beside = self._pace.beside
         plan = self._scheduler.plan()
         self._roster.prefilling(plan.sequences)
         isolation = self._roster.isolation
@@ -135,6 +137,7 @@ class Serving:
         # A leader alone has nobody to send commands to: its next one costs it nothing.
         repeat = not (self._group.alone or isolation.watching or isolation.active)
         turn.book(self._run_plan(plan, turn, repeat).tokens)
+        self._pace.observe(self._group.last_seconds, sum(map(len, plan.tokens)))
         self._owed = True
         self._heard(self._exchange.finish())
         if not self._overlaps:
@@ -154,20 +157,23 @@ class Serving:
         now = time.monotonic()
         if self._owed and (self._roster.urgent or now - self._offered_at >= self.gather_s):
             self._owed, self._offered_at = False, now
-            self._exchange.start(self._roster.offer(), self._roster.claim())
+            self._exchange.start(self._roster.offer(), self._roster.claim_along())
 
     def _deliver(self) -> None:
         """Offer the tokens that are owed and wait for the answer."""
         if self._owed:
             self._owed, self._offered_at = False, time.monotonic()
-            self._heard(self._exchange.deliver(self._roster.offer(), self._roster.claim()))
+            self._heard(self._exchange.deliver(self._roster.offer(), self._roster.claim_along()))
 
-    def _heard(self, answer: tuple[EmitResult, Claims] | None) -> None:
+    def _heard(self, answer: tuple[EmitResult, Claims | None] | None) -> None:
         if answer is not None:
             emitted, claims = answer
             self.steps += 1
             self._roster.settle(emitted)
-            self._roster.take(claims)
+            if claims is None and self._roster.waiting:
+                claims = self._exchange.held(self._roster.claim())
+            if claims is not None:
+                self._roster.take(claims)
 
     def _run_plan(self, plan: StepPlan, turn: Turn, repeat: bool) -> StepResult:
         """Run the plan, and with `repeat` what follows it at once."""
@@ -177,6 +183,7 @@ class Serving:
                 turn.sample,
                 self._offer,
                 turn.goes_on if repeat else None,
+                turn.score,
             )
         except GroupError as error:
             # Ranks know sequences and log the command's seq: this line says whose they were.

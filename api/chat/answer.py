@@ -7,12 +7,14 @@ resumable.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
+from api.chat.echo import Prompt
+from api.chat.piece import Piece, ScoredToken
+from api.chat.reading.parser import AnswerParser
 from api.chat.tokens import Vocabulary
 from api.errors import GenerationFailed
 from api.schemas.view import View
-from control.messages import FinishReason, LogEntry, TokenLogprobs
+from control.messages import FinishReason, LogEntry
 from control.text import Detokenizer, StopStrings
 
 _FAILURES: dict[str, tuple[str, int]] = {
@@ -23,73 +25,87 @@ _FAILURES: dict[str, tuple[str, int]] = {
 """Ends that no model decided: their machine-readable code, and the status when nothing was sent yet."""
 
 
-@dataclass(slots=True)
-class ScoredToken:
-    """A token with its log probability, and where its text lies in the choice's text (in characters)."""
-
-    token: int
-    logprobs: TokenLogprobs
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
-class Piece:
-    """What one entry, or several consecutive ones of one choice, added to the answer."""
-
-    seq: int
-    choice: int
-    text: str = ""
-    scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
-    finish: FinishReason | None = None
-
-    @property
-    def silent(self) -> bool:
-        return not self.text and not self.scored
-
-    def join(self, other: Piece) -> bool:
-        """Take a later piece of the same choice into this one; False where that would change what a client sees."""
-        if other.choice != self.choice or self.finish is not None:
-            return False
-        self.seq, self.finish = other.seq, other.finish
-        self.text += other.text
-        self.scored += other.scored
-        return True
-
-
 class _Choice:
-    """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text."""
+    """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text.
 
-    def __init__(self, vocabulary: Vocabulary, view: View) -> None:
-        self._detokenizer = Detokenizer(vocabulary.decode)
+    `offset`: the characters of the prompt that are shown before it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, view: View, rid: str, choice: int, offset: int) -> None:
+        self._view = view
+        self._detokenizer = Detokenizer(vocabulary.decode_all if view.special_tokens else vocabulary.decode)
         self._stops = StopStrings(view.stop)
         self._unsearched = view.min_tokens
         self._stop_ids = set(view.stop_ids)
-        self._produced = 0
+        self._produced = offset
         """Characters of text so far, those included that a possible stop string holds back."""
-        self._sent = 0
+        self._sent = offset
+        """Characters that are surely part of the answer; what a parser holds back of them may still be unseen."""
         self._waiting: deque[ScoredToken] = deque()
+        reading = view.reading
+        self._parser = AnswerParser(reading, rid, choice) if reading is not None else None
+        self._hidden = reading.marks if reading is not None and not view.special_tokens else {}
+        self._marks: deque[tuple[int, str]] = deque()
+        """Special tokens that the parser must see, and where in the text they stand."""
+        self._ends_with_call = reading is not None and reading.calling is not None and not reading.calling.named
+        self._undecided = 0
+        self.reasoning_tokens = 0
         self.finish: FinishReason | None = None
 
     def push(self, entry: LogEntry) -> Piece:
         piece = Piece(entry.seq, entry.choice, finish=entry.finish)
-        self.finish = entry.finish
-        stopped = False
-        if entry.token is not None and not self._ends_without_text(entry):
-            start = self._produced
-            piece.text, stopped = self._text(self._detokenizer.push(entry.token))
-            if entry.logprobs is not None:
-                self._waiting.append(ScoredToken(entry.token, entry.logprobs, start, self._produced))
-        if entry.finish is not None and not stopped:
-            rest, stopped = self._text(self._detokenizer.flush())
-            piece.text += rest if stopped else rest + self._stops.flush()
-        self._sent += len(piece.text)
+        said = self._certain(entry)
+        if self._parser is None:
+            piece.text = said
+        else:
+            self._read(said, entry, piece, self._parser)
+        self._sent += len(said)
         while self._waiting and self._waiting[0].end <= self._sent:
             piece.scored.append(self._waiting.popleft())
         if entry.finish is not None:
             # Of the tokens that made up a stop string only one that began before it is shown.
             piece.scored += [token for token in self._waiting if token.start < self._sent]
+        self.finish = piece.finish
         return piece
+
+    def _certain(self, entry: LogEntry) -> str:
+        """The text that is surely part of the answer since this entry."""
+        said, stopped = "", False
+        if entry.token is not None and not self._ends_without_text(entry):
+            start = self._produced
+            if entry.token in self._hidden:
+                self._marks.append((start, self._hidden[entry.token]))
+            said, stopped = self._text(self._detokenizer.push(entry.token))
+            if entry.logprobs is not None:
+                self._waiting.append(ScoredToken(entry.token, entry.logprobs, start, self._produced))
+        if entry.finish is not None and not stopped:
+            rest, stopped = self._text(self._detokenizer.flush())
+            said += rest if stopped else rest + self._stops.flush()
+        return said
+
+    def _read(self, said: str, entry: LogEntry, piece: Piece, parser: AnswerParser) -> None:
+        """Pass certain text, and the marks in it, through the parser."""
+        before, at = parser.thinking, self._sent
+        while self._marks and self._marks[0][0] <= self._sent + len(said):
+            place, mark = self._marks.popleft()
+            parser.push(said[at - self._sent : place - self._sent], piece)
+            parser.mark(mark, piece)
+            at = place
+        parser.push(said[at - self._sent :], piece)
+        if entry.finish is not None:
+            parser.end(piece)
+            if entry.finish == "stop" and parser.called and self._ends_with_call:
+                piece.finish = "tool_calls"
+        if entry.token is not None:
+            self._count(before, parser.thinking)
+
+    def _count(self, before: bool | None, after: bool | None) -> None:
+        """A token belongs to the reasoning if the reasoning was open, or was opened by it."""
+        if after is None:
+            self._undecided += 1
+        elif before or after:
+            self.reasoning_tokens += 1 + self._undecided
+            self._undecided = 0
 
     def _text(self, text: str) -> tuple[str, bool]:
         """What of new text may be sent, and whether a stop string was completed."""
@@ -98,18 +114,20 @@ class _Choice:
             self._unsearched -= 1
             return text, False
         certain, stop = self._stops.push(text)
-        return certain, stop is not None
+        return certain + (stop or "") if self._view.include_stop else certain, stop is not None
 
     def _ends_without_text(self, entry: LogEntry) -> bool:
         """Whether a stop id ended the choice: its text is not part of the answer, that of a stop string's token is."""
-        return entry.finish == "stop" and entry.token in self._stop_ids
+        return entry.finish == "stop" and entry.token in self._stop_ids and not self._view.include_stop
 
 
 class Answer:
-    """All choices of one request."""
+    """All choices of one request; `echo` is its prompt's text where it is shown before each."""
 
-    def __init__(self, vocabulary: Vocabulary, view: View) -> None:
-        self._choices = [_Choice(vocabulary, view) for _ in range(view.n)]
+    def __init__(self, vocabulary: Vocabulary, view: View, rid: str = "", echo: str = "") -> None:
+        """`rid` is the request's own id; the ids of calls follow from it."""
+        self._choices = [_Choice(vocabulary, view, rid, choice, len(echo)) for choice in range(view.n)]
+        self._prompts = [Prompt(vocabulary, view, echo) for _ in range(view.n)]
         self.seq = 0
         self.completion_tokens = self.cached_tokens = 0
         self.failure: GenerationFailed | None = None
@@ -122,6 +140,11 @@ class Answer:
     def finish_reasons(self) -> list[FinishReason | None]:
         return [choice.finish for choice in self._choices]
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of the completion's tokens: those of the reasoning, its marks included."""
+        return sum(choice.reasoning_tokens for choice in self._choices)
+
     def feed(self, entry: LogEntry) -> Piece:
         """Take the next entry of the log; entries must come in order and without a gap."""
         if entry.seq != self.seq + 1:
@@ -133,4 +156,9 @@ class Answer:
             code, status = _FAILURES[entry.finish]
             text = entry.cause or f"The request ended as {entry.finish}."
             self.failure = self.failure or GenerationFailed(text, code=code, status=status)
-        return self._choices[entry.choice].push(entry)
+        prompt = self._prompts[entry.choice]
+        if entry.prompt is not None:
+            return prompt.push(entry, entry.prompt)
+        piece = self._choices[entry.choice].push(entry)
+        piece.text = prompt.take_rest() + piece.text
+        return piece

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -48,15 +49,29 @@ def _strftime_now(pattern: str) -> str:
     return datetime.datetime.now().strftime(pattern)
 
 
-@lru_cache(maxsize=64)
-def _compile(source: str) -> jinja2.Template:
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
     functions: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     environment.globals.update(functions)
-    return environment.from_string(source)
+    return environment
+
+
+@lru_cache(maxsize=64)
+def _compile(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
+
+
+@lru_cache(maxsize=64)
+def variables_of(source: str) -> frozenset[str]:
+    """The variables that a template reads; none for one that is no template, whose rendering says so."""
+    try:
+        return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(source)))
+    except jinja2.TemplateError:
+        return frozenset()
 
 
 def special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:

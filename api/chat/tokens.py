@@ -21,6 +21,7 @@ _CUT_TOKENS = 1024
 
 class _AddedToken(msgspec.Struct):
     id: int
+    special: bool = False
 
 
 class _Definition(msgspec.Struct):
@@ -41,6 +42,7 @@ class Vocabulary:
         self._config = assets.tokenizer_config
         definition = msgspec.json.decode(assets.tokenizer_json, type=_Definition)
         self._special = {token.id for token in definition.added_tokens}
+        self._hidden = {token.id for token in definition.added_tokens if token.special}
         self._byte_level = '"ByteLevel"' in msgspec.json.encode(definition.decoder).decode()
 
     @cached_property
@@ -61,11 +63,12 @@ class Vocabulary:
             return None
         return token if token in leading else leading[0]
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, exactly one BOS in front. Special tokens that the text spells out are special."""
+    def encode(self, text: str, *, bos: bool = True) -> list[int]:
+        """Ids of a prompt, exactly one BOS in front unless told otherwise. Special tokens that the text spells out are
+        special."""
         # Of the tokenizer's calls only those for a batch let other threads run meanwhile.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        return self._with_one_bos(encoding.ids)
+        return self._with_one_bos(encoding.ids) if bos else encoding.ids
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Whether `text` is certainly longer than `tokens`, found in pieces: time and memory follow `tokens`.
@@ -84,6 +87,19 @@ class Vocabulary:
     def decode(self, ids: list[int]) -> str:
         """Text of a run of tokens, special tokens skipped."""
         return self.tokenizer.decode(ids)
+
+    def decode_all(self, ids: list[int]) -> str:
+        """Text of a run of tokens, special tokens written out."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def knows(self, text: str) -> bool:
+        """Whether the text is a token of its own that was added to the vocabulary."""
+        return self.tokenizer.token_to_id(text) in self._special
+
+    def hidden(self, text: str) -> int | None:
+        """The token whose text this is, if it is a special one: its text is then skipped when tokens are decoded."""
+        token = self.tokenizer.token_to_id(text)
+        return token if token in self._hidden else None
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         bos = self.bos

@@ -10,7 +10,7 @@ from typing import Any
 
 from litestar import Request, Response
 
-from api.chat.answer import Piece
+from api.chat.piece import Piece
 from api.connection import STALLED
 from api.disconnect import ClientDisconnected, unless_disconnected
 from api.errors import Unauthorized, error_response, problem

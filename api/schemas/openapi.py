@@ -11,8 +11,9 @@ from litestar.openapi.spec import OpenAPI, OpenAPIMediaType, Operation, RequestB
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.embeddings import EmbeddingRequest
+from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
-_BODIES = (ChatRequest, CompletionRequest, EmbeddingRequest)
+_BODIES = (ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 _references, _schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
 
 
@@ -22,25 +23,36 @@ def add_bodies(document: OpenAPI) -> None:
     cast(dict[str, Any], document.components.schemas).update(_schemas)
 
 
-def _body(index: int) -> RequestBody:
-    return RequestBody(
-        required=True, content={"application/json": OpenAPIMediaType(schema=cast(Any, _references[index]))}
-    )
+def _body(kind: type[msgspec.Struct]) -> RequestBody:
+    schema = cast(Any, _references[_BODIES.index(cast(Any, kind))])
+    return RequestBody(required=True, content={"application/json": OpenAPIMediaType(schema=schema)})
 
 
 @dataclass
 class ChatOperation(Operation):
     def __post_init__(self) -> None:
-        self.request_body = _body(0)
+        self.request_body = _body(ChatRequest)
 
 
 @dataclass
 class CompletionOperation(Operation):
     def __post_init__(self) -> None:
-        self.request_body = _body(1)
+        self.request_body = _body(CompletionRequest)
 
 
 @dataclass
 class EmbeddingOperation(Operation):
     def __post_init__(self) -> None:
-        self.request_body = _body(2)
+        self.request_body = _body(EmbeddingRequest)
+
+
+@dataclass
+class TokenizeOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(TokenizeRequest)
+
+
+@dataclass
+class DetokenizeOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(DetokenizeRequest)

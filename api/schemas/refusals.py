@@ -21,17 +21,12 @@ def _one_of(*neutral: Any) -> Callable[[Any], bool]:
 
 
 _NEUTRAL: dict[str, Callable[[Any], bool]] = {
-    "tools": _empty,
     "functions": _empty,
-    "tool_choice": _one_of("none", "auto"),
     "function_call": _one_of("none", "auto"),
-    # Parallel calls are a property of tool calls; without tools either value is honoured by doing nothing.
-    "parallel_tool_calls": _one_of(True, False),
     "response_format": lambda value: value is None or value == {"type": "text"},
     "modalities": _one_of(["text"]),
     "audio": _empty,
     "prediction": _empty,
-    "reasoning_effort": _one_of("", "none"),
     "moderation": _empty,
     "verbosity": _one_of("medium"),
     "web_search_options": _empty,
@@ -42,13 +37,13 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "guided_choice": _empty,
     "guided_grammar": _empty,
     "structured_outputs": _empty,
-    "include_stop_str_in_output": _one_of(False),
-    "skip_special_tokens": _one_of(True),
     "add_generation_prompt": _one_of(True),
     "continue_final_message": _one_of(False),
-    "echo": _one_of(False),
     "suffix": _empty,
 }
+
+
+_REMEDIES = {"functions": "Send the functions as 'tools'.", "function_call": "Use 'tool_choice'."}
 
 
 def refuse_unserved(request: GenerationFields) -> None:
@@ -56,7 +51,7 @@ def refuse_unserved(request: GenerationFields) -> None:
     for name, neutral in _NEUTRAL.items():
         value = getattr(request, name, None)
         if not neutral(value):
-            raise refusal(name)
+            raise refusal(name, _REMEDIES.get(name, "Remove it from the request."))
     options = request.stream_options
     if options is not None:
         for name in ("include_obfuscation", "continuous_usage_stats"):
@@ -64,9 +59,9 @@ def refuse_unserved(request: GenerationFields) -> None:
                 raise refusal(f"stream_options.{name}")
 
 
-def refusal(name: str) -> RequestError:
+def refusal(name: str, remedy: str = "Remove it from the request.") -> RequestError:
     return RequestError(
-        f"'{name}' is not supported by this server yet. Remove it from the request.",
+        f"'{name}' is not supported by this server. {remedy}",
         param=name,
         code="unsupported_parameter",
     )

@@ -37,7 +37,7 @@ def request_status(rid: str, model: str, fields: dict[str, str], position: int |
         endpoint=view.endpoint,
         created=view.created,
         prompt_tokens=int(fields["prompt_tokens"]),
-        completion_tokens=int(fields.get("completion_tokens", 0)),
+        completion_tokens=int(fields["seq"]) - int(fields.get("tokenless", 0)),
         priority=fields["priority"],
         attempts=int(fields.get("attempts", 0)),
         position=position,

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from control.connection import Call
 from control.lease import Lease, granted
 from control.messages import LogEntry, RequestState, encode
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(msgspec.Struct, frozen=True):
     """What one request emits in a step. Without entries it only asks: cancelled, expired, taken?"""
 
     rid: str
     seq: int
     """Of the first entry, or the one expected next."""
-    entries: list[LogEntry] = field(default_factory=list[LogEntry])
+    entries: list[LogEntry] = []
     done: RequestState | None = None
     """How the request ends with this step, or None while it goes on."""
-    times: dict[str, int] = field(default_factory=dict[str, int])
+    times: dict[str, int] = {}
     """More fields for its hash, such as t_prefill in ms."""
 
 
@@ -30,6 +31,7 @@ class EmitResult:
 
     A row that arrives again because its answer was lost is no mismatch: it changes nothing and is not `behind`.
     `cancelled` and `expired` go on until an Emission ends them. `taken` are not this leader's any more: drop them.
+    `waiting` counts the model's requests that no leader has.
     """
 
     accepted_ms: int
@@ -37,12 +39,13 @@ class EmitResult:
     cancelled: list[str]
     expired: list[str]
     taken: list[str]
+    waiting: int
 
 
 def encode_entry(entry: LogEntry) -> str:
     """An entry as JSON without its absent tail: most are `[seq,choice,token]`, and there is one per token."""
-    rest = entry.finish, entry.cause, entry.logprobs, entry.cached
-    if rest == (None, None, None, None) and entry.token is not None:
+    rest = entry.finish, entry.cause, entry.logprobs, entry.cached, entry.prompt
+    if rest == (None,) * 5 and entry.token is not None:
         return f"[{entry.seq},{entry.choice},{entry.token}]"
     text = encode(entry).decode()
     for _ in rest:
@@ -53,7 +56,8 @@ def encode_entry(entry: LogEntry) -> str:
 def emit(lease: Lease, rows: list[Emission]) -> Call[EmitResult]:
     """Append and publish the rows whose owner and seq are right. Raises Lost, Fenced or Poisoned: then nothing was.
 
-    Sets t_first and t_last. A request that is done leaves the queue, loses its prompt and lives on for its retention.
+    Sets t_first with a log's first entry. A request that is done leaves the queue, loses its prompt and lives on for
+    its retention.
     """
     keys = lease.keys
     args = (lease.token, lease.model_keys.base, encode([_row(row) for row in rows]))
@@ -62,14 +66,13 @@ def emit(lease: Lease, rows: list[Emission]) -> Call[EmitResult]:
 
 def _row(row: Emission) -> tuple[str, int, str, int, list[str], list[str]]:
     """As the script reads it. The values of `times` are text, because Lua's numbers would lose digits on the way."""
-    tokens, texts = 0, [encode_entry(entry) for entry in row.entries]
-    for entry in row.entries:
-        tokens += entry.token is not None
-    stamps = [text for name, value in row.times.items() for text in (name, str(value))]
+    texts = [encode_entry(entry) for entry in row.entries]
+    tokens = sum([entry.token is not None for entry in row.entries])
+    stamps = [text for name, value in row.times.items() for text in (name, str(value))] if row.times else []
     return row.rid, row.seq, row.done or "", tokens, texts, stamps
 
 
 def _result(reply: list[Any]) -> EmitResult:
-    now, behind, cancelled, expired, taken = granted(reply)
+    now, behind, cancelled, expired, taken, waiting = granted(reply)
     expected = dict(zip(behind[::2], map(int, behind[1::2]), strict=True))
-    return EmitResult(int(now), expected, cancelled, expired, taken)
+    return EmitResult(int(now), expected, cancelled, expired, taken, waiting)

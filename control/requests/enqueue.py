@@ -83,7 +83,7 @@ def enqueue(request: Enqueue) -> Call[Enqueued]:
         *(deadline_ms, request.on_disconnect, request.api, request.idempotency_key, request.body_hash),
         *(encode(params), request.view, request.received_ms),
         *(request.max_queued_requests, request.max_queued_tokens, request.max_queue_wait_ms),
-        *(sum(entry.token is not None for entry in request.delivered), int(request.lost)),
+        *(sum(entry.token is None for entry in request.delivered), int(request.lost)),
         *(encode_entry(entry) for entry in request.delivered),
     )
     return Call("enqueue", (keys.load,), args, parse)

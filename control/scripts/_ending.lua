@@ -20,7 +20,7 @@ local function close_request(base, rid, state, now)
   if was[1] == 'queued' then
     count_out(base, was[2], tonumber(was[5]))
   end
-  redis.call('HSET', req, 'state', state)
+  redis.call('HSET', req, 'state', state, 't_last', whole(now))
   redis.call('HDEL', req, 'params', 'orphan_at', 'suspect')
   redis.call('ZREM', base .. 'orphans', rid)
   redis.call('PEXPIRE', req, RETENTION_MS)
@@ -54,7 +54,10 @@ local function end_request(base, rid, state, finish, cause, now)
       texts[#texts + 1] = text
     end
   end
-  redis.call('HSET', req, 'seq', whole(seq), 't_last', whole(now), 'cause', cause)
+  redis.call('HSET', req, 'seq', whole(seq), 'cause', cause)
+  if #texts > 0 then
+    redis.call('HINCRBY', req, 'tokenless', #texts)
+  end
   close_request(base, rid, state, now)
   if #texts > 0 then
     local event = '[["' .. rid .. '",[' .. table.concat(texts, ',') .. ']]]'

@@ -3,7 +3,7 @@
 -- ARGV 1 token `owner:epoch`  2 the model's base key
 --      3 the rows (JSON): [[rid, seq of the first entry (int), state at the end or '', tokens among the entries (int),
 --        [entry (JSON as a string), …], [field, value, …] more for the request's hash], …]
--- Returns {'OK', now ms, {rid, next seq, …} behind, {cancelled rids}, {expired rids}, {taken rids}},
+-- Returns {'OK', now ms, {rid, next seq, …} behind, {cancelled rids}, {expired rids}, {taken rids}, requests that wait},
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
 -- The hot path of the farm: per row one HMGET, one XADD per entry and one HSET; one PUBLISH per following api. The rows
 -- are one argument because hundreds cost the client more to pack, and the server more to read, than all that is done here.
@@ -14,6 +14,7 @@
 --@include queue
 --@include drain
 --@include ending
+local LOT = 16
 local token, base = ARGV[1], ARGV[2]
 local refused = fence(token) or poisoned(token)
 if refused then
@@ -29,9 +30,9 @@ local events, charges = {}, {}
 local function append(rid, last, entries, followers)
   local log = base .. 'log:' .. rid
   for i, entry in ipairs(entries) do
-    redis.call('XADD', log, whole(last + i) .. '-0', 'e', entry)
+    redis.call('XADD', log, (last + i) .. '-0', 'e', entry)
   end
-  if followers and followers ~= '' then
+  if followers ~= '' then
     local row = '["' .. rid .. '",[' .. table.concat(entries, ',') .. ']]'
     for api in string.gmatch(followers, '%S+') do
       local rows = events[api] or {}
@@ -41,18 +42,27 @@ local function append(rid, last, entries, followers)
   end
 end
 
+-- Entries count for a tenant's turn in whole lots, and the rest at the end: most rows need not look up whose they are.
+local function count_for_turn(req, before, after, done)
+  local lots = (done ~= '' and after or after - after % LOT) - (before - before % LOT)
+  if lots > 0 then
+    local f = redis.call('HMGET', req, 'priority', 'tenant')
+    local share = f[1] .. ' ' .. f[2]
+    charges[share] = (charges[share] or 0) + lots
+  end
+end
+
 for _, row in ipairs(cjson.decode(ARGV[3])) do
   local rid, seq, done, tokens, entries, stamps = unpack(row)
   local count, req = #entries, base .. 'req:' .. rid
-  local f = redis.call('HMGET', req, 'owner', 'state', 'seq', 'cancel', 'deadline', 'followers', 't_first',
-    'completion_tokens', 'priority', 'tenant')
+  local f = redis.call('HMGET', req, 'owner', 'state', 'seq', 'cancel', 'deadline', 'followers')
   if f[1] ~= token then
     taken[#taken + 1] = rid
-  elseif tonumber(f[3]) + 1 ~= seq or f[2] ~= 'running' then
+  elseif f[3] + 1 ~= seq or f[2] ~= 'running' then
     -- Only the owner appends, so a log that ends where this row would end holds the row: the call came twice.
-    if tonumber(f[3]) + 1 ~= seq + count then
+    if f[3] + 1 ~= seq + count then
       behind[#behind + 1] = rid
-      behind[#behind + 1] = tonumber(f[3]) + 1
+      behind[#behind + 1] = f[3] + 1
     end
   else
     local last = seq - 1
@@ -61,16 +71,17 @@ for _, row in ipairs(cjson.decode(ARGV[3])) do
     end
     if count > 0 then
       append(rid, last, entries, f[6])
-      redis.call('HSET', req, 'seq', whole(last + count), 't_last', stamp, 'completion_tokens', whole(f[8] + tokens))
-      if not f[7] then
+      redis.call('HSET', req, 'seq', last + count)
+      if tokens < count then
+        redis.call('HINCRBY', req, 'tokenless', count - tokens)
+      end
+      if last == 0 then
         redis.call('HSET', req, 't_first', stamp)
+        account_for_first(base, req, now)
         redis.call('PEXPIRE', base .. 'log:' .. rid, redis.call('PTTL', req))
       end
     end
-    if tokens > 0 then
-      local share = f[9] .. ' ' .. f[10]
-      charges[share] = (charges[share] or 0) + tokens
-    end
+    count_for_turn(req, last, last + count, done)
     if done ~= '' then
       close_request(base, rid, done, now)
     elseif f[4] == '1' then
@@ -88,4 +99,5 @@ end
 for api, rows in pairs(events) do
   redis.call('PUBLISH', base .. 'events:' .. api, '[' .. table.concat(rows, ',') .. ']')
 end
-return {'OK', now, behind, cancelled, expired, taken}
+local waiting = tonumber(redis.call('HGET', base .. 'load', 'queued') or '0')
+return {'OK', now, behind, cancelled, expired, taken, waiting}

@@ -4,7 +4,7 @@
 --      8 deadline, ms from now (int)  9 on_disconnect  10 api id or ''  11 idempotency key or ''  12 body hash
 --      13 params (JSON)  14 view (opaque to all but the api)  15 t_received (ms)
 --      16 most requests queued (int)  17 most tokens queued (int)
---      18 longest expected wait, ms (int), 0 for any  19 tokens among the delivered entries (int)
+--      18 longest expected wait, ms (int), 0 for any  19 delivered entries without a token (int)
 --      20 1 if Redis had it and lost it: it is not refused, and joins nothing but itself; else 0
 --      21… the delivered entries (JSON), from seq 1
 -- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait, 'requests'|'tokens'|'wait'} or
@@ -39,7 +39,8 @@ local function join(id, joined)
   -- Two apis bring back the same request after a loss, and this one had delivered more.
   if was[1] == 'queued' and id == rid and #ARGV - DELIVERED > tonumber(was[3]) then
     write_delivered(id, tonumber(was[3]) + 1)
-    redis.call('HSET', req, 'seq', whole(#ARGV - DELIVERED), 'completion_tokens', ARGV[19])
+    redis.call('PEXPIRE', base .. 'log:' .. id, redis.call('PTTL', req))
+    redis.call('HSET', req, 'seq', whole(#ARGV - DELIVERED), 'tokenless', ARGV[19])
   end
   local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
   return {'OK', id, joined, math.max(1, tonumber(was[4] or '0') - claimed)}
@@ -78,7 +79,8 @@ local function requests_ahead(own, sharers)
   end
 end
 
--- Which bound a further request would break, or nil; and how long it would wait in ms, if that can be told. Where the
+-- Which bound a further request would break, or nil; and in how many ms those ahead of it will have gone, if that can be
+-- told. Who has nobody ahead is not asked to wait for others, so what its own prompt takes is no reason. Where the
 -- queue is full in requests, a tenant with less than its share of it still gets in: one alone can't shut the others
 -- out, and the queue never holds more than twice the bound.
 local function refusal(queued, queued_tokens)
@@ -92,10 +94,11 @@ local function refusal(queued, queued_tokens)
   if queued > 0 and queued_tokens + tokens > tonumber(ARGV[17]) then
     return 'tokens', wait
   end
-  if patience > 0 and wait and wait > patience then
-    return 'wait', wait
+  local slip = tonumber(redis.call('HGET', load, 'slip') or '0')
+  if patience > 0 and wait and wait > 0 and wait + slip > patience then
+    return 'wait', wait + slip
   end
-  return nil
+  return nil, wait
 end
 
 local counts = redis.call('HMGET', load, 'queued', 'queued_tokens', 'rate')
@@ -117,10 +120,13 @@ redis.call('HINCRBY', load, 'enqueued', 1)
 local position = redis.call('HINCRBY', load, 'queued', 1)
 redis.call('HINCRBY', load, 'queued:' .. class, 1)
 local req = base .. 'req:' .. rid
+if wait then
+  redis.call('HSET', req, 'expected', string.format('%.0f', wait))
+end
 redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry', entry, 'attempts', 0,
   'deadline', whole(now + deadline), 'cancel', 0, 'params', ARGV[13], 'prompt_tokens', ARGV[5], 'n', ARGV[6],
   'seed', ARGV[7], 'tenant', tenant, 'priority', class, 'on_disconnect', ARGV[9], 'view', ARGV[14],
-  'seq', whole(#ARGV - DELIVERED), 'completion_tokens', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
+  'seq', whole(#ARGV - DELIVERED), 'tokenless', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
   't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', taken and '' or key,
   'body_hash', key ~= '' and ARGV[12] or '')
 local life = whole(deadline + RETENTION_MS)

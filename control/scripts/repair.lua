@@ -50,7 +50,7 @@ for i = 1, have do
 end
 
 local function settle(what, seq)
-  redis.call('HSET', KEYS[1], 'seq', whole(seq), 'completion_tokens', whole(completion))
+  redis.call('HSET', KEYS[1], 'seq', whole(seq), 'tokenless', whole(seq - completion))
   redis.call('PEXPIRE', KEYS[2], redis.call('PTTL', KEYS[1]))
   local open = 0
   for choice = 0, tonumber(was[3]) - 1 do

@@ -64,7 +64,7 @@ class Metronome(Executor):
         self._pending: set[int] = set()
         self.seconds: list[float] = []
 
-    def run_step(self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None) -> StepResult:
+    def run_step(self, command: GenerateStep, sample: Sample | None, *_: object) -> StepResult:
         started = time.perf_counter()
         self._work()
         self.seconds.append(time.perf_counter() - started)
@@ -80,13 +80,13 @@ class TimedExchange(Exchange):
 
     seconds = 0.0
 
-    def deliver(self, rows: list[Emission], claim: Call[Claims]) -> tuple[EmitResult, Claims]:
+    def deliver(self, rows: list[Emission], claim: Call[Claims] | None) -> tuple[EmitResult, Claims | None]:
         started = time.perf_counter()
         answer = super().deliver(rows, claim)
         self.seconds += time.perf_counter() - started
         return answer
 
-    def finish(self) -> tuple[EmitResult, Claims] | None:
+    def finish(self) -> tuple[EmitResult, Claims | None] | None:
         started = time.perf_counter()
         answer = super().finish()
         self.seconds += time.perf_counter() - started

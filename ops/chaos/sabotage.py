@@ -71,12 +71,12 @@ CONTROLS = {
         """
 rewrite_scripts(
     module,
-    ("elseif tonumber(f[3]) + 1 ~= seq or f[2] ~= 'running' then", "elseif false then"),
+    ("elseif f[3] + 1 ~= seq or f[2] ~= 'running' then", "elseif false then"),
     (
         "local last = seq - 1\\n",
         "local last = tonumber(f[3])\\n"
         "for i = 1, count do\\n"
-        "  ARGV[first + i - 1] = string.gsub(ARGV[first + i - 1], '^%[%d+', '[' .. whole(last + i))\\n"
+        "  entries[i] = string.gsub(entries[i], '^%[%d+', '[' .. whole(last + i))\\n"
         "end\\n",
     ),
 )

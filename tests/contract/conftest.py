@@ -59,6 +59,10 @@ class Farm:
     def look(self, rid: str, tenant: str = "t", have: int = 0) -> Followed:
         return self.run(requests.follow(MODEL, rid, "", tenant, have))
 
+    def completion_tokens(self, rid: str) -> int:
+        """How many entries of a request's log are tokens, by its hash."""
+        return int(self.field(rid, "seq") or 0) - int(self.field(rid, "tokenless") or 0)
+
     def field(self, rid: str, name: str) -> str | None:
         return self.client.hget(self.keys.request(rid), name)
 

@@ -29,12 +29,12 @@ def test_tenants_take_turns_by_what_they_were_served(farm: Farm) -> None:
 
 
 def test_generated_tokens_count_too(farm: Farm) -> None:
-    """Of two tenants that wait, the one that is being served a long answer yields."""
+    """Of two tenants that wait, the one that is being served a long answer yields, as soon as a lot of it is told."""
     lease = farm.lead()
     for rid, tenant in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"), ("b3", "b")):
         farm.put(rid, tenant=tenant)
     farm.claim(lease, requests_=2)
-    farm.emit(lease, Emission("a1", 1, [token(seq) for seq in range(1, 9)]))
+    farm.emit(lease, Emission("a1", 1, [token(seq) for seq in range(1, 17)]))
     assert rids(farm.claim(lease)) == ["b2", "b3", "a2"]
 
 

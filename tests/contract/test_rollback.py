@@ -62,7 +62,7 @@ def test_what_is_missing_is_appended_and_the_leader_goes_on_from_memory(farm: Fa
     assert farm.emit(lease, Emission("a", 5, [token(5, 45)])).behind == {"a": 4}
     assert farm.emit(lease, Emission("a", 4, [token(4, 44), last(5, 45)], "finished")).behind == {}
     assert tokens(farm) == [41, 42, 43, 44, 45]
-    assert farm.field("a", "completion_tokens") == "5"
+    assert farm.completion_tokens("a") == 5
     assert farm.load("queued") == 0
 
 

@@ -44,6 +44,8 @@ class Scheduler:
             raise ValueError(f"token_budget and max_sequences must be positive, got {token_budget}, {max_sequences}")
         self._account = KVAccount(kv_tokens, block_tokens)
         self.token_budget, self._max_sequences = token_budget, max_sequences
+        self.beside = token_budget
+        """The most prompt tokens of a step in which a sequence decodes."""
         self._running: dict[int, Sequence] = {}  # by sid, in order of arrival
         self._waiting: deque[Sequence] = deque()  # in order of arrival
         self._known: set[int] = set()
@@ -93,7 +95,7 @@ class Scheduler:
                 "Shorten the prompt or lower max_tokens.",
                 param="max_tokens",
             )
-        if not sequence.prompt or len(sequence.output) >= sequence.sampling.max_tokens:
+        if not sequence.prompt or len(sequence.output) >= sequence.most_tokens:
             raise ValueError(
                 f"request {sequence.rid} choice {sequence.choice} has nothing to generate: prompt of "
                 f"{len(sequence.prompt)} tokens, {len(sequence.output)} of {sequence.sampling.max_tokens} produced"
@@ -155,7 +157,8 @@ class Scheduler:
         plan = self._outstanding = StepPlan()
         self._steps += 1
         waiting = len(self._waiting)
-        budget = self.token_budget - self._plan_decode(plan)
+        rows = self._plan_decode(plan)
+        budget = min(self.token_budget - rows, self.beside) if rows else self.token_budget
         for sequence in self._in_state(SequenceState.PREFILL):
             budget -= self._plan_chunk(plan, sequence, budget)
         if len(self._waiting) == waiting:  # where one was just preempted, another would only take its place

@@ -83,7 +83,8 @@ def test_texts_and_usage() -> None:
     assert texts == [*TEXTS, "x", "x"]
     total = sum(entry.token is not None for log in LOGS for entry in log)
     usage = {"prompt_tokens": 5, "completion_tokens": total, "total_tokens": 5 + total}
-    assert str(usage | {"prompt_tokens_details": {"cached_tokens": 4}}) in rest
+    details = {"prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 0}}
+    assert str(usage | details) in rest
 
 
 def test_neighbouring_tokens_are_one_chunk() -> None:

@@ -50,6 +50,20 @@ def test_decode_rows_come_first() -> None:
     assert plan.sequences == [long] and len(plan.tokens[0]) == 7
 
 
+def test_chunks_are_short_beside_rows_that_decode() -> None:
+    """Where somebody decodes, all prompts of a step share what may be fed beside it; alone they have the budget."""
+    subject = scheduler(token_budget=64)
+    subject.beside = 5
+    short = subject.add(sequence(20))
+    assert step(subject).fed == {short: 20}
+    first, second = subject.add(sequence(7)), subject.add(sequence(30))
+    assert step(subject).fed == {short: 1, first: 5}
+    assert step(subject).fed == {short: 1, first: 2, second: 3}
+    subject.drop(short)
+    subject.drop(first)
+    assert step(subject).fed == {second: 27}
+
+
 def test_sampled_lists_continuing_then_rows() -> None:
     """The engine samples the continuing sequences in ascending sid order, then the rows whose context is complete."""
     subject = scheduler()

@@ -1,0 +1,153 @@
+"""From a chat request to the prompt's text, and how the answer to it is to be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from api.chat.forms import Forms
+from api.chat.reading.how import Calling, Reading, Thinking
+from api.chat.reading.llama3 import PYTHON_TAG
+from api.chat.template import render, variables_of
+from api.chat.tokens import Vocabulary
+from api.schemas.chat import ChatRequest
+from api.schemas.messages import template_messages
+from api.schemas.refusals import refusal
+from api.schemas.tools import Offer
+from control.errors import RequestError
+from control.messages import ModelAssets
+
+_RESERVED = ("messages", "tools")
+"""Variables of a template that have a field of their own in the request."""
+_MARKS = ("<tool_call>", "</tool_call>", PYTHON_TAG)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    text: str
+    offer: Offer | None
+    reading: Reading | None
+
+
+def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabulary, forms: Forms) -> ChatPrompt:
+    """Render the conversation. Raises TemplateFailed, and RequestError for what this model's template can't say."""
+    offer = request.offer
+    variables = _variables(request, assets, forms, offer)
+    text = render(assets.chat_template, template_messages(request.messages), assets.tokenizer_config, variables)
+    thinking = _begun(forms.thinking, text)
+    if thinking is not None and thinking.begun and request.reasoning_effort == "none":
+        raise refusal("reasoning_effort", "This model's template always begins with reasoning; it can't be 'none'.")
+    calling = _calling(offer, forms)
+    if thinking is None and calling is None:
+        return ChatPrompt(text, offer, None)
+    return ChatPrompt(text, offer, Reading(thinking, calling, _marks(thinking, calling, vocabulary)))
+
+
+def _variables(request: ChatRequest, assets: ModelAssets, forms: Forms, offer: Offer | None) -> dict[str, Any]:
+    source = assets.chat_template
+    given = request.chat_template_kwargs or {}
+    for name in _RESERVED:
+        if name in given:
+            raise RequestError(
+                f"'chat_template_kwargs.{name}' is not taken; use the request's own field '{name}'.",
+                param=f"chat_template_kwargs.{name}",
+            )
+    if source is None:
+        return given  # the rendering refuses it
+    known = variables_of(source)
+    variables = _effort(request.reasoning_effort, known) | given
+    if offer is None:
+        _check_history(request, source)
+        return variables
+    if "tools" not in known:
+        raise RequestError(
+            "This model's chat template does not take tools. Use a model that was trained to call them, or remove "
+            "'tools' from the request.",
+            param="tools",
+            code="tools_not_supported",
+        )
+    if forms.calls is None:
+        raise RequestError(
+            "This model writes calls of tools in a form that this server can't read. Name a form that fits with "
+            "`furrow api --tool-parser`, or remove 'tools' from the request.",
+            param="tools",
+            code="tools_not_supported",
+        )
+    return {**variables, "tools": offer.for_template}
+
+
+def _check_history(request: ChatRequest, source: str) -> None:
+    """A template that knows no calls would leave them out without a word."""
+    for index, message in enumerate(request.messages):
+        if message.tool_calls and "tool_calls" not in source:
+            raise RequestError(
+                f"This model's chat template does not take 'messages[{index}].tool_calls'. Use a model that was "
+                "trained to call tools, or leave these messages out.",
+                param=f"messages[{index}].tool_calls",
+                code="tools_not_supported",
+            )
+
+
+def _effort(effort: str | None, known: frozenset[str]) -> dict[str, Any]:
+    """`reasoning_effort` in the words of the template; "none" asks for no reasoning."""
+    if not effort:
+        return {}
+    thinks = effort != "none"
+    values: dict[str, Any] = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+    found = {name: value for name, value in values.items() if name in known}
+    if not found and thinks:
+        raise refusal("reasoning_effort", "This model's template can't be told how much to reason.")
+    return found
+
+
+def _begun(thinking: Thinking | None, prompt: str) -> Thinking | None:
+    """The marks, with the knowledge whether the prompt ends after an opening one."""
+    if thinking is None:
+        return None
+    return msgspec.structs.replace(thinking, begun=prompt.rstrip().endswith(thinking.open))
+
+
+def _calling(offer: Offer | None, forms: Forms) -> Calling | None:
+    if offer is None or forms.calls is None:
+        return None
+    return Calling(
+        format=forms.calls,
+        names=[function.name for function in offer.functions] if forms.calls == "llama3" else [],
+        literal=_literal(offer) if forms.calls == "qwen_xml" else {},
+        single=offer.single,
+        named=offer.named,
+    )
+
+
+def _literal(offer: Offer) -> dict[str, list[str]]:
+    """The parameters of each function that are no text."""
+    found: dict[str, list[str]] = {}
+    for function in offer.functions:
+        properties: Any = (function.parameters or {}).get("properties")
+        if isinstance(properties, dict):
+            names = [str(name) for name, schema in properties.items() if not _may_be_text(schema)]  # type: ignore[misc]
+            if names:
+                found[function.name] = names
+    return found
+
+
+def _may_be_text(schema: Any) -> bool:
+    """Whether a text is a value of the schema; a schema that says nothing allows it."""
+    if not isinstance(schema, dict):
+        return True
+    kinds: Any = schema.get("type")
+    if kinds is not None:
+        return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list):
+            return any(_may_be_text(choice) for choice in schema[name])
+    if isinstance(schema.get("enum"), list):
+        return any(isinstance(value, str) for value in schema["enum"])
+    return "$ref" not in schema
+
+
+def _marks(thinking: Thinking | None, calling: Calling | None, vocabulary: Vocabulary) -> dict[int, str]:
+    texts = [*((thinking.open, thinking.close) if thinking else ()), *(_MARKS if calling else ())]
+    return {token: text for text in texts if (token := vocabulary.hidden(text)) is not None}

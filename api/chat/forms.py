@@ -1,0 +1,44 @@
+"""In which form a model writes its reasoning and its calls: told by its chat template and its special tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from api.chat.reading.how import CallFormat, Thinking
+from api.chat.tokens import Vocabulary
+
+_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """None: the model has no such thing, or writes it in a form that is not known here."""
+
+    calls: CallFormat | None = None
+    thinking: Thinking | None = None
+
+
+def forms_of(template: str | None, vocabulary: Vocabulary, calls: CallFormat | None = None) -> Forms:
+    """The template shows how earlier calls and reasoning are written; some marks only the tokenizer knows.
+
+    Where the form of `calls` is given, it is that one.
+    """
+    source = template or ""
+    return Forms(calls or _calls(source, vocabulary), _thinking(source, vocabulary))
+
+
+def _calls(source: str, vocabulary: Vocabulary) -> CallFormat | None:
+    if "<function=" in source and "<parameter=" in source:
+        return "qwen_xml"
+    if "<tool_call>" in source:
+        return "hermes"
+    if "<|python_tag|>" in source or ("tools" in source and vocabulary.knows("<|python_tag|>")):
+        return "llama3"
+    return None
+
+
+def _thinking(source: str, vocabulary: Vocabulary) -> Thinking | None:
+    for start, end in _THINKING:
+        if start in source or end in source or (vocabulary.knows(start) and vocabulary.knows(end)):
+            return Thinking(start, end)
+    return None

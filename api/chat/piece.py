@@ -1,0 +1,85 @@
+"""What a token, or several, added to an answer: text, reasoning, calls of tools, and the log probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from control.messages import FinishReason, PromptToken, TokenLogprobs
+
+
+@dataclass(slots=True)
+class ScoredToken:
+    """A token with its log probability, and where its text lies in all that the choice produced (in characters).
+
+    The first token of a prompt has none.
+    """
+
+    token: int
+    logprobs: TokenLogprobs | None
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class CallDelta:
+    """A part of one call. The first has the function's `name`; `arguments` is the next part of a JSON text."""
+
+    index: int
+    """The call's place among the choice's calls, from 0."""
+    id: str
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one entry of the log, or several consecutive ones of one choice, added to the answer.
+
+    Reasoning comes before text, text before calls: pieces are joined only where that is the order of what was said.
+    """
+
+    seq: int
+    choice: int
+    text: str = ""
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list[CallDelta])
+    scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    prompt: list[PromptToken] = field(default_factory=list[PromptToken])
+    """Tokens of the prompt, where they are shown beside the answer; never in a stream."""
+    finish: FinishReason | None = None
+
+    @property
+    def silent(self) -> bool:
+        return not (self.text or self.reasoning or self.calls or self.scored)
+
+    def mute(self) -> None:
+        """Forget all but the end: the client has the rest already."""
+        self.text = self.reasoning = ""
+        self.calls, self.scored = [], []
+
+    def add_call(self, delta: CallDelta) -> None:
+        """Add a part of a call; parts of one call in a row become one."""
+        last = self.calls[-1] if self.calls else None
+        if last is not None and last.index == delta.index and delta.name is None:
+            last.arguments += delta.arguments
+        else:
+            self.calls.append(delta)
+
+    def join(self, other: Piece) -> bool:
+        """Take a later piece of the same choice into this one; False where that would change what a client sees."""
+        if other.choice != self.choice or self.finish is not None:
+            return False
+        if (other.reasoning and (self.text or self.calls)) or (other.text and self.calls):
+            return False
+        self.collect(other)
+        return True
+
+    def collect(self, other: Piece) -> None:
+        """Take in a later piece of the same choice where only the sums are shown, not the order."""
+        self.seq, self.finish = other.seq, other.finish
+        self.text += other.text
+        self.reasoning += other.reasoning
+        for delta in other.calls:
+            self.add_call(delta)
+        self.scored += other.scored
+        self.prompt += other.prompt

@@ -1,0 +1,79 @@
+"""Llama 3: an answer that is `{"name": …, "parameters": {…}}`, or such an object after `<|python_tag|>`.
+
+Several calls are separated by `;`. A bare object is a call only where it names one of the request's tools: else it is
+an answer in JSON.
+"""
+
+from __future__ import annotations
+
+from api.chat.piece import Piece
+from api.chat.reading.calls import CallParser, Calls
+from api.chat.reading.how import Calling
+from api.chat.reading.json_call import JsonCall
+
+PYTHON_TAG = "<|python_tag|>"
+
+
+class Llama3Parser(CallParser):
+    triggers = (PYTHON_TAG,)
+
+    def __init__(self, calling: Calling, calls: Calls) -> None:
+        super().__init__(calling, calls)
+        self._state = self._start
+
+    def mark(self, text: str, piece: Piece) -> None:
+        if self._state == self._start:
+            self._state = self._text
+        super().mark(text, piece)
+
+    def _start(self, piece: Piece) -> bool:
+        """Only the answer's first character, or what follows a call, can open a bare object."""
+        start = self._held.lstrip()
+        if not start:
+            return False
+        self._state = self._text
+        if start.startswith("{"):
+            self._raw = ""
+            self._read(JsonCall(self._calls, self._calling.names))
+        return True
+
+    def _open(self, trigger: str) -> None:
+        self._read(JsonCall(self._calls))
+
+    def _read(self, call: JsonCall) -> None:
+        self._call, self._state = call, self._object
+
+    def _object(self, piece: Piece) -> bool:
+        rest = self._call.push(self._take(), piece)
+        if rest is None:
+            return False
+        self._held = rest
+        if not self._call.begun:
+            return self._refuse(piece)
+        self._called()
+        self._state = self._next
+        return True
+
+    def _next(self, piece: Piece) -> bool:
+        held = self._held.lstrip()
+        if not held:
+            return False
+        if held[0] != ";":
+            self._state = self._text
+            return True
+        if not held[1:].strip():
+            return False
+        if held[1:].lstrip().startswith("{"):
+            self._held, self._raw = held[1:], ";"
+            self._read(JsonCall(self._calls, self._calling.names))
+        else:
+            self._state = self._text
+        return True
+
+    def _give_up(self, piece: Piece) -> None:
+        if self._state == self._object:
+            if self._call.begun:
+                self._called()
+            else:
+                self._held = self._call.held
+                self._refuse(piece)

@@ -1,0 +1,78 @@
+"""Splits an answer into the model's reasoning, `<think>…</think>` at its beginning, and the rest."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from api.chat.reading.how import Thinking
+from control.text import begun
+
+
+class ThinkingParser:
+    """`push` returns what of the text is reasoning, and what comes after it; white space at the marks is neither."""
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._open, self._close, self._begun = thinking.open, thinking.close, thinking.begun
+        self._state: Literal["opening", "thinking", "gap", "after"] = "opening"
+        self._held = ""
+        self._said = False
+        """Whether any reasoning was given out."""
+
+    @property
+    def thinking(self) -> bool | None:
+        """Whether the next text is reasoning; None before that can be told."""
+        if self._state == "opening":
+            return True if self._begun else None
+        return self._state == "thinking"
+
+    def takes(self, mark: str) -> bool:
+        """Whether a mark that comes now opens or closes the reasoning."""
+        return mark == (self._close if self._state == "thinking" else self._open if self._state == "opening" else None)
+
+    def push(self, text: str) -> tuple[str, str]:
+        self._held += text
+        reasoning = ""
+        if self._state == "opening":
+            self._opening()
+        if self._state == "thinking":
+            reasoning = self._think()
+        if self._state == "gap":
+            self._held = self._held.lstrip()
+            if self._held:
+                self._state = "after"
+        return reasoning, self._take() if self._state == "after" else ""
+
+    def end(self) -> tuple[str, str]:
+        """What was held back, now that nothing follows."""
+        if self._state == "opening":
+            return (self._take(), "") if self._begun else ("", self._take())
+        return (self._take(), "") if self._state == "thinking" else ("", "")
+
+    def _opening(self) -> None:
+        """A model whose prompt has opened the reasoning may still repeat the mark."""
+        start = self._held.lstrip()
+        if len(start) < len(self._open) and self._open.startswith(start):
+            return
+        if start.startswith(self._open):
+            self._held, self._state = start[len(self._open) :], "thinking"
+        elif self._begun:
+            self._state = "thinking"
+        else:
+            self._state = "after"
+
+    def _think(self) -> str:
+        if not self._said:
+            self._held = self._held.lstrip()
+        at = self._held.find(self._close)
+        if at >= 0:
+            reasoning = self._held[:at].rstrip()
+            self._held, self._state = self._held[at + len(self._close) :], "gap"
+            return reasoning
+        certain = self._held[: len(self._held) - begun(self._held, (self._close,))].rstrip()
+        self._held = self._held[len(certain) :]
+        self._said = self._said or bool(certain)
+        return certain
+
+    def _take(self) -> str:
+        held, self._held = self._held, ""
+        return held

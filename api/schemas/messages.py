@@ -1,0 +1,149 @@
+"""The messages of a conversation, as clients send them and as chat templates expect them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, cast
+
+import msgspec
+
+from api.schemas.refusals import refusal
+from control.errors import RequestError
+
+
+class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One part of a message; only text is served, the others are known so that they can be refused by name."""
+
+    type: Literal["text", "image_url", "input_audio", "file", "video_url", "refusal"]
+    text: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    video_url: Any = None
+    refusal: str | None = None
+
+
+class CalledFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    arguments: str = ""
+    """JSON text, as it was given to the client."""
+
+
+class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    id: str
+    type: str = "function"
+    function: CalledFunction | None = None
+    # Clients that keep stream chunks send the place back too.
+    index: int | None = None
+    custom: Any = None
+
+
+class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    # Present in answers that clients send back as history, where they are empty.
+    refusal: str | None = None
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+
+
+def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """The messages as chat templates expect them: plain dicts with text content, arguments of calls as mappings.
+
+    Raises RequestError for parts and roles that are not served.
+    """
+    names: dict[str, str] = {}
+    plain: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        for call in message.tool_calls or []:
+            if call.function is not None:
+                names[call.id] = call.function.name
+        plain.append(_plain(message, f"messages[{index}]", names))
+    return plain
+
+
+def _plain(message: Message, path: str, names: dict[str, str]) -> dict[str, Any]:
+    if message.role == "function":
+        raise refusal(f"{path}.role", "Send the result as a message with role 'tool'.")
+    for name in ("function_call", "audio", "annotations"):
+        if getattr(message, name) not in (None, [], {}):
+            raise refusal(f"{path}.{name}")
+    text = _text(message, path)
+    # Templates know four roles; "developer" is OpenAI's newer name for "system".
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    if message.name is not None:
+        plain["name"] = message.name
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning is not None:
+        plain["reasoning_content"] = reasoning
+    if message.role == "tool":
+        plain |= _result(message, path, names)
+    elif message.tool_call_id is not None:
+        raise RequestError(f"'{path}.tool_call_id' belongs to role 'tool'.", param=f"{path}.tool_call_id")
+    if message.tool_calls:
+        if message.role != "assistant":
+            raise RequestError(f"'{path}.tool_calls' belongs to role 'assistant'.", param=f"{path}.tool_calls")
+        plain["tool_calls"] = [
+            _call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
+        ]
+    return plain
+
+
+def _result(message: Message, path: str, names: dict[str, str]) -> dict[str, Any]:
+    """What tells which call a result belongs to; some templates ask for the function's name."""
+    if message.tool_call_id is None:
+        raise RequestError(f"Missing required parameter: '{path}.tool_call_id'.", param=f"{path}.tool_call_id")
+    name = message.name or names.get(message.tool_call_id)
+    return {"tool_call_id": message.tool_call_id} | ({"name": name} if name else {})
+
+
+def _call(call: ToolCall, path: str) -> dict[str, Any]:
+    """A call in OpenAI's form, but with a mapping for its arguments: templates write that as JSON themselves."""
+    if call.type != "function" or call.custom is not None:
+        raise refusal(f"{path}.type")
+    if call.function is None:
+        raise RequestError(f"Missing required parameter: '{path}.function'.", param=f"{path}.function")
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _arguments(text: str) -> dict[str, Any] | str:
+    """A mapping, or the text itself where a model had written something else."""
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return cast(dict[str, Any], value) if isinstance(value, dict) else text
+
+
+def _text(message: Message, path: str) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    if message.content is None:
+        if message.refusal is not None:
+            return message.refusal
+        if message.role == "assistant" and (message.tool_calls or message.reasoning_content or message.reasoning):
+            return ""
+        raise RequestError(f"Missing required parameter: '{path}.content'.", param=f"{path}.content")
+    texts: list[str] = []
+    for index, part in enumerate(message.content):
+        here = f"{path}.content[{index}]"
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in ("text", "refusal"):
+            raise RequestError(
+                f"'{here}' has type '{part.type}'; this model takes text parts only.",
+                param=f"{here}.{part.type}",
+                code="unsupported_content",
+            )
+        if text is None:
+            raise RequestError(f"Missing required parameter: '{here}.{part.type}'.", param=f"{here}.{part.type}")
+        texts.append(text)
+    return "\n".join(texts)
