@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from litestar.connection import Request
+from litestar.enums import MediaType
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 
 from api.reference import page
@@ -44,7 +45,10 @@ def complete(document: JsonObject) -> JsonObject:
     found: JsonObject = msgspec.json.decode(msgspec.json.encode(document))
     components = found.setdefault("components", {})
     references, schemas = _schemas()
-    components["schemas"] = dict(sorted((components.get("schemas", {}) | schemas).items()))
+    others: JsonObject = components.get("schemas", {})
+    if twice := [name for name in schemas if name in others and schemas[name] != others[name]]:
+        raise ValueError(f"two types are named alike, and one would be shown for the other: {', '.join(twice)}")
+    components["schemas"] = dict(sorted((others | schemas).items()))
     content = {"application/json": {"schema": references[Error]}}
     components["responses"] = {"Error": {"description": "What went wrong, in OpenAI's shape.", "content": content}}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "An API key."}}
@@ -105,7 +109,7 @@ class ServedDocument(OpenAPIRenderPlugin):
     """`/schema/openapi.json`."""
 
     def __init__(self) -> None:
-        super().__init__(path="/openapi.json", media_type="application/json")
+        super().__init__(path="/openapi.json", media_type=MediaType.JSON)
         self._bytes: bytes | None = None
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: JsonObject) -> bytes:
@@ -118,7 +122,7 @@ class ServedPage(OpenAPIRenderPlugin):
     """The same for people, at `/schema`; it loads nothing from anywhere."""
 
     def __init__(self) -> None:
-        super().__init__(path="/", media_type="text/html")
+        super().__init__(path="/", media_type=MediaType.HTML)
         self._bytes: bytes | None = None
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: JsonObject) -> bytes:
