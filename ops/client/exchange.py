@@ -142,7 +142,9 @@ class Exchange:
         rid = self.reader.last_id.partition(":")[0]
         path = self._request.url.path.partition("/v1/")[0] + f"/v1/requests/{rid}"
         url = self._origins.place(self._request.url, self._at).copy_with(path=path, query=None)
-        headers = {name: value for name, value in self._headers.items() if name in ("authorization", "user-agent")}
+        headers = {
+            name: value for name, value in self._headers.items() if name in ("authorization", "x-api-key", "user-agent")
+        }
         limits = dict.fromkeys(("connect", "read", "write", "pool"), 2.0)
         return httpx.Request("DELETE", url, headers=headers, extensions={"timeout": limits})
 
