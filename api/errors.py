@@ -165,7 +165,11 @@ def _framework_problem(error: HTTPException, asked: str) -> Problem:
     """What the framework refused before a handler ran: no such route, wrong method, body too large, bad path."""
     status = error.status_code
     elsewhere = _ELSEWHERE.search(asked)
-    hint = "This server generates text and has no such endpoint" if elsewhere else "Check it for typos"
+    hint = (
+        "This server generates text and has no such endpoint"
+        if elsewhere
+        else "Check it for typos: paths begin with /v1, as /v1/models"
+    )
     text = {
         404: f"Unknown request URL: {asked}. {hint}; /schema lists what there is.",
         405: f"Method not allowed: {asked}. Use {_allowed(error) or 'another method'}.",

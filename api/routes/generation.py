@@ -173,6 +173,7 @@ async def _collect(ongoing: Ongoing) -> list[Piece]:
 
 
 def _echo(response: Response[Any], caller: Caller) -> None:
-    """Give the client's own request id back beside ours."""
+    """Give the client's own request id back beside ours, and tell the milliseconds until here."""
+    response.headers["openai-processing-ms"] = str(round(1000 * caller.journal.waited))
     if caller.client_request_id:
         response.headers["x-client-request-id"] = caller.client_request_id
