@@ -9,16 +9,25 @@ from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import OpenAPIConfig
 from litestar.response import Redirect
 
-from api.errors import handle
 from api.process import Process
 from api.routes.chat import create_chat_completion
 from api.routes.completions import create_completion
 from api.routes.embeddings import create_embedding
 from api.routes.health import health, metrics, ready
+from api.routes.messages import count_message_tokens, create_message
 from api.routes.models import list_models, retrieve_model
 from api.routes.requests import cancel_request, delete_request, follow_request, show_request
+from api.routes.responses import (
+    cancel_response,
+    count_input_tokens,
+    create_response,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from api.routes.tokens import detokenize, tokenize, tokenizer_info
 from api.schemas.document import ServedDocument, ServedPage
+from api.schemas.message_errors import handle_in_shape
 from api.schemas.openapi import add_bodies
 from api.settings import ApiSettings
 
@@ -56,6 +65,14 @@ def create_app(settings: ApiSettings) -> Litestar:
             create_chat_completion,
             create_completion,
             create_embedding,
+            create_response,
+            count_input_tokens,
+            retrieve_response,
+            delete_response,
+            cancel_response,
+            list_input_items,
+            create_message,
+            count_message_tokens,
             list_models,
             retrieve_model,
             show_request,
@@ -71,7 +88,11 @@ def create_app(settings: ApiSettings) -> Litestar:
             docs,
         ],
         # All three, or the framework's own error shape leaks for some of them.
-        exception_handlers={HTTPException: handle, ValidationException: handle, Exception: handle},
+        exception_handlers={
+            HTTPException: handle_in_shape,
+            ValidationException: handle_in_shape,
+            Exception: handle_in_shape,
+        },
         on_startup=[start],
         on_shutdown=[stop],
         cors_config=cross_origin(settings.cors_origins),

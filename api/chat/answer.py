@@ -35,7 +35,7 @@ class _Choice:
         self._view = view
         decode = vocabulary.decode_all if view.special_tokens else vocabulary.decode
         self._detokenizer = Detokenizer(decode, vocabulary.alone)
-        self._stops = StopStrings(view.stop)
+        self._stops, self._stop_strings = StopStrings(view.stop), set(view.stop)
         self._unsearched = view.min_tokens
         self._stop_ids = set(view.stop_ids)
         self._produced = offset
@@ -55,6 +55,8 @@ class _Choice:
 
     def push(self, entry: LogEntry) -> Piece:
         piece = Piece(entry.seq, entry.choice, finish=entry.finish)
+        if entry.finish == "stop" and entry.cause in self._stop_strings and not self._ends_without_text(entry):
+            piece.stop = entry.cause
         said = self._certain(entry)
         if self._parser is None:
             piece.text = said

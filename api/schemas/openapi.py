@@ -11,9 +11,14 @@ from litestar.openapi.spec import OpenAPI, OpenAPIMediaType, Operation, RequestB
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.embeddings import EmbeddingRequest
+from api.schemas.message_request import CountTokensRequest, MessageRequest
+from api.schemas.responses import ResponseRequest
 from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
-_BODIES = (ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
+_BODIES = (
+    *(ChatRequest, CompletionRequest, ResponseRequest, MessageRequest, CountTokensRequest),
+    *(EmbeddingRequest, TokenizeRequest, DetokenizeRequest),
+)
 _references, _schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
 
 
@@ -44,6 +49,24 @@ class CompletionOperation(Operation):
 class EmbeddingOperation(Operation):
     def __post_init__(self) -> None:
         self.request_body = _body(EmbeddingRequest)
+
+
+@dataclass
+class ResponseOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(ResponseRequest)
+
+
+@dataclass
+class MessageOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(MessageRequest)
+
+
+@dataclass
+class CountTokensOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(CountTokensRequest)
 
 
 @dataclass
