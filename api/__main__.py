@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import resource
 import signal
 import sys
@@ -23,6 +25,16 @@ from control.process import die_with_parent
 from control.readiness import wait_until_ready
 from control.settings import Settings
 
+_ORIGIN = re.compile(r"\*|https?://[^/\s*]+")
+
+
+def check_origins(_context: click.Context, _parameter: click.Parameter, origins: tuple[str, ...]) -> tuple[str, ...]:
+    """As browsers send them: scheme and host, a port where it is not the scheme's own, and no path."""
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise click.BadParameter(f"{origin!r} is no origin; write https://HOST, http://HOST:PORT or *.")
+    return origins
+
 
 @click.command()
 @click.option("--redis", "redis_url", help="URL of the farm's Redis [default: REDIS_URL].")
@@ -35,6 +47,13 @@ from control.settings import Settings
     help="NAME for the only model, NAME=MODEL for one of several, or * to let any name mean the only one. Repeatable.",
 )
 @click.option("--api-key", "api_keys", multiple=True, help="Ask clients for one of these keys. Repeatable.")
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    callback=check_origins,
+    help="Let pages of this origin call from a browser (https://HOST, or * for all). Repeatable.",
+)
 @click.option("--grace", default=30.0, show_default=True, help="Seconds that open streams may go on after SIGTERM.")
 @click.option(
     "--reader-timeout",
@@ -70,6 +89,7 @@ def main(
     port: int,
     served_model_names: tuple[str, ...],
     api_keys: tuple[str, ...],
+    cors_origins: tuple[str, ...],
     grace: float,
     reader_timeout: float,
     keep_alive: float,
@@ -100,6 +120,7 @@ def main(
             port=port,
             served_model_names=served_model_names,
             api_keys=api_keys,
+            cors_origins=cors_origins,
             grace=grace,
             reader_timeout=reader_timeout,
             keep_alive=keep_alive,
@@ -118,6 +139,9 @@ def serve(settings: ApiSettings) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     app = create_app(settings)
     server = Server(app, app.state.process)
+    # What lives as long as the process is not looked through by each full collection, which every stream would feel.
+    gc.collect()
+    gc.freeze()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True

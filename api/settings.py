@@ -26,6 +26,8 @@ class ApiSettings:
     """Aliases: `public` names the only model, `public=model` one of several, `*` lets any name mean the only model."""
     api_keys: tuple[str, ...] = ()
     """If any are given, a request must bring one of them as its bearer token."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call from a browser; `*`: all."""
     tool_parser: CallFormat | None = None
     """The form in which every model writes its calls; None: what its template shows."""
     api_id: str = field(default_factory=_api_id)

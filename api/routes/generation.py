@@ -123,7 +123,10 @@ async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Ongoing, bo
         caller = caller.identified(tenant, body, key)
         asked = await read(body, caller)
         last = request.headers.get("last-event-id")
-        if not (last and asked.body.stream):
+        if last and not asked.body.stream:
+            text = "Last-Event-ID continues a stream. Send 'stream': true with it, or leave it out."
+            raise RequestError(text, param="last-event-id", code="invalid_event_id")
+        if not last:
             return await submitter.submit(asked.body, caller), bool(asked.body.stream), asked.accepted
         model = asked.body.model
     del body, asked  # a request that Redis has lost is waited for
@@ -175,6 +178,7 @@ async def _whole(request: Http, ongoing: Ongoing) -> Response[Any]:
 
 
 def _echo(response: Response[Any], caller: Caller) -> None:
-    """Give the client's own request id back beside ours."""
+    """Give the client's own request id back beside ours, and tell the milliseconds until here."""
+    response.headers["openai-processing-ms"] = str(round(1000 * caller.journal.waited))
     if caller.client_request_id:
         response.headers["x-client-request-id"] = caller.client_request_id
