@@ -14,17 +14,22 @@ from litestar.enums import MediaType
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 
 from api.reference import page
-from api.schemas.answers import ANSWERED, Answered, Error
+from api.schemas.answered import Answered, answer_types, answered
+from api.schemas.answers import Error
+from api.schemas.message_answers import AnthropicError
 
 JsonObject = dict[str, Any]
 
 _METHODS = ("get", "post", "put", "patch", "delete")
-_ERROR = {"$ref": "#/components/responses/Error"}
+_ERRORS: dict[type, str] = {
+    Error: "What went wrong, in OpenAI's shape.",
+    AnthropicError: "What went wrong, in Anthropic's shape.",
+}
 _HEADERS: list[JsonObject] = [
     {
         "name": "Last-Event-ID",
         "description": "The id of the last event that came: the stream goes on behind it, on any API process.",
-        "schema": {"type": "string", "pattern": r"^[0-9a-f]{32}:[0-9]{1,9}\.[0-4](,[0-9]{1,9}\.[0-4])*$"},
+        "schema": {"type": "string", "pattern": r"^[0-9a-f]{32}:[0-9]{1,9}\.[0-9]{1,2}(,[0-9]{1,9}\.[0-9]{1,2})*$"},
         "example": "1f0c8a52e9d24c0f9e6a7b3d5c418f20:17.1",
     },
     {
@@ -49,21 +54,22 @@ def complete(document: JsonObject) -> JsonObject:
     if twice := [name for name in schemas if name in others and schemas[name] != others[name]]:
         raise ValueError(f"two types are named alike, and one would be shown for the other: {', '.join(twice)}")
     components["schemas"] = dict(sorted((others | schemas).items()))
-    content = {"application/json": {"schema": references[Error]}}
-    components["responses"] = {"Error": {"description": "What went wrong, in OpenAI's shape.", "content": content}}
+    components["responses"] = {
+        kind.__name__: {"description": text, "content": {"application/json": {"schema": references[kind]}}}
+        for kind, text in _ERRORS.items()
+    }
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "An API key."}}
     found["security"] = [{"key": []}, {}]
     for path, methods in found["paths"].items():
         for method in _METHODS:
             if method in methods:
-                _complete_operation(methods[method], ANSWERED.get(path), references)
+                _complete_operation(methods[method], answered(method, path), references)
     return found
 
 
 def _schemas() -> tuple[dict[Any, JsonObject], JsonObject]:
     """References to the answers' types, and their schemas by name."""
-    kinds = {kind for answered in ANSWERED.values() for kind in (answered.whole, *answered.events, answered.unready)}
-    ordered = sorted(kinds - {None} | {Error}, key=str)
+    ordered = sorted(answer_types() | {Error}, key=str)
     references, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     return dict(zip(ordered, references, strict=True)), schemas
 
@@ -74,7 +80,8 @@ def _complete_operation(operation: JsonObject, answered: Answered | None, refere
     responses: JsonObject = operation["responses"]
     # The framework's own shape of a refusal is never sent.
     operation["responses"] = {status: each for status, each in responses.items() if status < "4"}
-    operation["responses"] |= {"4XX": _ERROR, "5XX": _ERROR}
+    error = {"$ref": f"#/components/responses/{(Error if answered is None else answered.error).__name__}"}
+    operation["responses"] |= {"4XX": error, "5XX": error}
     for response in operation["responses"].values():
         if not response.get("headers", True):
             del response["headers"]
@@ -101,7 +108,10 @@ def _complete_operation(operation: JsonObject, answered: Answered | None, refere
 
 def _stream(kinds: list[JsonObject]) -> JsonObject:
     """Server-sent events; what the data of one is, OpenAPI 3.1 has no word for."""
-    text = "Events with `id: <request>:<seq>.<part>`, comments while there is none, `data: [DONE]` at the end."
+    text = (
+        "Events with `id: <request>:<seq>.<part>`, comments while there is none; a chat's and a completion's end with "
+        "`data: [DONE]`."
+    )
     return {"schema": {"type": "string", "description": text}, "x-event-data": {"anyOf": kinds}}
 
 

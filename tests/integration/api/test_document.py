@@ -120,7 +120,8 @@ def test_no_answer_is_undescribed(document: dict[str, Any]) -> None:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             assert operation["summary"], (method, path)
-            assert operation["responses"]["4XX"] == {"$ref": "#/components/responses/Error"}
+            kind = "AnthropicError" if path.startswith("/v1/messages") else "Error"
+            assert operation["responses"]["4XX"] == {"$ref": f"#/components/responses/{kind}"}
             answered = "200" in operation["responses"]
             assert answered or path == "/v1/embeddings"
             for kind, media in content(document, path, method).items() if answered else ():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import msgspec
 import pytest
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
@@ -56,6 +57,15 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scripted
         leader.stop()
 
 
+def described(http: httpx.Client, path: str) -> tuple[Any, Any]:
+    """Validators of a path's events and of its bodies, as the OpenAPI document says they are."""
+    document = http.get("/schema/openapi.json").raise_for_status().json()
+    content = document["paths"][path]["post"]["responses"]["200"]["content"]
+    kinds = (content["text/event-stream"]["x-event-data"], content["application/json"]["schema"])
+    events, body = [jsonschema.Draft202012Validator({**kind, "components": document["components"]}) for kind in kinds]
+    return events, body
+
+
 def streamed(http: httpx.Client, path: str, body: dict[str, Any]) -> list[tuple[str, Any]]:
     """Each event's name and data."""
     text = http.post(path, json=body | {"stream": True}).raise_for_status().text
@@ -67,13 +77,16 @@ def streamed(http: httpx.Client, path: str, body: dict[str, Any]) -> list[tuple[
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
 def test_events_and_bodies_of_responses(speaker: tuple[ScriptedLeader, httpx.Client], variant: dict[str, Any]) -> None:
-    """Required fields are there, and values are of their types; names of events are their data's types."""
+    """Required fields are there, and values are of their types, the SDK's and those that the OpenAPI document tells."""
     _, http = speaker
     events = streamed(http, "/v1/responses", RESPONSE | variant)
     event_type: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    described_event, described_body = described(http, "/v1/responses")
     for name, data in events:
         assert event_type.validate_python(data, strict=True).type == name == data["type"]
+        described_event.validate(data)
     last = events[-1][1]["response"]
+    described_body.validate(last)
     assert Response.model_validate(last, strict=True).output
     again = http.get(f"/v1/responses/{last['id']}").json()
     assert again == last
@@ -96,13 +109,16 @@ def test_events_and_bodies_of_messages(speaker: tuple[ScriptedLeader, httpx.Clie
     """As for responses; `ping` has no type of its own in the SDK."""
     _, http = speaker
     event_type: TypeAdapter[Any] = TypeAdapter(anthropic.types.RawMessageStreamEvent)
+    described_event, described_body = described(http, "/v1/messages")
     for variant in ({}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"max_tokens": 12}):
         events = streamed(http, "/v1/messages", MESSAGE | variant)
         for name, data in events:
             assert name == data["type"]
+            described_event.validate(data)
             if name != "ping":
                 event_type.validate_python(data, strict=True)
         body = http.post("/v1/messages", json=MESSAGE | variant).raise_for_status().json()
+        described_body.validate(body)
         message = anthropic.types.Message.model_validate(body, strict=True)
         assert message.content and message.stop_reason == ("max_tokens" if "max_tokens" in variant else "tool_use")
 
