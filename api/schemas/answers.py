@@ -5,7 +5,7 @@ Answers are written as bytes in chunks.py, not from these: a chunk is formatted 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -217,26 +217,3 @@ class Readiness(Shape):
     ready: bool
     reason: str | None
     models: list[ModelState]
-
-
-class Answered(msgspec.Struct, frozen=True):
-    """What an operation answers with status 200: a body, or events with data of these types, or as was asked.
-
-    Neither: it always refuses.
-    """
-
-    whole: Any = None
-    events: tuple[Any, ...] = ()
-    unready: Any = None
-    """The body with status 503, where that is no error but an answer, too."""
-
-
-ANSWERED: dict[str, Answered] = {
-    "/v1/chat/completions": Answered(ChatCompletion, (ChatCompletionChunk, Error)),
-    "/v1/completions": Answered(Completion, (CompletionChunk, Error)),
-    "/v1/requests/{rid}/events": Answered(None, (ChatCompletionChunk, CompletionChunk, Error)),
-    "/v1/embeddings": Answered(),
-    "/health": Answered(Health),
-    "/ready": Answered(Readiness, unready=Readiness),
-}
-"""By path, where the handler writes its own bytes; the others' types are their annotations."""

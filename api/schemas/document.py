@@ -14,7 +14,8 @@ from litestar.enums import MediaType
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 
 from api.reference import page
-from api.schemas.answers import ANSWERED, Answered, Error
+from api.schemas.answered import ANSWERED, Answered, answered
+from api.schemas.answers import Error
 
 JsonObject = dict[str, Any]
 
@@ -24,7 +25,7 @@ _HEADERS: list[JsonObject] = [
     {
         "name": "Last-Event-ID",
         "description": "The id of the last event that came: the stream goes on behind it, on any API process.",
-        "schema": {"type": "string", "pattern": r"^[0-9a-f]{32}:[0-9]{1,9}\.[0-4](,[0-9]{1,9}\.[0-4])*$"},
+        "schema": {"type": "string", "pattern": r"^[0-9a-f]{32}:[0-9]{1,9}\.[0-9]{1,9}(,[0-9]{1,9}\.[0-9]{1,9})*$"},
         "example": "1f0c8a52e9d24c0f9e6a7b3d5c418f20:17.1",
     },
     {
@@ -56,19 +57,19 @@ def complete(document: JsonObject) -> JsonObject:
     for path, methods in found["paths"].items():
         for method in _METHODS:
             if method in methods:
-                _complete_operation(methods[method], ANSWERED.get(path), references)
+                _complete_operation(methods[method], answered(method, path), references)
     return found
 
 
 def _schemas() -> tuple[dict[Any, JsonObject], JsonObject]:
     """References to the answers' types, and their schemas by name."""
-    kinds = {kind for answered in ANSWERED.values() for kind in (answered.whole, *answered.events, answered.unready)}
-    ordered = sorted(kinds - {None} | {Error}, key=str)
+    kinds = {kind for each in ANSWERED.values() for kind in (each.whole, each.unready, each.refusal, *each.events)}
+    ordered = sorted(kinds - {None}, key=str)
     references, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     return dict(zip(ordered, references, strict=True)), schemas
 
 
-def _complete_operation(operation: JsonObject, answered: Answered | None, references: dict[Any, JsonObject]) -> None:
+def _complete_operation(operation: JsonObject, told: Answered | None, references: dict[Any, JsonObject]) -> None:
     text = operation.get("description") or ""
     operation["summary"] = text.partition("\n")[0].partition(". ")[0].rstrip(".") or operation.get("summary", "")
     responses: JsonObject = operation["responses"]
@@ -78,13 +79,17 @@ def _complete_operation(operation: JsonObject, answered: Answered | None, refere
     for response in operation["responses"].values():
         if not response.get("headers", True):
             del response["headers"]
-    if answered is None:
+    if told is None:
         return
-    content: JsonObject = {}
-    if answered.whole is not None:
-        content["application/json"] = {"schema": references[answered.whole]}
-    if answered.events:
-        content["text/event-stream"] = _stream([references[kind] for kind in answered.events])
+    if told.refusal is not Error:
+        content = {"application/json": {"schema": references[told.refusal]}}
+        refusal: JsonObject = {"description": "What went wrong.", "content": content}
+        operation["responses"] |= {"4XX": refusal, "5XX": refusal}
+    content = {}
+    if told.whole is not None:
+        content["application/json"] = {"schema": references[told.whole]}
+    if told.events:
+        content["text/event-stream"] = _stream([references[kind] for kind in told.events])
         known = {parameter["name"].lower() for parameter in operation.get("parameters", [])}
         headers = _HEADERS if operation.get("requestBody") else _HEADERS[:1]
         operation.setdefault("parameters", []).extend(
@@ -94,8 +99,8 @@ def _complete_operation(operation: JsonObject, answered: Answered | None, refere
         operation["responses"]["200"] = {"description": "The answer.", "content": content}
     else:
         del operation["responses"]["200"]
-    if answered.unready is not None:
-        content = {"application/json": {"schema": references[answered.unready]}}
+    if told.unready is not None:
+        content = {"application/json": {"schema": references[told.unready]}}
         operation["responses"]["503"] = {"description": "Not ready.", "content": content}
 
 
