@@ -1,4 +1,4 @@
-"""Which operation answers with which types, where the handler writes its own bytes; the others have annotations."""
+"""Which type each operation answers with, where its handler writes bytes; the others' types are their annotations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from typing import Any
 
 import msgspec
 
+from api.schemas.answer_items import (
+    MESSAGE_EVENTS,
+    CountedTokens,
+    MessageAnswer,
+    MessageError,
+    ResponseAnswer,
+    ResponseEvent,
+)
 from api.schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -15,8 +23,6 @@ from api.schemas.answers import (
     Health,
     Readiness,
 )
-from api.schemas.message_answers import MESSAGE_EVENTS, AnthropicError, MessageAnswer, TokenCount
-from api.schemas.response_answers import RESPONSE_EVENTS, ResponseObject
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -29,31 +35,27 @@ class Answered(msgspec.Struct, frozen=True):
     events: tuple[Any, ...] = ()
     unready: Any = None
     """The body with status 503, where that is no error but an answer, too."""
-    error: Any = Error
+    refusal: Any = Error
 
 
-_CHUNKS = (ChatCompletionChunk, CompletionChunk)
-_BY_PATH: dict[str, Answered] = {
+_RESPONSE = Answered(ResponseAnswer, (ResponseEvent, Error))
+_EVENTS = (ChatCompletionChunk, CompletionChunk, ResponseEvent, *MESSAGE_EVENTS, Error)
+
+ANSWERED: dict[str, Answered] = {
     "/v1/chat/completions": Answered(ChatCompletion, (ChatCompletionChunk, Error)),
     "/v1/completions": Answered(Completion, (CompletionChunk, Error)),
-    "/v1/responses": Answered(ResponseObject, RESPONSE_EVENTS),
-    "get /v1/responses/{response_id}": Answered(ResponseObject, RESPONSE_EVENTS),
-    "/v1/responses/{response_id}/cancel": Answered(ResponseObject),
-    "/v1/messages": Answered(MessageAnswer, MESSAGE_EVENTS, error=AnthropicError),
-    "/v1/messages/count_tokens": Answered(TokenCount, error=AnthropicError),
-    "/v1/requests/{rid}/events": Answered(None, (*_CHUNKS, Error, *RESPONSE_EVENTS, *MESSAGE_EVENTS)),
+    "post /v1/responses": _RESPONSE,
+    "get /v1/responses/{response_id}": _RESPONSE,
+    "/v1/responses/{response_id}/cancel": Answered(ResponseAnswer),
+    "/v1/messages": Answered(MessageAnswer, MESSAGE_EVENTS, refusal=MessageError),
+    "/v1/messages/count_tokens": Answered(CountedTokens, refusal=MessageError),
+    "/v1/requests/{rid}/events": Answered(None, _EVENTS),
     "/v1/embeddings": Answered(),
     "/health": Answered(Health),
     "/ready": Answered(Readiness, unready=Readiness),
 }
+"""By path, or by method and path where another method of it is described by its annotation."""
 
 
 def answered(method: str, path: str) -> Answered | None:
-    """None for an operation whose annotation says it."""
-    return _BY_PATH.get(f"{method} {path}", _BY_PATH.get(path))
-
-
-def answer_types() -> set[Any]:
-    """All types that are answered."""
-    kinds = {kind for each in _BY_PATH.values() for kind in (each.whole, *each.events, each.unready, each.error)}
-    return kinds - {None}
+    return ANSWERED.get(path) or ANSWERED.get(f"{method} {path}")

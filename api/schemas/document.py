@@ -14,22 +14,18 @@ from litestar.enums import MediaType
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 
 from api.reference import page
-from api.schemas.answered import Answered, answer_types, answered
+from api.schemas.answered import ANSWERED, Answered, answered
 from api.schemas.answers import Error
-from api.schemas.message_answers import AnthropicError
 
 JsonObject = dict[str, Any]
 
 _METHODS = ("get", "post", "put", "patch", "delete")
-_ERRORS: dict[type, str] = {
-    Error: "What went wrong, in OpenAI's shape.",
-    AnthropicError: "What went wrong, in Anthropic's shape.",
-}
+_ERROR = {"$ref": "#/components/responses/Error"}
 _HEADERS: list[JsonObject] = [
     {
         "name": "Last-Event-ID",
         "description": "The id of the last event that came: the stream goes on behind it, on any API process.",
-        "schema": {"type": "string", "pattern": r"^[0-9a-f]{32}:[0-9]{1,9}\.[0-9]{1,2}(,[0-9]{1,9}\.[0-9]{1,2})*$"},
+        "schema": {"type": "string", "pattern": r"^[0-9a-f]{32}:[0-9]{1,9}\.[0-9]{1,9}(,[0-9]{1,9}\.[0-9]{1,9})*$"},
         "example": "1f0c8a52e9d24c0f9e6a7b3d5c418f20:17.1",
     },
     {
@@ -54,10 +50,8 @@ def complete(document: JsonObject) -> JsonObject:
     if twice := [name for name in schemas if name in others and schemas[name] != others[name]]:
         raise ValueError(f"two types are named alike, and one would be shown for the other: {', '.join(twice)}")
     components["schemas"] = dict(sorted((others | schemas).items()))
-    components["responses"] = {
-        kind.__name__: {"description": text, "content": {"application/json": {"schema": references[kind]}}}
-        for kind, text in _ERRORS.items()
-    }
+    content = {"application/json": {"schema": references[Error]}}
+    components["responses"] = {"Error": {"description": "What went wrong, in OpenAI's shape.", "content": content}}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "An API key."}}
     found["security"] = [{"key": []}, {}]
     for path, methods in found["paths"].items():
@@ -69,29 +63,33 @@ def complete(document: JsonObject) -> JsonObject:
 
 def _schemas() -> tuple[dict[Any, JsonObject], JsonObject]:
     """References to the answers' types, and their schemas by name."""
-    ordered = sorted(answer_types() | {Error}, key=str)
+    kinds = {kind for each in ANSWERED.values() for kind in (each.whole, each.unready, each.refusal, *each.events)}
+    ordered = sorted(kinds - {None}, key=str)
     references, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     return dict(zip(ordered, references, strict=True)), schemas
 
 
-def _complete_operation(operation: JsonObject, answered: Answered | None, references: dict[Any, JsonObject]) -> None:
+def _complete_operation(operation: JsonObject, told: Answered | None, references: dict[Any, JsonObject]) -> None:
     text = operation.get("description") or ""
     operation["summary"] = text.partition("\n")[0].partition(". ")[0].rstrip(".") or operation.get("summary", "")
     responses: JsonObject = operation["responses"]
     # The framework's own shape of a refusal is never sent.
     operation["responses"] = {status: each for status, each in responses.items() if status < "4"}
-    error = {"$ref": f"#/components/responses/{(Error if answered is None else answered.error).__name__}"}
-    operation["responses"] |= {"4XX": error, "5XX": error}
+    operation["responses"] |= {"4XX": _ERROR, "5XX": _ERROR}
     for response in operation["responses"].values():
         if not response.get("headers", True):
             del response["headers"]
-    if answered is None:
+    if told is None:
         return
-    content: JsonObject = {}
-    if answered.whole is not None:
-        content["application/json"] = {"schema": references[answered.whole]}
-    if answered.events:
-        content["text/event-stream"] = _stream([references[kind] for kind in answered.events])
+    if told.refusal is not Error:
+        content = {"application/json": {"schema": references[told.refusal]}}
+        refusal: JsonObject = {"description": "What went wrong.", "content": content}
+        operation["responses"] |= {"4XX": refusal, "5XX": refusal}
+    content = {}
+    if told.whole is not None:
+        content["application/json"] = {"schema": references[told.whole]}
+    if told.events:
+        content["text/event-stream"] = _stream([references[kind] for kind in told.events])
         known = {parameter["name"].lower() for parameter in operation.get("parameters", [])}
         headers = _HEADERS if operation.get("requestBody") else _HEADERS[:1]
         operation.setdefault("parameters", []).extend(
@@ -101,17 +99,14 @@ def _complete_operation(operation: JsonObject, answered: Answered | None, refere
         operation["responses"]["200"] = {"description": "The answer.", "content": content}
     else:
         del operation["responses"]["200"]
-    if answered.unready is not None:
-        content = {"application/json": {"schema": references[answered.unready]}}
+    if told.unready is not None:
+        content = {"application/json": {"schema": references[told.unready]}}
         operation["responses"]["503"] = {"description": "Not ready.", "content": content}
 
 
 def _stream(kinds: list[JsonObject]) -> JsonObject:
     """Server-sent events; what the data of one is, OpenAPI 3.1 has no word for."""
-    text = (
-        "Events with `id: <request>:<seq>.<part>`, comments while there is none; a chat's and a completion's end with "
-        "`data: [DONE]`."
-    )
+    text = "Events with `id: <request>:<seq>.<part>`, comments while there is none, `data: [DONE]` at the end."
     return {"schema": {"type": "string", "description": text}, "x-event-data": {"anyOf": kinds}}
 
 

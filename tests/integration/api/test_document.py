@@ -16,6 +16,7 @@ from tests.leader import ScriptedLeader, byte_assets
 from tests.servers import Server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +45,17 @@ def leader_of_module(server: Server) -> Iterator[ScriptedLeader]:
     leader.stop()
 
 
-THINKING = "<think>a city</think>"
+SPEAKS = f"<think>a city</think>It is {called('get_weather', '{}')}"
+TURN = {"messages": [{"role": "user", "content": "a"}]}
+CLAUDE = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
 BODIES = [
-    (CHAT, chat(f"{THINKING}{called('get_weather', '{}')}", tools=[WEATHER, TIME], prompt_logprobs=1)),
+    (CHAT, chat(SPEAKS, tools=[WEATHER, TIME], prompt_logprobs=1)),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 4, "logprobs": 1, "echo": True, "prompt_logprobs": 1}),
+    (RESPONSES, {"input": "héllo", "include": ["message.output_text.logprobs"], "top_logprobs": 1}),
+    (RESPONSES, {"input": SPEAKS, "tools": [{"type": "function", **WEATHER["function"]}], "instructions": "x"}),
+    (RESPONSES, {"input": "x", "max_output_tokens": 16, "reasoning": {"summary": "auto"}}),
+    (MESSAGES, {"max_tokens": 9, **TURN}),
+    (MESSAGES, {"max_tokens": 99, "tools": [CLAUDE], "messages": [{"role": "user", "content": SPEAKS}]}),
     (CHAT, chat("héllo")),
     (CHAT, chat("x", n=2, logprobs=True, top_logprobs=2)),
     (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 4}),
@@ -67,7 +75,7 @@ def test_whole_answers(
     """Every field that comes is named, and every field that is named as there comes."""
     leader.reply = said
     answer = http.post(path, json=body).raise_for_status().json()
-    assert ("tools" in body) == ("tool_calls" in str(answer))
+    assert ("tools" in body) == any(f"'{word}'" in str(answer) for word in ("tool_calls", "tool_use", "function_call"))
     holds(document, answer, content(document, path)["application/json"]["schema"])
 
 
@@ -78,7 +86,9 @@ def test_every_chunk(
     """Role, text, end and usage: the data of each event is of a type that the document names for it."""
     kinds = content(document, path)["text/event-stream"]["x-event-data"]
     leader.reply = said
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    asked = {**body, "stream": True}
+    if path in (CHAT, COMPLETIONS):
+        asked["stream_options"] = {"include_usage": True}
     asked.pop("prompt_logprobs", None)  # of whole answers alone
     with http.stream("POST", path, json=asked) as response:
         response.raise_for_status()
@@ -98,6 +108,15 @@ def test_an_error_and_an_error_event(http: httpx.Client, leader: ScriptedLeader,
         failed = [event.data for event in events(response.iter_lines()) if event.data and "error" in event.data]
     assert len(failed) == 1
     holds(document, failed[0], {"$ref": "#/components/schemas/Error"})
+
+
+def test_messages_are_refused_in_their_own_shape(
+    http: httpx.Client, leader: ScriptedLeader, document: dict[str, Any]
+) -> None:
+    """Anthropic's error body, as its SDK reads it."""
+    refused = http.post(MESSAGES, json={"max_tokens": 0, **TURN})
+    assert refused.status_code == 400
+    holds(document, refused.json(), content(document, MESSAGES, status="4XX")["application/json"]["schema"])
 
 
 def test_a_field_too_many_is_found(document: dict[str, Any]) -> None:
@@ -120,8 +139,8 @@ def test_no_answer_is_undescribed(document: dict[str, Any]) -> None:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             assert operation["summary"], (method, path)
-            kind = "AnthropicError" if path.startswith("/v1/messages") else "Error"
-            assert operation["responses"]["4XX"] == {"$ref": f"#/components/responses/{kind}"}
+            refusal = content(document, path, method, "4XX")["application/json"]["schema"]["$ref"]
+            assert refusal.rpartition("/")[2] == ("MessageError" if path.startswith(MESSAGES) else "Error")
             answered = "200" in operation["responses"]
             assert answered or path == "/v1/embeddings"
             for kind, media in content(document, path, method).items() if answered else ():
