@@ -196,7 +196,7 @@ async def _whole(request: Http, ongoing: Ongoing) -> Response[Any]:
 
 def _echo(response: Response[Any], caller: Caller) -> None:
     """Give the client's own request id back beside ours, what its key has left, and the milliseconds until here."""
-    response.headers["openai-processing-ms"] = str(round(1000 * caller.journal.waited))
     response.headers.update(caller.headers)
+    response.headers["openai-processing-ms"] = str(round(1000 * caller.journal.waited))
     if caller.client_request_id:
         response.headers["x-client-request-id"] = caller.client_request_id
