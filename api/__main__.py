@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import resource
 import signal
 import sys
@@ -22,6 +24,16 @@ from control.listening import free_port
 from control.process import die_with_parent
 from control.readiness import wait_until_ready
 from control.settings import Settings
+
+_ORIGIN = re.compile(r"\*|https?://[^/\s*]+")
+
+
+def check_origins(_context: click.Context, _parameter: click.Parameter, origins: tuple[str, ...]) -> tuple[str, ...]:
+    """As browsers send them: scheme and host, a port where it is not the scheme's own, and no path."""
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise click.BadParameter(f"{origin!r} is no origin; write https://HOST, http://HOST:PORT or *.")
+    return origins
 
 
 @click.command()
@@ -43,6 +55,13 @@ from control.settings import Settings
 )
 @click.option("--keys", is_flag=True, help="Ask for an API key, as is done anyway where others can reach --host.")
 @click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    callback=check_origins,
+    help="Let pages of this origin call from a browser (https://HOST, or * for all). Repeatable.",
+)
 @click.option("--grace", default=30.0, show_default=True, help="Seconds that open streams may go on after SIGTERM.")
 @click.option(
     "--reader-timeout",
@@ -80,6 +99,7 @@ def main(
     api_keys: tuple[str, ...],
     keys: bool,
     no_auth: bool,
+    cors_origins: tuple[str, ...],
     grace: float,
     reader_timeout: float,
     keep_alive: float,
@@ -114,6 +134,7 @@ def main(
             served_model_names=served_model_names,
             api_keys=api_keys,
             require_keys=asks,
+            cors_origins=cors_origins,
             grace=grace,
             reader_timeout=reader_timeout,
             keep_alive=keep_alive,
@@ -132,6 +153,9 @@ def serve(settings: ApiSettings) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     app = create_app(settings)
     server = Server(app, app.state.process)
+    # What lives as long as the process is not looked through by each full collection, which every stream would feel.
+    gc.collect()
+    gc.freeze()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True

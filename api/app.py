@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from litestar import Litestar
+from litestar import Litestar, get
+from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import OpenAPIConfig
+from litestar.response import Redirect
 
 from api.process import Process
 from api.routes.chat import create_chat_completion
 from api.routes.completions import create_completion
+from api.routes.embeddings import create_embedding
 from api.routes.farm import farm_routes
 from api.routes.generation import identify
 from api.routes.health import health, metrics, ready
@@ -26,9 +29,28 @@ from api.routes.responses import (
 )
 from api.routes.tokens import detokenize, tokenize, tokenizer_info
 from api.routes.usage import own_usage
+from api.schemas.document import ServedDocument, ServedPage
 from api.schemas.message_errors import handle_in_shape
 from api.schemas.openapi import add_bodies
 from api.settings import ApiSettings
+
+
+def cross_origin(origins: tuple[str, ...]) -> CORSConfig | None:
+    """What lets pages of these origins call from a browser; None, and no browser may, where there are none.
+
+    Keys come in a header, never in a cookie, so that a page can't use its visitor's rights without being told a key.
+    """
+    if not origins:
+        return None
+    return CORSConfig(
+        allow_origins=list(origins), allow_headers=["*"], allow_credentials=False, expose_headers=["*"], max_age=600
+    )
+
+
+@get("/docs", include_in_schema=False)
+async def docs() -> Redirect:
+    """Where others have theirs."""
+    return Redirect("/schema")
 
 
 def create_app(settings: ApiSettings) -> Litestar:
@@ -45,6 +67,7 @@ def create_app(settings: ApiSettings) -> Litestar:
         route_handlers=[
             create_chat_completion,
             create_completion,
+            create_embedding,
             create_response,
             count_input_tokens,
             retrieve_response,
@@ -67,6 +90,7 @@ def create_app(settings: ApiSettings) -> Litestar:
             health,
             ready,
             metrics,
+            docs,
         ],
         # All three, or the framework's own error shape leaks for some of them.
         exception_handlers={
@@ -77,8 +101,15 @@ def create_app(settings: ApiSettings) -> Litestar:
         before_request=identify,
         on_startup=[start],
         on_shutdown=[stop],
+        cors_config=cross_origin(settings.cors_origins),
         request_max_body_size=settings.max_body_bytes,
-        openapi_config=OpenAPIConfig(title="Furrow", version="1", path="/schema"),
+        openapi_config=OpenAPIConfig(
+            title="Furrow",
+            version="1",
+            path="/schema",
+            use_handler_docstrings=True,
+            render_plugins=[ServedPage(), ServedDocument()],
+        ),
         logging_config=None,
         state=State({"process": process}),
     )

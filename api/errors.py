@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from typing import Any
 
 import msgspec
@@ -170,11 +171,24 @@ def _default_code(error: errors.RequestError) -> str | None:
     return names.get(type(error))
 
 
+_ELSEWHERE = re.compile(
+    r"/v1/(assistants|audio|batches|chatkit|containers|conversations|engines|evals|files|fine_tuning|images|moderations"
+    r"|organization|realtime|rerank|score|threads|uploads|vector_stores|videos)\b"
+)
+"""What OpenAI or its neighbours have under /v1 and this server has not."""
+
+
 def _framework_problem(error: HTTPException, asked: str) -> Problem:
     """What the framework refused before a handler ran: no such route, wrong method, body too large, bad path."""
     status = error.status_code
+    elsewhere = _ELSEWHERE.search(asked)
+    hint = (
+        "This server generates text and has no such endpoint"
+        if elsewhere
+        else "Check it for typos: paths begin with /v1, as /v1/models"
+    )
     text = {
-        404: f"Unknown request URL: {asked}. Check it for typos; the API's paths begin with /v1, as /v1/models.",
+        404: f"Unknown request URL: {asked}. {hint}; /schema lists what there is.",
         405: f"Method not allowed: {asked}. Use {_allowed(error) or 'another method'}.",
         413: f"The request body is larger than the {MAX_BODY_BYTES >> 20} MiB that are read. Send a smaller one.",
     }.get(status, str(error.detail))

@@ -29,6 +29,8 @@ class ApiSettings:
     """Fixed secrets that open this process, beside the farm's own keys. If any are given, a key is asked for."""
     require_keys: bool = False
     """Whether a request must bring a key."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call from a browser; `*`: all."""
     tool_parser: CallFormat | None = None
     """The form in which every model writes its calls; None: what its template shows."""
     api_id: str = field(default_factory=_api_id)

@@ -28,8 +28,10 @@ class Detokenizer:
     flush together are `decode(all tokens)`. What was handed out never changes.
     """
 
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
+    def __init__(self, decode: Decode, alone: Callable[[int], str | None] | None = None) -> None:
+        """`alone` gives the text of a token that is whole characters wherever it stands, None for any other. Only for
+        decoders whose text is that of their tokens one after the other; it changes nothing but the time."""
+        self._decode, self._alone = decode, alone
         # The window: the tokens since the border before last. The older part is context only, because a decoder may
         # treat the first token of its input differently.
         self._tokens: list[int] = []
@@ -42,6 +44,10 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text that became certain with `token`; a character split over tokens comes whole with its last one."""
+        if self._alone is not None and not self._unfinished and (whole := self._alone(token)) is not None:
+            self._tokens.clear()
+            self._border, self._sent = 0, ""
+            return whole
         self._tokens.append(token)
         text = self._decode(self._tokens)
         if not text.endswith(REPLACEMENT):

@@ -33,7 +33,8 @@ class _Choice:
 
     def __init__(self, vocabulary: Vocabulary, view: View, rid: str, choice: int, offset: int) -> None:
         self._view = view
-        self._detokenizer = Detokenizer(vocabulary.decode_all if view.special_tokens else vocabulary.decode)
+        decode = vocabulary.decode_all if view.special_tokens else vocabulary.decode
+        self._detokenizer = Detokenizer(decode, vocabulary.alone)
         self._stops, self._stop_strings = StopStrings(view.stop), set(view.stop)
         self._unsearched = view.min_tokens
         self._stop_ids = set(view.stop_ids)

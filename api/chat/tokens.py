@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from api.chat.template import special_tokens
 from control.messages import ModelAssets
+from control.text import REPLACEMENT
 from control.vocabulary import byte_pieces, is_byte_level, piece_bytes
 
 _PIECE_CHARACTERS = 65_536
@@ -44,6 +45,11 @@ class Vocabulary:
         definition = msgspec.json.decode(assets.tokenizer_json, type=_Definition)
         self._special = {token.id for token in definition.added_tokens}
         self._hidden = {token.id for token in definition.added_tokens if token.special}
+        kind = definition.decoder.get("type") if isinstance(definition.decoder, dict) else None
+        self.alone = self._whole_text if kind == "ByteLevel" else None
+        """The text of a token that means the same wherever it stands, None for others; None for decoders where none
+        does."""
+        self._whole: dict[int, str | None] = {}
         self._byte_level = is_byte_level(definition.decoder)
 
     @cached_property
@@ -88,6 +94,13 @@ class Vocabulary:
     def decode(self, ids: list[int]) -> str:
         """Text of a run of tokens, special tokens skipped."""
         return self.tokenizer.decode(ids)
+
+    def _whole_text(self, token: int) -> str | None:
+        if token not in self._whole:
+            raw = b"" if token in self._special else self.token_bytes(token)
+            text = raw.decode(errors="replace")
+            self._whole[token] = text if text and REPLACEMENT not in text else None
+        return self._whole[token]
 
     def decode_all(self, ids: list[int]) -> str:
         """Text of a run of tokens, special tokens written out."""

@@ -148,7 +148,10 @@ async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Ongoing, bo
         caller = caller.identified(tenant, body, key)
         asked = await read(body, caller)
         last = request.headers.get("last-event-id")
-        if not (last and asked.body.stream):
+        if last and not asked.body.stream:
+            text = "Last-Event-ID continues a stream. Send 'stream': true with it, or leave it out."
+            raise RequestError(text, param="last-event-id", code="invalid_event_id")
+        if not last:
             return await submitter.submit(asked.body, caller), bool(asked.body.stream), asked.accepted
         model = asked.body.model
     del body, asked  # a request that Redis has lost is waited for
@@ -200,7 +203,8 @@ async def _whole(request: Http, ongoing: Ongoing) -> Response[Any]:
 
 
 def _echo(response: Response[Any], caller: Caller) -> None:
-    """Give the client's own request id back beside ours, and what its key has left."""
+    """Give the client's own request id back beside ours, what its key has left, and the milliseconds until here."""
     response.headers.update(caller.headers)
+    response.headers["openai-processing-ms"] = str(round(1000 * caller.journal.waited))
     if caller.client_request_id:
         response.headers["x-client-request-id"] = caller.client_request_id

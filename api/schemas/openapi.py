@@ -10,13 +10,14 @@ from litestar.openapi.spec import OpenAPI, OpenAPIMediaType, Operation, RequestB
 
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
+from api.schemas.embeddings import EmbeddingRequest
 from api.schemas.message_request import CountTokensRequest, MessageRequest
 from api.schemas.responses import ResponseRequest
 from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 _BODIES = (
     *(ChatRequest, CompletionRequest, ResponseRequest, MessageRequest, CountTokensRequest),
-    *(TokenizeRequest, DetokenizeRequest),
+    *(EmbeddingRequest, TokenizeRequest, DetokenizeRequest),
 )
 _references, _schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
 
@@ -42,6 +43,12 @@ class ChatOperation(Operation):
 class CompletionOperation(Operation):
     def __post_init__(self) -> None:
         self.request_body = _body(CompletionRequest)
+
+
+@dataclass
+class EmbeddingOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(EmbeddingRequest)
 
 
 @dataclass

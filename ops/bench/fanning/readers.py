@@ -22,6 +22,7 @@ from ops.bench.fanning.ring import TOKENS, Ring
 from ops.bench.fanning.schedule import Load
 
 _PLACE = re.compile(rb"id: [^:\n]*:(\d+)\.")
+_OK = b"HTTP/1.1 200"
 _RECEIVE = 1 << 17
 _AT_THE_DOOR = 32
 """Clients that may wait for their first token: they do not come all at one moment."""
@@ -97,10 +98,10 @@ class Reader:
         places = _PLACE.findall(data)
         if places:
             self._reach(int(places[-1]), now, arrivals)
-        elif not self.seq and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
+        elif not self.seq and len(data) >= len(_OK) and data.startswith(_OK[:9]) and not data.startswith(_OK):
             raise ConnectionError(f"client {self._number}: {data[:400].decode('latin-1')}")
-        # Cut inside an event id perhaps: its end is searched with what comes next.
-        self._rest = b"" if data.endswith(b"\r\n") else data[max(0, data.rfind(b"\n\n")) :]
+        # Cut anywhere but behind an event: what follows the last one is searched with what comes next.
+        self._rest = b"" if data.endswith(b"\n\n\r\n") else data[max(0, data.rfind(b"\n\n")) :]
         self._done |= b"data: [DONE]" in data
         if data.endswith(b"0\r\n\r\n"):
             self._end(data, arrivals)

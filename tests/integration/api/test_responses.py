@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 from control import keys
@@ -99,6 +100,29 @@ def test_log_probabilities(client: openai.OpenAI, leader: ScriptedLeader) -> Non
     assert part.logprobs is not None  # type: ignore[union-attr]
     assert [token.token for token in part.logprobs] == ["a", "bytes:\\xc3", "bytes:\\xa9"]  # type: ignore[union-attr]
     assert len(part.logprobs[0].top_logprobs) == 2  # type: ignore[union-attr]
+
+
+class City(pydantic.BaseModel):
+    name: str
+    people: int
+
+
+def test_an_answer_in_a_given_form(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """`parse` sends the type's schema, which reaches the leader as a grammar, and reads the answer as that type."""
+    leader.reply = lambda _: '{"name": "Oslo", "people": 709037}'
+    response = client.responses.parse(model="tiny", input="x", text_format=City)
+    assert response.output_parsed == City(name="Oslo", people=709037)
+    grammar = leader.claimed[0].params.sampling.grammar
+    assert grammar is not None and grammar.kind == "json_schema" and "people" in grammar.text
+    assert response.text is not None and response.text.format is not None and response.text.format.type == "json_schema"
+    with client.responses.stream(model="tiny", input="x", text_format=City) as stream:
+        assert stream.get_final_response().output_parsed == City(name="Oslo", people=709037)
+    client.responses.create(model="tiny", input="x", text={"format": {"type": "json_object"}})
+    assert leader.claimed[-1].params.sampling.grammar is not None
+    bad: Any = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nonsense"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="tiny", input="x", text=bad)
+    assert (caught.value.param or "").startswith("text.format")
 
 
 def test_a_conversation_goes_on(client: openai.OpenAI, leader: ScriptedLeader) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -257,3 +258,33 @@ def test_one_terminal_line(http: httpx.Client, leader: ScriptedLeader, api: ApiP
     refused = http.post(CHAT, json=chat("x", n=0)).headers["x-request-id"]
     (line,) = until(lambda: api.ended(refused))
     assert (line["status"], line["finish_reason"]) == (400, None)
+
+
+def test_several_followers(http: httpx.Client, other: httpx.Client, leader: ScriptedLeader, redis_client: Any) -> None:
+    """All see the same on any process, from the beginning; only when the last one leaves the request ends."""
+    leader.pause()
+    state = ModelKeys("tiny").request
+    with ExitStack() as first, ExitStack() as rest:
+        sender = first.enter_context(http.stream("POST", CHAT, json=chat("hello", stream=True)))
+        rid = sender.headers["x-request-id"]
+        streams = [sender]
+        for client in (http, other, other):
+            streams.append(rest.enter_context(client.stream("GET", f"/v1/requests/{rid}/events")))
+        readers = [events(stream.iter_lines()) for stream in streams]
+        leader.step(3)
+        assert [text_until(reader, 3) for reader in readers] == ["you"] * 4
+        first.close()
+        until(lambda: len(redis_client.hget(state(rid), "followers").split()) == 2)
+        leader.step(1)
+        assert [text_until(reader, 1) for reader in readers[1:]] == [" "] * 3
+        assert redis_client.hget(state(rid), "state") == "running"
+        rest.close()
+    until(lambda: redis_client.hget(state(rid), "state") == "cancelled" or leader.step())
+
+
+def text_until(reader: Iterator[Event], characters: int) -> str:
+    """The next text, at least so much: tokens that are ready come joined."""
+    text = ""
+    while len(text) < characters:
+        text += next(reader).text
+    return text

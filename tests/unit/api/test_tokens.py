@@ -7,15 +7,19 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Encoding, Tokenizer, decoders, models, processors
 
 from api.chat import tokens as tokens_module
 from api.chat.template import render
 from api.chat.tokens import Vocabulary
 from control.errors import TemplateFailed
+from control.text import Detokenizer
 from tests.leader import byte_assets, byte_tokenizer
 
 BOS = byte_tokenizer().token_to_id("<s>")
+VOCABULARY = Vocabulary(byte_assets())
 
 
 def post_processed(config: dict[str, object]) -> Vocabulary:
@@ -132,3 +136,20 @@ def test_a_template_can_not_change_the_messages() -> None:
     """The sandbox is immutable."""
     with pytest.raises(TemplateFailed):
         render("{{ messages.append(1) }}", [{"role": "user", "content": "x"}], {}, {})
+
+
+@given(ids=st.lists(st.integers(0, 257), max_size=60))
+def test_tokens_that_are_whole_alone_give_the_same_text(ids: list[int]) -> None:
+    """With the short cut each token has the very text that decoding gives it, broken bytes and special tokens too."""
+    plain, short = Detokenizer(VOCABULARY.decode), Detokenizer(VOCABULARY.decode, VOCABULARY.alone)
+    assert [plain.push(token) for token in ids] == [short.push(token) for token in ids]
+    assert plain.flush() == short.flush()
+
+
+def test_the_short_cut_is_for_byte_level_decoders_alone() -> None:
+    """Where a first token loses its space, or bytes make up characters between tokens, every text is decoded."""
+    assert VOCABULARY.alone is not None and VOCABULARY.alone(VOCABULARY.encode("a", bos=False)[0]) == "a"
+    assert VOCABULARY.alone(BOS) is None
+    tokenizer = byte_tokenizer()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    assert Vocabulary(byte_assets(tokenizer_json=tokenizer.to_str())).alone is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -202,3 +204,36 @@ def test_an_answer_that_is_not_streamed() -> None:
     with client(api) as http:
         assert http.post("/v1/chat/completions", json={"messages": []}).json() == {"choices": [1]}
     assert len({request.headers["idempotency-key"] for request in api.requests}) == 1
+
+
+@pytest.mark.parametrize("name", ["message_stop", "response.completed", "response.incomplete", "response.failed"])
+def test_the_end_of_a_stream_without_done(name: str) -> None:
+    """Messages and responses end with an event of their own, after which nothing is asked for again."""
+    end = f'event: {name}\nid: r:3.1\ndata: {{"type":"{name}"}}\n\n'.encode()
+    api = ScriptedApi(lambda _: stream(end, True))
+    assert read(api) == end
+    assert len(api.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "goes",
+    [
+        b'event: error\ndata: {"type":"error","error":{"type":"x","message":"resume","code":"stream_interrupted"}}\n\n',
+        b'event: error\ndata: {"type":"error","code":"stream_interrupted","message":"resume","param":null}\n\n',
+    ],
+    ids=["messages", "responses"],
+)
+def test_a_server_that_goes_says_so_in_the_shape_of_the_stream(goes: bytes) -> None:
+    """Whichever API it is, the client does not see it, and another process goes on."""
+    api = ScriptedApi(lambda data: stream(data[: WHOLE.index(b"id: r:2.1")] + goes))
+    assert events_of(read(api, "http://b")) == events_of(WHOLE)
+    assert len(api.requests) == 2
+
+
+def test_it_can_be_used_without_the_rest_of_furrow() -> None:
+    """On a client's machine neither torch nor a web framework is needed: it is plain Python on httpx."""
+    code = (
+        "import sys, ops.client; "
+        "print({'torch', 'litestar', 'redis', 'msgspec', 'control', 'api', 'worker'} & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

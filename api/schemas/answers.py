@@ -1,0 +1,219 @@
+"""What is answered, as types: they are the OpenAPI document's, and tests hold what is served against them.
+
+Answers are written as bytes in chunks.py, not from these: a chunk is formatted once per token and client.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+Finish = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+class Shape(msgspec.Struct, forbid_unknown_fields=True):
+    """Nothing is sent that is not named."""
+
+
+# --- errors ---
+
+
+class ErrorObject(Shape):
+    message: str
+    type: str
+    param: str | None
+    """The parameter at fault."""
+    code: str | None
+
+
+class Error(Shape):
+    """OpenAI's error body; after a stream's first byte it comes as an event."""
+
+    error: ErrorObject
+
+
+# --- what all answers share ---
+
+
+class PromptTokensDetails(Shape):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Shape):
+    reasoning_tokens: int
+
+
+class TokenUsage(Shape):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class AnswerFunction(Shape):
+    name: str
+    arguments: str
+    """JSON."""
+
+
+class AnswerCall(Shape):
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
+
+
+class AnswerFunctionDelta(Shape):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class AnswerCallDelta(Shape):
+    """A part of a call; id, type and name only in its first."""
+
+    index: int
+    function: AnswerFunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class RankedToken(Shape):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ScoredToken(RankedToken):
+    top_logprobs: list[RankedToken]
+
+
+class ChatLogprobs(Shape):
+    content: list[ScoredToken]
+    refusal: str | None
+
+
+class PromptToken(Shape):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+
+# --- chat ---
+
+
+class AnswerMessage(Shape):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
+
+
+class ChatChoice(Shape):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatCompletion(Shape):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TokenUsage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Delta(Shape):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnswerCallDelta] | UnsetType = UNSET
+
+
+class ChatChunkChoice(Shape):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+
+
+class ChatCompletionChunk(Shape):
+    """With `stream_options.include_usage` each has `usage`, null in all but the last one."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: TokenUsage | UnsetType | None = UNSET
+
+
+# --- completions ---
+
+
+class CompletionLogprobs(Shape):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Shape):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(Shape):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: TokenUsage
+
+
+class CompletionChunkChoice(Shape):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None
+
+
+class CompletionChunk(Shape):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: TokenUsage | UnsetType | None = UNSET
+
+
+# --- the process ---
+
+
+class Health(Shape):
+    status: Literal["ok", "draining"]
+
+
+class ModelState(Shape):
+    id: str
+    state: str
+    detail: str
+
+
+class Readiness(Shape):
+    ready: bool
+    reason: str | None
+    models: list[ModelState]

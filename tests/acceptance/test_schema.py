@@ -1,0 +1,54 @@
+"""schemathesis makes up requests from the OpenAPI document, good ones and bad ones, and judges every answer.
+
+It is a command of its own environment: `pipx install schemathesis`, or FURROW_SCHEMATHESIS=PATH of its `st`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.api.conftest import running_api
+from tests.leader import ScriptedLeader
+from tests.servers import NEW, serving
+
+COMMAND = os.environ.get("FURROW_SCHEMATHESIS") or shutil.which("st") or shutil.which("schemathesis")
+CHECKS = ",".join(
+    [
+        "not_a_server_error",
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_headers_conformance",
+        "response_schema_conformance",
+        "unsupported_method",
+        "negative_data_rejection",
+    ]
+)
+"""Not `positive_data_acceptance`: what a model can take (a context, a vocabulary) is more than a schema can say."""
+EXAMPLES = os.environ.get("FURROW_SCHEMATHESIS_EXAMPLES", "10")
+"""Of each operation, beside those that are made from each keyword of its schemas."""
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(COMMAND is None, reason="schemathesis is not installed: pipx install schemathesis")
+def test_no_request_meets_a_server_error_or_an_answer_of_another_shape(tmp_path: Path) -> None:
+    """Every operation, in the phases examples, coverage and fuzzing, with a fixed seed."""
+    assert COMMAND is not None
+    options = ["--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES, "--seed", "1"]
+    options += ["--checks", CHECKS, "--request-timeout", "20", "--warnings", "off", "--no-color"]
+    with serving(NEW) as server:
+        leader = ScriptedLeader(server.url)
+        leader.start()
+        try:
+            with running_api(server.url, tmp_path) as api:
+                command = [COMMAND, "run", f"{api.url}/schema/openapi.json", *options]
+                judged = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=380)
+                failures = [line for line in api.lines if line.get("action") == "http_error"]
+        finally:
+            leader.stop()
+    assert judged.returncode == 0, judged.stdout[-8000:] + judged.stderr[-2000:]
+    assert failures == []
