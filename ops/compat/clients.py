@@ -24,10 +24,34 @@ class Client:
         return self.packages[0].partition("[")[0]
 
 
+_NO_TOOLS = "the demonstration model has not learnt to call tools; its template refuses them"
+_NO_SCHEMA = "structured output is not served yet"
+_NO_RESPONSES = "`/v1/responses` is not served yet"
+
 CLIENTS: tuple[Client, ...] = (
-    Client(name="openai-python", title="OpenAI SDK for Python", packages=("openai",), script="openai_python.py"),
     Client(
-        name="openai-node", title="OpenAI SDK for Node", kind="node", packages=("openai",), script="openai_node.mjs"
+        name="openai-python",
+        title="OpenAI SDK for Python",
+        packages=("openai",),
+        script="openai_python.py",
+        gaps={
+            "a tool that must be called, whole and streamed": _NO_TOOLS,
+            "tools are offered, and results go back": _NO_TOOLS,
+            "structured output by a JSON schema": _NO_SCHEMA,
+            "the responses API, whole and streamed": _NO_RESPONSES,
+        },
+    ),
+    Client(
+        name="openai-node",
+        title="OpenAI SDK for Node",
+        kind="node",
+        packages=("openai",),
+        script="openai_node.mjs",
+        gaps={
+            "a tool that must be called, whole and streamed": _NO_TOOLS,
+            "structured output by a JSON schema": _NO_SCHEMA,
+            "the responses API, whole and streamed": _NO_RESPONSES,
+        },
     ),
     Client(
         name="anthropic-python",

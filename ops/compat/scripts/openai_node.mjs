@@ -36,7 +36,7 @@ await main({
     assert(usage.total_tokens === whole.usage.total_tokens, "usage is the same");
   },
   "the streaming helper": async () => {
-    const runner = client.chat.completions.stream(base);
+    const runner = client.chat.completions.stream({ ...base, max_tokens: 200 });
     let text = "";
     runner.on("content", (delta) => (text += delta));
     const final = await runner.finalChatCompletion();
