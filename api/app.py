@@ -6,7 +6,6 @@ from litestar import Litestar
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import OpenAPIConfig
-from litestar.types import Message, Scope
 
 from api.errors import handle
 from api.process import Process
@@ -30,11 +29,6 @@ def create_app(settings: ApiSettings) -> Litestar:
     async def stop(_: Litestar) -> None:
         await process.stop()
 
-    async def send_elsewhere(message: Message, _: Scope) -> None:
-        # A kept-alive connection would hold a client to a process that is about to end.
-        if process.draining and message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (b"connection", b"close")]
-
     app = Litestar(
         route_handlers=[
             create_chat_completion,
@@ -56,7 +50,6 @@ def create_app(settings: ApiSettings) -> Litestar:
         exception_handlers={HTTPException: handle, ValidationException: handle, Exception: handle},
         on_startup=[start],
         on_shutdown=[stop],
-        before_send=[send_elsewhere],
         request_max_body_size=settings.max_body_bytes,
         openapi_config=OpenAPIConfig(title="Furrow", version="1", path="/schema"),
         logging_config=None,

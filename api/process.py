@@ -12,6 +12,7 @@ from api.models import Models
 from api.orphans import OrphanReaper
 from api.settings import ApiSettings
 from api.submit import Submitter
+from control.batches import Batches
 from control.connection import connect, connect_async
 from control.dead_connections import hardened
 
@@ -26,15 +27,16 @@ class Process:
         self.interrupted = False
         """Set when the grace is over: what still runs is told to go on elsewhere."""
         self.client = hardened(connect_async(settings.redis_url))
+        self.batches = Batches(self.client)
         self._sync_client = connect(settings.redis_url)
         self.metrics = Metrics()
         self.bodies = Bodies(settings.max_bodies_bytes)
         self.models = Models(self._sync_client, settings)
-        self.follower = Follower(self.client, settings)
+        self.follower = Follower(self.client, self.batches, settings)
         self.orphans = OrphanReaper(self._sync_client)
         self.heartbeat = Heartbeat(self.client, settings)
-        self.canary = Canary(self.client, self.models, self.follower, settings)
-        self.submitter = Submitter(self.client, self.models, self.follower, settings, lambda: self.interrupted)
+        self.canary = Canary(self.batches, self.models, self.follower, settings)
+        self.submitter = Submitter(self.batches, self.models, self.follower, settings, lambda: self.interrupted)
 
     def start(self) -> None:
         self.heartbeat.start()

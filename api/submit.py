@@ -18,8 +18,7 @@ from api.rendering import StreamRenderer
 from api.schemas.view import Cursor, decode_view, member_rid
 from api.settings import ApiSettings
 from control import requests
-from control.clients import AsyncRedis
-from control.connection import arun, arun_all
+from control.batches import Batches
 from control.errors import ModelNotFound, QueueFull, RequestError, RequestNotFound
 
 log = structlog.stdlib.get_logger(__name__)
@@ -32,13 +31,13 @@ class Submitter:
 
     def __init__(
         self,
-        client: AsyncRedis,
+        batches: Batches,
         models: Models,
         follower: Follower,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
-        self._client, self._models, self._follower = client, models, follower
+        self._batches, self._models, self._follower = batches, models, follower
         self._settings, self._interrupted = settings, interrupted
         self._backpressure = Backpressure()
 
@@ -62,7 +61,7 @@ class Submitter:
                 # Before the enqueue: the first tokens may be published before its answer is here.
                 feeds.append(self._follower.open(served.name, rid, caller.tenant, wake))
                 origin = intake.enqueue(first, member, self._settings)
-                enqueued = await arun(self._client, requests.enqueue(origin))
+                enqueued = await self._batches.run(served.name, requests.enqueue(origin))
                 if enqueued.rid != rid:
                     self._follower.close(feeds.pop())
                     feeds.append(self._follower.open(served.name, enqueued.rid, caller.tenant, wake))
@@ -126,8 +125,8 @@ class Submitter:
         """The model and the hash of a request; looks in every model unless one is named. Raises RequestNotFound."""
         served = await self._models.resolve(model) if model is not None else None
         places = [served] if served is not None else await self._models.all_served()
-        looks = [requests.follow(place.name, rid, "", tenant, 2**40) for place in places]
-        for place, found in zip(places, await arun_all(self._client, looks), strict=True):
+        looks = [self._batches.run(place.name, requests.follow(place.name, rid, "", tenant, 2**40)) for place in places]
+        for place, found in zip(places, await asyncio.gather(*looks, return_exceptions=True), strict=True):
             if isinstance(found, requests.Followed):
                 return place, found.fields
             if not isinstance(found, RequestNotFound):

@@ -28,12 +28,14 @@ class TokenLog(Sequence[LogEntry]):
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
         self._tail: list[LogEntry] = []
+        self._length = 0
 
     def __len__(self) -> int:
-        return _BLOCK * len(self._blocks) + len(self._tail)
+        return self._length
 
     def append(self, entry: LogEntry) -> None:
         self._tail.append(entry)
+        self._length += 1
         if len(self._tail) == 2 * _BLOCK:
             self._blocks.append(_encode([_short(entry) for entry in self._tail[:_BLOCK]]))
             del self._tail[:_BLOCK]
@@ -41,6 +43,11 @@ class TokenLog(Sequence[LogEntry]):
     def extend(self, entries: Iterable[LogEntry]) -> None:
         for entry in entries:
             self.append(entry)
+
+    def since(self, index: int) -> list[LogEntry]:
+        """What follows the first `index` entries; at the end, where readers are, without a look further back."""
+        packed = _BLOCK * len(self._blocks)
+        return self._tail[index - packed :] if index >= packed else self[index:]
 
     @overload
     def __getitem__(self, index: int) -> LogEntry: ...

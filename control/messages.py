@@ -190,7 +190,7 @@ class PromptToken(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]] = []
 
 
-class LogEntry(msgspec.Struct, frozen=True, array_like=True):
+class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One entry of a request's token log, and one element of an event's row.
 
     `seq` counts from 1 over all choices in emission order. `token` is None where a choice ends without one (cancel,
@@ -209,7 +209,7 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
     prompt: list[PromptToken] | None = None
 
 
-class EventRow(msgspec.Struct, frozen=True, array_like=True):
+class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one request emitted in one step; an event is a JSON list of rows."""
 
     rid: str

@@ -64,7 +64,7 @@ class Executor:
         """Of the epoch that this rank is in, or will be in next: for whoever learns first that it is over."""
         self._model: ServedModel | None = None
         self._model_id: str | None = None
-        self._loaded_in = 0
+        self._loaded_in, self._read_share = 0, 0.0
         self._engine: Engine | None = None
         self._collective: Collective | None = Solo() if world_size == 1 else None
         self._store: dist.Store | None = None
@@ -103,6 +103,14 @@ class Executor:
             if self._collective is not None:
                 self._collective.close()
             self._collective, self.abort = None, Abort()
+
+    @property
+    def read_share(self) -> float:
+        """How much of the model's checkpoint has been read, 0 to 1."""
+        return self._read_share
+
+    def _was_read(self, share: float) -> None:
+        self._read_share = share
 
     @property
     def block_tokens(self) -> int:
@@ -176,7 +184,14 @@ class Executor:
         if self._model is None:
             try:
                 files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
-                model = load(files, collective=collective, dtype=command.dtype, quant=command.quant, device=self.device)
+                model = load(
+                    files,
+                    collective=collective,
+                    dtype=command.dtype,
+                    quant=command.quant,
+                    device=self.device,
+                    tell=self._was_read,
+                )
                 context = context_length(files.config)
                 store = store_for(model.cache_layout, command.kv_tokens, context, self.world_size)
             except Exception as error:

@@ -86,6 +86,8 @@ class Cursor(msgspec.Struct):
     places: list[tuple[int, int]]
 
     def encode(self) -> bytes:
+        if len(self.places) == 1:  # most, and there is one for each token
+            return "{}:{}.{}".format(self.rid, *self.places[0]).encode()
         places = ",".join(f"{seq}.{part}" for seq, part in self.places)
         return f"{self.rid}:{places}".encode()
 
