@@ -65,7 +65,7 @@ CLIENTS: tuple[Client, ...] = (
         packages=("langchain-openai", "langchain-tests"),
         script="langchain_python.py",
     ),
-    Client(name="litellm", title="litellm", packages=("litellm",), script="litellm_python.py"),
+    Client(name="litellm", title="litellm", packages=("litellm", "mcp"), script="litellm_python.py"),
     Client(
         name="pydantic-ai",
         title="pydantic-ai",
