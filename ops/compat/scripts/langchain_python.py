@@ -3,74 +3,39 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import pytest
-from checks import BASE_URL, KEY, MODEL, tell
-
-try:
-    from langchain_openai import ChatOpenAI
-    from langchain_tests.integration_tests import ChatModelIntegrationTests
-except ImportError as error:
-    tell("the script ran to its end", False, str(error))
-    raise
-
-
-class TestFurrow(ChatModelIntegrationTests):
-    @property
-    def chat_model_class(self) -> type[ChatOpenAI]:
-        return ChatOpenAI
-
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {
-            "model": MODEL,
-            "base_url": BASE_URL,
-            "api_key": KEY,
-            "max_retries": 0,
-            "temperature": 0,
-            "max_tokens": 200,
-            "stream_usage": True,
-        }
-
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
+from checks import tell
 
 
 class Told:
     """Hears how each test ended."""
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "call" and not report.failed:
-            return
-        title = "standard test " + re.sub(r"^.*::", "", report.nodeid)
-        if report.skipped:
-            return
-        words = str(report.longrepr).strip().splitlines()
-        self.lines.append((title, report.passed, words[-1][:300] if report.failed and words else ""))
-
     def __init__(self) -> None:
         self.lines: list[tuple[str, bool, str]] = []
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped or (report.when != "call" and not report.failed):
+            return
+        title = "standard test " + re.sub(r"^.*::", "", report.nodeid)
+        words = re.findall(r"^E +(.+)$", str(report.longrepr), re.MULTILINE) if report.failed else []
+        self.lines.append((title, report.passed, words[-1][:300] if words else ""))
 
-if __name__ == "__main__":
-    told = Told()
-    with redirect_stdout(io.StringIO()):
-        options = [
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--asyncio-mode=auto",
-            "--disable-socket",
-            "--allow-hosts=127.0.0.1,localhost,::1",
-            "--rootdir",
-            str(Path(__file__).parent),
-        ]
-        options = [option for option in options if "socket" not in option and "allow-hosts" not in option]
-        pytest.main([__file__, *options], plugins=[told])
-    for title, ok, detail in told.lines:
-        tell(title, ok, detail)
+
+told = Told()
+# None of the configuration that a project around this file may have.
+options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "--asyncio-mode=auto", "-c", os.devnull]
+# The client keeps its connections, so all tests share one loop.
+for scope in ("fixture", "test"):
+    options += ["-o", f"asyncio_default_{scope}_loop_scope=session"]
+printed = io.StringIO()
+with redirect_stdout(printed):
+    pytest.main([str(Path(__file__).with_name("langchain_standard.py")), *options], plugins=[told])
+for title, ok, detail in told.lines:
+    tell(title, ok, detail)
+if not told.lines:
+    raise SystemExit(printed.getvalue()[-1500:])
