@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from api.archive import Archive
 from api.bodies import Bodies
 from api.canary import Canary
 from api.errors import ShuttingDown
 from api.follow import Follower
+from api.grammar import GrammarChecks
 from api.heartbeat import Heartbeat
+from api.keeper import Keeper
 from api.metrics import Metrics
 from api.models import Models
 from api.orphans import OrphanReaper
@@ -36,13 +39,25 @@ class Process:
         self.orphans = OrphanReaper(self._sync_client)
         self.heartbeat = Heartbeat(self.client, settings)
         self.canary = Canary(self.batches, self.models, self.follower, settings)
-        self.submitter = Submitter(self.batches, self.models, self.follower, settings, lambda: self.interrupted)
+        self.grammars = GrammarChecks()
+        self.archive = Archive(self.batches, settings)
+        self.submitter = Submitter(
+            self.batches,
+            self.models,
+            self.follower,
+            self.archive,
+            self.grammars,
+            settings,
+            lambda: self.interrupted,
+        )
+        self.keeper = Keeper(self.client, self.archive, self.submitter, self.metrics)
 
     def start(self) -> None:
         self.heartbeat.start()
         self.models.start()
         self.follower.start()
         self.orphans.start()
+        self.keeper.start()
 
     def refuse_when_draining(self) -> None:
         """Raises ShuttingDown once no new stream may begin."""
@@ -55,7 +70,9 @@ class Process:
         self.follower.wake_all()
 
     async def stop(self) -> None:
+        await self.keeper.stop()
         await self.follower.stop()
+        await self.grammars.stop()
         await self.orphans.stop()
         await self.models.stop()
         await self.heartbeat.stop()

@@ -57,6 +57,10 @@ class RequestTooLarge(RequestError):
     """A request that could never fit the KV memory of the model's tightest rank."""
 
 
+class GrammarRefused(RequestError):
+    """A grammar that can't be compiled, or would cost too much; the text says why, in the library's words."""
+
+
 class TemplateFailed(RequestError):
     """The model's chat template refused the messages."""
 
