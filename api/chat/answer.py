@@ -130,7 +130,8 @@ class Answer:
     def __init__(self, vocabulary: Vocabulary, view: View, rid: str = "", echo: str = "") -> None:
         """`rid` is the request's own id; the ids of calls follow from it."""
         self._choices = [_Choice(vocabulary, view, rid, choice, len(echo)) for choice in range(view.n)]
-        self._prompts = [Prompt(vocabulary, view, echo) for _ in range(view.n)]
+        shown = bool(echo) or view.prompt_logprobs is not None
+        self._prompts = [Prompt(vocabulary, view, echo) for _ in range(view.n)] if shown else None
         self.seq = 0
         self.completion_tokens = self.cached_tokens = 0
         self.failure: GenerationFailed | None = None
@@ -159,6 +160,8 @@ class Answer:
             code, status = _FAILURES[entry.finish]
             text = entry.cause or f"The request ended as {entry.finish}."
             self.failure = self.failure or GenerationFailed(text, code=code, status=status)
+        if self._prompts is None:
+            return self._choices[entry.choice].push(entry)
         prompt = self._prompts[entry.choice]
         if entry.prompt is not None:
             return prompt.push(entry, entry.prompt)

@@ -191,7 +191,7 @@ class CompletionWriter(Writer):
         return {
             "tokens": [self._name(token.token) for token in tokens],
             "token_logprobs": [None if one is None else finite(one.chosen) for one in known],
-            "top_logprobs": [None if one is None else self._top(one.top) for one in known],
+            "top_logprobs": [self._top(token) for token in tokens],
             "text_offset": [token.start for token in tokens],
         }
 
@@ -200,9 +200,14 @@ class CompletionWriter(Writer):
         choice = {"index": index, "text": piece.text, "logprobs": scored, "finish_reason": piece.finish}
         return choice | self._prompt_logprobs(piece)
 
-    def _top(self, top: list[tuple[int, float]]) -> dict[str, float]:
+    def _top(self, token: ScoredToken) -> dict[str, float] | None:
+        """The most likely tokens, and the one itself, as at OpenAI."""
+        known = token.logprobs
+        if known is None:
+            return None
         # Of tokens that read alike the likeliest is shown: the best come first.
-        return {self._name(token): finite(logprob) for token, logprob in reversed(top)}
+        ranked = [(token.token, known.chosen), *reversed(known.top)]
+        return {self._name(one): finite(logprob) for one, logprob in ranked}
 
 
 def writer(rid: str, view: View, vocabulary: Vocabulary) -> Writer:

@@ -129,11 +129,12 @@ def test_prompt_logprobs(http: httpx.Client, leader: ScriptedLeader, path: str) 
 def test_tokens_as_ids(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """With return_tokens_as_token_ids every token has a name that is its own."""
     answer = client.completions.create(
-        model="tiny", prompt="x", logprobs=1, extra_body={"return_tokens_as_token_ids": True}
+        model="tiny", prompt="x", logprobs=0, extra_body={"return_tokens_as_token_ids": True}
     )
     logprobs = answer.choices[0].logprobs
     said = [*leader.tokenizer.encode(SAID, add_special_tokens=False).ids]
     assert logprobs is not None and logprobs.tokens == [f"token_id:{token}" for token in said]
+    assert logprobs.top_logprobs == [{name: -0.5} for name in logprobs.tokens], "its own, with no other one wanted"
 
 
 def test_what_ends_an_answer_is_shown(client: openai.OpenAI, leader: ScriptedLeader) -> None:

@@ -1,0 +1,106 @@
+"""`python -m ops.compat`: install the clients, run them against a farm, write the page about them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from control import logs
+from control.errors import FurrowError, SettingsError
+from control.messages import ModelSpec
+from ops.compat import environments
+from ops.compat.clients import CLIENTS, Client, client
+from ops.compat.page import page
+from ops.compat.runs import Run, run
+from ops.compat.samples import judged
+
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+MODEL = "demo"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def compat() -> None:
+    """Real clients, each in an environment of its own, put to work on a farm."""
+
+
+@compat.command("list")
+def list_clients() -> None:
+    """What can be tried, and what is installed."""
+    for known in CLIENTS:
+        click.echo(f"{known.name:16} {environments.version(known) or 'not installed':16} {known.title}")
+
+
+@compat.command()
+@click.argument("names", nargs=-1)
+def install(names: tuple[str, ...]) -> None:
+    """Install the named clients, or all of them."""
+    for chosen in _chosen(names):
+        click.echo(f"{chosen.name}: {', '.join(chosen.packages)}", err=True)
+        click.echo(f"{chosen.name} {environments.install(chosen)}")
+
+
+@compat.command("run")
+@click.argument("names", nargs=-1)
+@click.option("--base-url", help="Of a farm that runs, with /v1; without it one is started.")
+@click.option("--write", is_flag=True, help="Write docs/compatibility.md; takes a run of all clients.")
+def run_clients(names: tuple[str, ...], base_url: str | None, write: bool) -> None:
+    """Run the named clients, or all that are installed; exit status 1 where one does what it should not."""
+    chosen = [known for known in _chosen(names) if names or environments.missing(known) is None]
+    absent = [why for known in chosen if (why := environments.missing(known)) is not None]
+    if absent or not chosen:
+        raise SettingsError("; ".join(absent) or "No client is installed: python -m ops.compat install")
+    if write and len(chosen) < len(CLIENTS):
+        raise SettingsError("--write takes a run of all clients: python -m ops.compat install")
+    with _farm(base_url) as url:
+        runs = [_run_one(known, url) for known in chosen]
+    if write:
+        PAGE.write_text(page(runs))
+    sys.exit(any(done.faults for done in runs))
+
+
+def _run_one(chosen: Client, url: str) -> Run:
+    done = judged(chosen, lambda samples: run(chosen, url, MODEL, samples=samples))
+    click.echo(f"{chosen.name} {done.version}")
+    for result in done.results:
+        click.echo(f"  {result.verdict(chosen):7} {result.check}" + ("" if result.ok else f": {result.detail[-300:]}"))
+    for fault in done.faults:
+        click.echo(f"  FAULT {fault}", err=True)
+    return done
+
+
+@contextmanager
+def _farm(base_url: str | None) -> Iterator[str]:
+    if base_url is not None:
+        yield base_url
+        return
+    from ops.bench.farm import private_farm  # only here: it needs all of a farm
+
+    spec = ModelSpec(name=MODEL, source="demo", tp=2, devices=["cpu"] * 2, dtype="float64")
+    with private_farm(spec, (1,)) as (url, _, _):
+        yield f"{url}/v1"
+
+
+def _chosen(names: tuple[str, ...]) -> list[Client]:
+    found = [client(name) for name in names] if names else list(CLIENTS)
+    unknown = [name for name, known in zip(names, found, strict=False) if known is None]
+    if unknown:
+        raise SettingsError(f"Unknown client {unknown[0]!r}; known are {', '.join(one.name for one in CLIENTS)}.")
+    return [known for known in found if known is not None]
+
+
+def main() -> None:
+    """A FurrowError becomes one clear line and exit status 1."""
+    logs.configure("auto", "warning")
+    try:
+        compat.main(prog_name="python -m ops.compat")
+    except FurrowError as error:
+        click.echo(f"ops.compat: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

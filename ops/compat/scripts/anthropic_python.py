@@ -1,0 +1,75 @@
+"""Anthropic's official client for Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+from checks import BASE_URL, KEY, MODEL, check, main
+
+client = anthropic.Anthropic(base_url=BASE_URL.removesuffix("/v1"), api_key=KEY, max_retries=0, timeout=60)
+ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
+WEATHER: Any = {
+    "name": "get_weather",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def ask(**fields: Any) -> Any:
+    return client.messages.create(**({"model": MODEL, "messages": ASK, "max_tokens": 24, "temperature": 0} | fields))
+
+
+@check("a message, whole")
+def whole() -> None:
+    answer = ask(system="You are brief.")
+    assert answer.type == "message" and answer.role == "assistant" and answer.content[0].text
+    assert answer.stop_reason in ("end_turn", "max_tokens") and answer.usage.output_tokens > 0
+
+
+@check("a message, streamed, says what the whole one says")
+def streamed() -> None:
+    with client.messages.stream(model=MODEL, messages=ASK, max_tokens=24, temperature=0) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == final.content[0].text == ask().content[0].text
+    assert final.usage.output_tokens > 0
+
+
+@check("tokens are counted")
+def count() -> None:
+    assert client.messages.count_tokens(model=MODEL, messages=ASK).input_tokens == ask().usage.input_tokens
+
+
+@check("stop sequences and limits")
+def stop() -> None:
+    word = ask().content[0].text.split()[2]
+    stopped = ask(stop_sequences=[word])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+    assert ask(max_tokens=2).stop_reason == "max_tokens"
+
+
+@check("errors are the client's own exceptions")
+def errors() -> None:
+    try:
+        ask(model="no-such-model")
+        raise AssertionError("a model that is not there answered")
+    except anthropic.NotFoundError as error:
+        assert error.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    try:
+        ask(messages=[])
+        raise AssertionError("no messages were taken")
+    except anthropic.BadRequestError as error:
+        assert error.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+
+
+@check("a tool that must be called, and its result")
+def tools() -> None:
+    answer = ask(tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=200)
+    [used] = [block for block in answer.content if block.type == "tool_use"]
+    assert (answer.stop_reason, used.name) == ("tool_use", "get_weather") and "city" in used.input
+    result: Any = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.id, "content": "rain"}]}
+    history = [*ASK, {"role": "assistant", "content": answer.content}, result]
+    assert ask(messages=history, tools=[WEATHER]).role == "assistant"
+
+
+main()

@@ -1,0 +1,37 @@
+"""instructor, over the official OpenAI client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import instructor
+import openai
+from checks import BASE_URL, KEY, MODEL, check, main
+from pydantic import BaseModel
+
+ASK: Any = [{"role": "user", "content": "Is a poisoned replica healthy?"}]
+
+
+class Answer(BaseModel):
+    ok: bool
+
+
+def ask(mode: instructor.Mode) -> Answer:
+    inner = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0)
+    client = instructor.from_openai(inner, mode=mode)
+    return client.chat.completions.create(
+        model=MODEL, messages=ASK, response_model=Answer, max_retries=0, max_tokens=200, temperature=0
+    )
+
+
+@check("an object by a tool that must be called")
+def tools() -> None:
+    assert isinstance(ask(instructor.Mode.TOOLS), Answer)
+
+
+@check("an object by a JSON schema")
+def schema() -> None:
+    assert isinstance(ask(instructor.Mode.JSON_SCHEMA), Answer)
+
+
+main()

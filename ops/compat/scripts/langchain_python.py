@@ -1,0 +1,41 @@
+"""LangChain's standard tests for chat models, with `ChatOpenAI`; each of them is a check."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+from checks import tell
+
+
+class Told:
+    """Hears how each test ended."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, bool, str]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped or (report.when != "call" and not report.failed):
+            return
+        title = "standard test " + re.sub(r"^.*::", "", report.nodeid)
+        words = re.findall(r"^E +(.+)$", str(report.longrepr), re.MULTILINE) if report.failed else []
+        self.lines.append((title, report.passed, words[-1][:300] if words else ""))
+
+
+told = Told()
+# None of the configuration that a project around this file may have.
+options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "--asyncio-mode=auto", "-c", os.devnull]
+# The client keeps its connections, so all tests share one loop.
+for scope in ("fixture", "test"):
+    options += ["-o", f"asyncio_default_{scope}_loop_scope=session"]
+printed = io.StringIO()
+with redirect_stdout(printed):
+    pytest.main([str(Path(__file__).with_name("langchain_standard.py")), *options], plugins=[told])
+for title, ok, detail in told.lines:
+    tell(title, ok, detail)
+if not told.lines:
+    raise SystemExit(printed.getvalue()[-1500:])

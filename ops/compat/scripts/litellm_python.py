@@ -1,0 +1,67 @@
+"""litellm, through its `openai/` provider."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import litellm
+from checks import BASE_URL, KEY, MODEL, check, main
+
+ASK = [{"role": "user", "content": "What is a poisoned replica?"}]
+WHERE: Any = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": KEY, "num_retries": 0, "temperature": 0}
+
+
+@check("a chat, whole and streamed")
+def chat() -> None:
+    whole = litellm.completion(messages=ASK, max_tokens=24, **WHERE)
+    stream = litellm.completion(messages=ASK, max_tokens=24, stream=True, **WHERE)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == whole.choices[0].message.content and text
+    assert whole.usage.total_tokens > 0
+
+
+@check("the asynchronous call")
+async def asynchronous() -> None:
+    answer = await litellm.acompletion(messages=ASK, max_tokens=8, **WHERE)
+    assert answer.choices[0].message.content
+
+
+@check("a text completion")
+def completion() -> None:
+    where = WHERE | {"model": f"text-completion-openai/{MODEL}"}
+    assert litellm.text_completion(prompt="One two three", max_tokens=6, **where).choices[0].text
+
+
+@check("errors are litellm's own exceptions")
+def errors() -> None:
+    try:
+        litellm.completion(messages=ASK, **(WHERE | {"model": "openai/no-such-model"}))
+        raise AssertionError("a model that is not there answered")
+    except litellm.NotFoundError:
+        pass
+    try:
+        litellm.completion(messages=ASK, **(WHERE | {"temperature": 3}))
+        raise AssertionError("temperature 3 was taken")
+    except litellm.BadRequestError:
+        pass
+
+
+@check("a tool that must be called")
+def tools() -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    weather = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+    answer = litellm.completion(messages=ASK, tools=[weather], tool_choice="required", max_tokens=200, **WHERE)
+    [call] = answer.choices[0].message.tool_calls
+    assert "city" in json.loads(call.function.arguments)
+
+
+@check("structured output by a JSON schema")
+def structured() -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema | {"additionalProperties": False}}}
+    answer = litellm.completion(messages=ASK, response_format=form, max_tokens=60, **WHERE)
+    assert isinstance(json.loads(answer.choices[0].message.content)["ok"], bool)
+
+
+main()

@@ -1,0 +1,47 @@
+"""LlamaIndex, through `OpenAILike`."""
+
+from __future__ import annotations
+
+from checks import BASE_URL, KEY, MODEL, check, main
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.llms.openai_like import OpenAILike
+from pydantic import BaseModel
+
+ASK = [ChatMessage(role="user", content="What is a poisoned replica?")]
+
+
+class Answer(BaseModel):
+    ok: bool
+
+
+def llm(**fields: object) -> OpenAILike:
+    given = {"is_chat_model": True, "max_tokens": 24, "temperature": 0.0, "max_retries": 0} | fields
+    return OpenAILike(model=MODEL, api_base=BASE_URL, api_key=KEY, context_window=8192, **given)
+
+
+@check("a chat, whole and streamed")
+def chat() -> None:
+    whole = llm().chat(ASK).message.content
+    streamed = "".join(part.delta or "" for part in llm().stream_chat(ASK))
+    assert whole == streamed and whole
+
+
+@check("a completion, whole and streamed")
+def completion() -> None:
+    plain = llm(is_chat_model=False)
+    whole = plain.complete("One two three").text
+    assert whole == "".join(part.delta or "" for part in plain.stream_complete("One two three")) and whole
+
+
+@check("the asynchronous chat")
+async def asynchronous() -> None:
+    assert (await llm().achat(ASK)).message.content
+
+
+@check("an object by a tool that must be called")
+def structured() -> None:
+    able = llm(is_function_calling_model=True, max_tokens=200)
+    assert isinstance(able.as_structured_llm(Answer).complete("Is it so?").raw, Answer)
+
+
+main()

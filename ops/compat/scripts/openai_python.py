@@ -1,0 +1,194 @@
+"""The official client for Python."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+from checks import BASE_URL, KEY, MODEL, check, main
+
+client = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0, timeout=60)
+ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def ask(**fields: Any) -> Any:
+    return client.chat.completions.create(model=MODEL, messages=ASK, **({"max_tokens": 24, "temperature": 0} | fields))
+
+
+@check("a chat, whole")
+def whole() -> None:
+    answer = ask()
+    choice = answer.choices[0]
+    assert choice.message.role == "assistant" and choice.message.content
+    assert choice.finish_reason in ("stop", "length") and answer.object == "chat.completion"
+    usage = answer.usage
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens > 0
+
+
+@check("a chat, streamed, with usage, says what the whole one says")
+def streamed() -> None:
+    chunks = list(ask(stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    whole = ask()
+    assert text == whole.choices[0].message.content, text
+    assert chunks[-1].usage == whole.usage or chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+@check("the streaming helper")
+def helper() -> None:
+    with client.chat.completions.stream(model=MODEL, messages=ASK, max_tokens=200, temperature=0) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert "content.delta" in events and final.choices[0].message.content
+
+
+@check("the asynchronous client")
+async def asynchronous() -> None:
+    async with openai.AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0) as other:
+        answer = await other.chat.completions.create(model=MODEL, messages=ASK, max_tokens=8)
+        assert answer.choices[0].message.content
+        stream = await other.chat.completions.create(model=MODEL, messages=ASK, max_tokens=8, stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+@check("n answers, and the same again with the same seed")
+def several() -> None:
+    one, two = (ask(n=3, seed=7, temperature=2) for _ in range(2))
+    assert [choice.message.content for choice in one.choices] == [choice.message.content for choice in two.choices]
+    assert [choice.index for choice in one.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in one.choices}) > 1
+
+
+@check("log probabilities, whose bytes make up the text")
+def logprobs() -> None:
+    choice = ask(logprobs=True, top_logprobs=3).choices[0]
+    content = choice.logprobs.content
+    said = b"".join(bytes(token.bytes) for token in content)
+    assert said.decode() == choice.message.content, said
+    assert all(len(token.top_logprobs) == 3 and token.logprob <= 0 for token in content)
+
+
+@check("stop strings and limits")
+def stop() -> None:
+    text = ask(max_tokens=40).choices[0].message.content
+    word = text.split()[2]
+    stopped = ask(max_tokens=40, stop=[word]).choices[0]
+    assert stopped.finish_reason == "stop" and stopped.message.content == text[: text.index(word)]
+    assert ask(max_tokens=None, max_completion_tokens=2).choices[0].finish_reason == "length"
+
+
+@check("logit_bias")
+def bias() -> None:
+    first = ask(logprobs=True, max_tokens=1, extra_body={"return_tokens_as_token_ids": True})
+    token = first.choices[0].logprobs.content[0].token.removeprefix("token_id:")
+    other = ask(logprobs=True, max_tokens=1, logit_bias={token: -100}, extra_body={"return_tokens_as_token_ids": True})
+    assert other.choices[0].logprobs.content[0].token != f"token_id:{token}"
+
+
+@check("completions: several prompts, streamed and whole")
+def completions() -> None:
+    prompts = ["One two", "Count to"]
+    answer = client.completions.create(model=MODEL, prompt=prompts, max_tokens=6, temperature=0)
+    texts = ["", ""]
+    for chunk in client.completions.create(model=MODEL, prompt=prompts, max_tokens=6, temperature=0, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in answer.choices]
+
+
+@check("completions: echo with log probabilities")
+def echo() -> None:
+    choice = client.completions.create(
+        model=MODEL, prompt="One two three", max_tokens=0, echo=True, logprobs=1
+    ).choices[0]
+    logprobs = choice.logprobs
+    assert choice.text == "One two three" and logprobs.token_logprobs[0] is None
+    assert all(value < 0 for value in logprobs.token_logprobs[1:])
+    assert "".join(logprobs.tokens) == choice.text and logprobs.text_offset[0] == 0
+
+
+@check("models, listed and retrieved")
+def models() -> None:
+    assert MODEL in [model.id for model in client.models.list()]
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+@check("errors are the client's own exceptions, with param and code")
+def errors() -> None:
+    try:
+        ask(temperature=3)
+        raise AssertionError("temperature 3 was taken")
+    except openai.BadRequestError as error:
+        assert error.param == "temperature" and error.type == "invalid_request_error"
+    try:
+        client.chat.completions.create(model="no-such-model", messages=ASK)
+        raise AssertionError("a model that is not there answered")
+    except openai.NotFoundError as error:
+        assert error.code == "model_not_found"
+
+
+@check("raw responses, with the request's id")
+def raw() -> None:
+    response = client.chat.completions.with_raw_response.create(model=MODEL, messages=ASK, max_tokens=2)
+    assert response.headers["x-request-id"] == response.parse().id.removeprefix("chatcmpl-")
+
+
+@check("a tool that must be called, whole and streamed")
+def tools() -> None:
+    fields = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 200}
+    [call] = ask(**fields).choices[0].message.tool_calls
+    assert call.function.name == "get_weather" and "city" in json.loads(call.function.arguments)
+    parts = [chunk.choices[0].delta.tool_calls for chunk in ask(stream=True, **fields) if chunk.choices]
+    arguments = "".join(part.function.arguments or "" for calls in parts for part in calls or [])
+    assert "city" in json.loads(arguments)
+
+
+@check("tools are offered, and results go back")
+def results() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
+    history: Any = [
+        *ASK,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+    answer = client.chat.completions.create(model=MODEL, messages=history, tools=[WEATHER], max_tokens=8)
+    assert answer.choices[0].message.role == "assistant"
+
+
+@check("structured output by a JSON schema")
+def structured() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    answer = ask(
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    )
+    assert isinstance(json.loads(answer.choices[0].message.content)["ok"], bool)
+
+
+@check("the responses API, whole and streamed")
+def responses() -> None:
+    answer = client.responses.create(model=MODEL, input="What is a poisoned replica?", max_output_tokens=16)
+    assert answer.output_text and answer.usage.total_tokens
+    again = client.responses.create(
+        model=MODEL, input="And then?", previous_response_id=answer.id, max_output_tokens=16
+    )
+    assert again.previous_response_id == answer.id
+    kinds = [
+        event.type for event in client.responses.create(model=MODEL, input="Hello", max_output_tokens=8, stream=True)
+    ]
+    assert kinds[0] == "response.created" and "response.output_text.delta" in kinds
+
+
+main()

@@ -1,0 +1,53 @@
+"""pydantic-ai, through its OpenAI chat model."""
+
+from __future__ import annotations
+
+from checks import BASE_URL, KEY, MODEL, check, main
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=BASE_URL, api_key=KEY))
+
+
+class Answer(BaseModel):
+    ok: bool
+
+
+@check("an agent's run, whole")
+def whole() -> None:
+    result = Agent(model, instructions="Be brief.").run_sync(
+        "What is a poisoned replica?", model_settings={"max_tokens": 24}
+    )
+    assert result.output and result.usage.total_tokens > 0
+
+
+@check("an agent's run, streamed")
+async def streamed() -> None:
+    async with Agent(model).run_stream("What is a poisoned replica?", model_settings={"max_tokens": 24}) as result:
+        parts = [part async for part in result.stream_text(delta=True)]
+    assert "".join(parts)
+
+
+@check("a conversation goes on")
+def history() -> None:
+    agent = Agent(model)
+    first = agent.run_sync("What is a poisoned replica?", model_settings={"max_tokens": 16})
+    second = agent.run_sync("And then?", message_history=first.all_messages(), model_settings={"max_tokens": 16})
+    assert len(second.all_messages()) == 4
+
+
+@check("output by a tool that must be called")
+def tool_output() -> None:
+    agent = Agent(model, output_type=ToolOutput(Answer))
+    assert isinstance(agent.run_sync("Is it so?", model_settings={"max_tokens": 200}).output, Answer)
+
+
+@check("output by a JSON schema")
+def native_output() -> None:
+    agent = Agent(model, output_type=NativeOutput(Answer))
+    assert isinstance(agent.run_sync("Is it so?", model_settings={"max_tokens": 60}).output, Answer)
+
+
+main()

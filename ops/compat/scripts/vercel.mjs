@@ -1,0 +1,41 @@
+// The Vercel AI SDK, through its provider for servers of OpenAI's kind.
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { generateObject, generateText, streamText, tool } from "ai";
+import { z } from "zod";
+import { apiKey, assert, baseURL, main, model } from "./checks.mjs";
+
+const farm = createOpenAICompatible({ name: "furrow", baseURL, apiKey, supportsStructuredOutputs: true, includeUsage: true });
+const base = { model: farm.chatModel(model), maxOutputTokens: 24, temperature: 0, maxRetries: 0 };
+const prompt = "What is a poisoned replica?";
+
+await main({
+  "a text, whole": async () => {
+    const { text, usage } = await generateText({ ...base, prompt });
+    assert(text.length > 0 && usage.totalTokens > 0, "text and usage are there");
+  },
+  "a text, streamed, with usage, says what the whole one says": async () => {
+    const result = streamText({ ...base, prompt });
+    let text = "";
+    for await (const part of result.textStream) text += part;
+    assert(text === (await generateText({ ...base, prompt })).text, `${text} is the whole text`);
+    assert((await result.usage).totalTokens > 0, "usage is there");
+  },
+  "a completion": async () => {
+    const { text } = await generateText({ ...base, model: farm.completionModel(model), prompt: "One two three" });
+    assert(text.length > 0, "it says something");
+  },
+  "errors have the server's words": async () => {
+    const error = await generateText({ ...base, model: farm.chatModel("no-such-model"), prompt }).catch((found) => found);
+    assert(error.statusCode === 404 && error.message.includes("no-such-model"), `${error} is a 404`);
+  },
+  "a tool that must be called": async () => {
+    const weather = tool({ description: "The weather", inputSchema: z.object({ city: z.string() }) });
+    const fields = { ...base, maxOutputTokens: 200, tools: { weather }, toolChoice: "required", prompt };
+    const { toolCalls } = await generateText(fields);
+    assert(typeof toolCalls[0].input.city === "string", "a city was named");
+  },
+  "an object by a JSON schema": async () => {
+    const { object } = await generateObject({ ...base, maxOutputTokens: 60, schema: z.object({ ok: z.boolean() }), prompt });
+    assert(typeof object.ok === "boolean", "it is what the schema says");
+  },
+});

@@ -1,0 +1,101 @@
+"""What clients did, as verdicts and as a page; installing and running them is for the acceptance tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import ops.compat
+from ops.compat import environments
+from ops.compat.clients import CLIENTS, Client
+from ops.compat.page import page
+from ops.compat.runs import Result, Run, run
+from ops.compat.samples import Reference, compared
+
+CLIENT = Client(name="c", title="A client", packages=("c[x]",), script="c.py", gaps={"b": "it is not served"})
+
+
+def of(*results: Result) -> Run:
+    return Run(CLIENT, "1.0", list(results))
+
+
+@pytest.mark.parametrize(
+    ("results", "faults"),
+    [
+        ([Result("a", True), Result("b", False, "404")], []),
+        ([Result("a", False, "500"), Result("b", False)], ["a: 500"]),
+        ([Result("a", True), Result("b", True)], ["b: is listed as a gap, and works"]),
+        ([Result("a", True)], ["b: is listed as a gap, and was not tried"]),
+    ],
+)
+def test_what_contradicts_the_gaps(results: list[Result], faults: list[str]) -> None:
+    """A failure that nobody told, and a gap that is none any more."""
+    assert of(*results).faults == faults
+
+
+def test_the_page_tells_each_check(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the reason of each gap."""
+    text = page([of(Result("a", True), Result("b", False, "404"))])
+    assert "| A client | 1.0 | 1 of 2 | 1 |" in text
+    assert "- a\n- b: **gap**, it is not served\n" in text
+
+
+def test_every_client_has_its_script_and_is_on_the_page() -> None:
+    """The page was written of all of them, with the gaps that are known now."""
+    text = (Path(ops.compat.__file__).parents[2] / "docs" / "compatibility.md").read_text()
+    assert len({client.name for client in CLIENTS}) == len(CLIENTS)
+    for client in CLIENTS:
+        assert (environments.SCRIPTS / client.script).is_file()
+        assert f"\n## {client.title}\n" in text
+        assert all(f"- {check}: **gap**, {why}\n" in text for check, why in client.gaps.items())
+    assert text.count("**gap**,") == sum(len(client.gaps) for client in CLIENTS)
+
+
+SCRIPT = """\
+from checks import check, main
+
+@check("plain")
+def plain():
+    assert True
+
+@check("async")
+async def later():
+    raise ValueError("no")
+
+main()
+"""
+
+
+def test_a_script_s_lines_are_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check is told, an asynchronous one too; a script that dies says why."""
+    (tmp_path / "checks.py").write_text((environments.SCRIPTS / "checks.py").read_text())
+    (tmp_path / "c.py").write_text(SCRIPT)
+    monkeypatch.setattr(environments, "command", lambda client: [sys.executable, str(tmp_path / "c.py")])
+    found = run(CLIENT, "http://127.0.0.1:1/v1", "m").results
+    assert [(result.check, result.ok) for result in found] == [("plain", True), ("async", False)]
+    assert found[1].detail.startswith("ValueError: no")
+    (tmp_path / "c.py").write_text("raise SystemExit('gone')")
+    [last] = run(CLIENT, "http://127.0.0.1:1/v1", "m").results
+    assert (last.ok, last.detail) == (False, "gone\n")
+
+
+def test_where_environments_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable names the folder; half an installation is none."""
+    monkeypatch.setenv(environments.FOLDER, str(tmp_path))
+    assert environments.folder(CLIENT) == tmp_path / "c"
+    assert "python -m ops.compat install c" in (environments.missing(CLIENT) or "")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "installed.json").write_text('{"version": "1.0"}')
+    assert environments.version(CLIENT) == "1.0" and environments.missing(CLIENT) is None
+
+
+def test_likelihoods_are_compared() -> None:
+    """With transformers' own of the demonstration model, to 1e-3; none at all is a failure."""
+    right = Reference().log_likelihood("One two", " three")
+    assert -60 < right < 0
+    assert compared([["One two", " three", right + 9e-4]]).ok
+    wrong = compared([["One two", " three", right], ["One two", " three", right - 2e-3]])
+    assert not wrong.ok and "apart at 'One two' + ' three'" in wrong.detail
+    assert not compared([]).ok
