@@ -9,8 +9,8 @@ import msgspec
 import structlog
 
 from api.settings import ApiSettings
-from control.clients import AsyncRedis
-from control.connection import Call, arun, arun_all
+from control.batches import Batches
+from control.connection import Call
 from control.errors import RedisUnavailable, RequestError, RequestNotFound
 from control.responses import (
     StoredResponse,
@@ -29,6 +29,8 @@ MAX_RECORD_BYTES = 4 * 1024 * 1024
 MAX_CHAIN = 1000
 """Responses that one conversation may have in a row."""
 
+_LANE = "responses"
+
 _ID = re.compile(r"(?:resp|msg|rs|fc|fco)_([0-9a-f]{32})(?:_\w+)?")
 
 
@@ -41,8 +43,8 @@ def rid_of(identity: str) -> str:
 class Archive:
     """Reads and writes records; `ttl_ms` is 0 where nothing is to be stored."""
 
-    def __init__(self, client: AsyncRedis, settings: ApiSettings) -> None:
-        self._client = client
+    def __init__(self, batches: Batches, settings: ApiSettings) -> None:
+        self._batches = batches
         self.ttl_ms = round(settings.response_ttl * 1000)
 
     def check_size(self, items: list[Any]) -> None:
@@ -62,8 +64,8 @@ class Archive:
     async def complete(self, rid: str, response: bytes) -> bytes:
         """Write the end of a response and return what is stored; others write it where Redis is away now."""
         try:
-            written = await arun(self._client, end_response(rid, response, self.ttl_ms))
-            await arun(self._client, close_response(rid))
+            written = await self._batches.run(_LANE, end_response(rid, response, self.ttl_ms))
+            await self._batches.run(_LANE, close_response(rid))
         except RedisUnavailable as error:
             log.warning("could not store a response yet", action="store_response", rid=rid, error=str(error))
             return response
@@ -71,7 +73,7 @@ class Archive:
 
     async def look_up(self, identity: str, tenant: str, param: str | None = None) -> StoredResponse:
         """Raises RequestNotFound for a response that is unknown, expired, deleted, or another tenant's."""
-        found = await self.find(rid_of(identity), tenant)
+        found = await self.find(rid_of(identity), tenant) if identity.startswith("resp_") else None
         if found is None:
             raise RequestNotFound(
                 f"Response with id '{identity}' not found. It may have been sent with 'store': false, deleted, or "
@@ -87,7 +89,7 @@ class Archive:
 
     async def find(self, rid: str, tenant: str) -> StoredResponse | None:
         """The record of a request, or None where the tenant has none."""
-        found = await arun(self._client, read_response(rid)) if rid else None
+        found = await self._batches.run(_LANE, read_response(rid)) if rid else None
         return found if found is not None and found.tenant == tenant else None
 
     async def chain(self, last: StoredResponse, param: str) -> list[StoredResponse]:
@@ -113,7 +115,7 @@ class Archive:
         await self._all(drop_response(rid))
 
     async def _all(self, calls: list[Call[Any]]) -> list[Any]:
-        outcomes = await arun_all(self._client, calls) if calls else []
+        outcomes = await self._batches.run_all(_LANE, calls)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome

@@ -41,7 +41,7 @@ class EventRenderer(StreamRenderer):
         self.ended_s: float | None = None
         """Unix seconds of the answer's end, where it is known from elsewhere; else it ends when its end is told."""
 
-    def opening(self) -> bytes:
+    def prelude(self) -> bytes:
         return b"".join(self._begun())
 
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
@@ -68,7 +68,7 @@ class EventRenderer(StreamRenderer):
 
     @property
     def to_store(self) -> bytes | None:
-        return self.whole([]) if self.finished and self._view.told_back.get("store") else None
+        return self.whole([]) if self.finished and self._view.told.get("store") else None
 
     def farewell(self, error: BaseException) -> bytes:
         return self._bytes(self._teller.interrupted(error))

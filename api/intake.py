@@ -102,13 +102,13 @@ class Intake:
     def view(self, member: int = 0) -> View:
         """How the answer is shown."""
         body, sampling = self.body, self.members[member].sampling
-        told_back: dict[str, Any] = {}
+        told: dict[str, Any] = {}
         endpoint: Endpoint = "chat" if isinstance(body, ChatRequest) else "completions"
         if isinstance(body, Converted):
-            endpoint, told_back = body.endpoint, body.echoed(sampling)
+            endpoint, told = body.endpoint, body.told(sampling)
         return View(
             endpoint=endpoint,
-            told_back=told_back,
+            told=told,
             created=self.caller.journal.received_ms // 1000,
             model=body.model or self.served.name,
             n=sampling.n,

@@ -167,7 +167,7 @@ class Keeper:
         except RequestNotFound:
             await self._archive.complete(rid, msgspec.json.encode(_lost(stored)))
             return
-        if decode_view(stored.view).told_back["background"] and not fields.get("followers"):
+        if decode_view(stored.view).told["background"] and not fields.get("followers"):
             journal = Journal(self._metrics, path="/v1/responses", client_request_id=None)
             caller = Caller(journal=journal, tenant=stored.tenant, stalled=lambda: False)
             log.info("follows a response that nobody follows", action="follow_response", rid=rid, model=stored.model)

@@ -40,7 +40,7 @@ class Process:
         self.heartbeat = Heartbeat(self.client, settings)
         self.canary = Canary(self.batches, self.models, self.follower, settings)
         self.grammars = GrammarChecks()
-        self.archive = Archive(self.client, settings)
+        self.archive = Archive(self.batches, settings)
         self.submitter = Submitter(
             self.batches, self.models, self.follower, self.archive, self.grammars, settings, lambda: self.interrupted
         )

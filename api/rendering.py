@@ -38,7 +38,7 @@ class StreamRenderer:
         self.starting_after = -1
         """Events with numbers up to this one are not sent, where the endpoint numbers its events."""
 
-    def opening(self) -> bytes:
+    def prelude(self) -> bytes:
         """What may be sent before the first token; it comes with it otherwise."""
         return b""
 

@@ -65,8 +65,8 @@ async def _tokens(ongoing: Ongoing) -> AsyncIterator[bytes]:
     """Bytes until every choice has ended. Raises what ended the request from outside."""
     renderer, settings, journal = ongoing.renderer, ongoing.settings, ongoing.journal
     sent_at, told = journal.waited, None
-    if opening := renderer.opening():
-        yield opening
+    if prelude := renderer.prelude():
+        yield prelude
     while True:
         ongoing.wake.clear()
         ongoing.check_interrupted()

@@ -22,7 +22,7 @@ class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
     told_back: dict[str, Any]
     names: Names = {}
 
-    def echoed(self, sampling: Sampling) -> dict[str, Any]:
+    def told(self, sampling: Sampling) -> dict[str, Any]:
         """`told_back`, with the defaults that the model has filled in."""
         if self.endpoint == "messages":
             return self.told_back

@@ -40,7 +40,7 @@ class MessageTeller:
         if piece.reasoning:
             events += self._turn_to({"type": "thinking", "thinking": "", "signature": ""})
             self._texts.append(piece.reasoning)
-            if not self._view.told_back["hides_thinking"]:
+            if not self._view.told["hides_thinking"]:
                 events.append(self._delta("thinking_delta", thinking=piece.reasoning))
         if piece.text:
             events += self._turn_to({"type": "text", "text": ""})
@@ -122,7 +122,7 @@ class MessageTeller:
         elif block["type"] == "tool_use":
             block["input"] = _input(text)
         else:
-            block["thinking"] = "" if self._view.told_back["hides_thinking"] else text
+            block["thinking"] = "" if self._view.told["hides_thinking"] else text
             block["signature"] = hashlib.sha256(text.encode()).hexdigest()  # clients want one; it is not checked
             events.append(self._delta("signature_delta", signature=block["signature"]))
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]

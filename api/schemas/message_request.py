@@ -8,7 +8,7 @@ import msgspec
 
 from api.schemas.content_blocks import Block, chat_messages, refuse_block, text_of
 from api.schemas.converted import Converted, converse
-from api.schemas.decoding import decode_body
+from api.schemas.decoding import convert_part, decode_body
 from api.schemas.refusals import refusal
 from control.errors import RequestError
 
@@ -22,14 +22,21 @@ class Metadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
-class Tool(msgspec.Struct, kw_only=True):
-    """A function of the client's. The fields of tools that a server would run are refused with their type."""
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function of the client's."""
 
     name: str
-    type: str | None = None
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    # Hints without an effect on the answer.
+    cache_control: Any = None
+    eager_input_streaming: bool | None = None
+    # Known and not served.
+    input_examples: Any = None
+    defer_loading: bool | None = None
+    allowed_callers: Any = None
 
 
 class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +67,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     messages: list[Turn]
     model: str | None = None
     system: str | list[Block] | None = None
-    tools: list[Tool] | None = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -129,9 +136,11 @@ def parse_count(body: bytes) -> Converted:
 
 
 def _conversation(request: CountTokensRequest, told: dict[str, Any]) -> Converted:
-    for name in ("mcp_servers", "context_management", "container"):
+    for name in ("mcp_servers", "container"):
         if getattr(request, name) not in (None, [], {}, ""):
             raise refusal(name)
+    if not _edits_nothing(request.context_management):
+        raise refusal("context_management")
     if request.speed not in (None, "standard"):
         raise refusal("speed")
     choice, output = request.tool_choice, request.output_config
@@ -146,6 +155,14 @@ def _conversation(request: CountTokensRequest, told: dict[str, Any]) -> Converte
     chat |= _thinking(request)
     hides = request.thinking is not None and request.thinking.display == "omitted"
     return converse(chat, "messages", {"hides_thinking": hides}, _NAMES)
+
+
+def _edits_nothing(management: Any) -> bool:
+    """Whether it keeps all that is sent, as some clients ask by name."""
+    if not isinstance(management, dict):
+        return not management
+    edits: Any = management.get("edits") or []
+    return all(str(edit.get("type")).startswith("clear_thinking") and edit.get("keep") == "all" for edit in edits)
 
 
 def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
@@ -170,20 +187,18 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
     return messages
 
 
-def _tool(tool: Tool, at: str) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
+def _tool(given: dict[str, Any], at: str) -> dict[str, Any]:
+    if given.get("type") not in (None, "custom"):
         raise RequestError(
-            f"'{at}' has type '{tool.type}'; this server runs no tools of its own, only tools with an 'input_schema' "
-            "are served.",
+            f"'{at}' has type {given['type']!r}; this server runs no tools of its own, only tools with an "
+            "'input_schema' are served.",
             param=f"{at}.type",
             code="unsupported_parameter",
         )
-    if tool.input_schema is None:
-        raise RequestError(
-            f"Missing required parameter: '{at}.input_schema'.",
-            param=f"{at}.input_schema",
-            code="missing_required_parameter",
-        )
+    tool = convert_part(given, Tool, at)
+    for name, neutral in (("input_examples", []), ("defer_loading", False), ("allowed_callers", ["direct"])):
+        if getattr(tool, name) not in (None, neutral):
+            raise refusal(f"{at}.{name}")
     told = {
         "name": tool.name,
         "description": tool.description,

@@ -15,13 +15,8 @@ from api.schemas.responses import ResponseRequest
 from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 _BODIES = (
-    ChatRequest,
-    CompletionRequest,
-    ResponseRequest,
-    MessageRequest,
-    CountTokensRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
+    *(ChatRequest, CompletionRequest, ResponseRequest, MessageRequest, CountTokensRequest),
+    *(TokenizeRequest, DetokenizeRequest),
 )
 _references, _schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
 

@@ -157,14 +157,14 @@ class ResponseTeller:
         """What the end decided: status, error, usage …"""
 
     def begin(self) -> list[Event]:
-        waits = self._view.told_back["background"]
+        waits = self._view.told["background"]
         later = "response.queued" if waits else "response.in_progress"
         response = self._response("queued" if waits else "in_progress")
         return [{"type": "response.created", "response": response}, {"type": later, "response": response}]
 
     def tell(self, piece: Piece, usage: Usage) -> list[Event]:
         events: list[Event] = []
-        if not self._begun and self._view.told_back["background"]:
+        if not self._begun and self._view.told["background"]:
             events.append({"type": "response.in_progress", "response": self._response("in_progress")})
         self._begun = True
         if piece.reasoning:
@@ -227,8 +227,8 @@ class ResponseTeller:
         at = len(self._items)
         if kind == "message":
             return self._begin_item(_Message(f"msg_{self._rid}_{at}", at))
-        as_summary = self._view.told_back["reasoning"]["summary"] is not None
-        seal = "reasoning.encrypted_content" in self._view.told_back["include"]
+        as_summary = self._view.told["reasoning"]["summary"] is not None
+        seal = "reasoning.encrypted_content" in self._view.told["include"]
         return self._begin_item(_Reasoning(f"rs_{self._rid}_{at}", at, as_summary=as_summary, seal=seal))
 
     def _grow(self, text: str, **more: Any) -> list[Event]:
@@ -240,7 +240,11 @@ class ResponseTeller:
         return [] if item is None else item.close(status)
 
     def _scored(self, tokens: list[ScoredToken]) -> list[dict[str, Any]]:
-        return scored_tokens(self._vocabulary, tokens) if self._view.logprobs is not None else []
+        return (
+            scored_tokens(self._vocabulary, self._vocabulary.token_text, tokens)
+            if self._view.logprobs is not None
+            else []
+        )
 
     def _response(self, status: str) -> dict[str, Any]:
         output = [item.shown() for item in self._items]
@@ -263,7 +267,7 @@ def response_object(rid: str, view: View, status: str, output: list[dict[str, An
         "service_tier": "default",
         "user": view.user,
         "metadata": view.metadata,
-        **{name: value for name, value in view.told_back.items() if name != "include"},
+        **{name: value for name, value in view.told.items() if name != "include"},
     }
 
 

@@ -8,7 +8,6 @@ import msgspec
 
 from api.schemas.converted import Converted, converse
 from api.schemas.decoding import decode_body
-from api.schemas.generation import StreamOptions
 from api.schemas.items import Item, messages_of
 from api.schemas.refusals import refusal
 from control.errors import RequestError
@@ -44,6 +43,10 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: TextFormat | None = None
     verbosity: str | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None
 
 
 class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -140,13 +143,20 @@ def parse_response(body: bytes) -> ResponseRequest:
         raise RequestError("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
     if request.background and request.store is False:
         raise RequestError("'background' needs 'store' to be true.", param="background")
-    if request.stream_options is not None and request.stream_options.include_obfuscation:
-        raise refusal("stream_options.include_obfuscation")
-    if request.reasoning is not None and request.reasoning.mode not in (None, "standard"):
-        raise refusal("reasoning.mode")
-    if request.reasoning is not None and request.reasoning.context not in (None, "auto"):
-        raise refusal("reasoning.context")
+    _refuse_options(request)
     return request
+
+
+def _refuse_options(request: ResponseRequest) -> None:
+    options, reasoning = request.stream_options, request.reasoning
+    if options is not None and not request.stream:
+        raise RequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+    if options is not None and options.include_obfuscation:
+        raise refusal("stream_options.include_obfuscation")
+    if reasoning is not None and reasoning.mode not in (None, "standard"):
+        raise refusal("reasoning.mode")
+    if reasoning is not None and reasoning.context not in (None, "auto"):
+        raise refusal("reasoning.context")
 
 
 def conversation(request: ResponseRequest, items: list[Item], *, stored: bool) -> Converted:

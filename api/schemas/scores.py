@@ -1,20 +1,26 @@
-"""Scored tokens as OpenAI's newer endpoints show them."""
+"""Scored tokens as OpenAI's conversational endpoints show them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from api.chat.piece import ScoredToken
 from api.chat.tokens import Vocabulary
 
 
-def scored_tokens(vocabulary: Vocabulary, tokens: list[ScoredToken]) -> list[dict[str, Any]]:
-    """Each token with its bytes, its log probability and its alternatives, best first."""
+def finite(logprob: float) -> float:
+    """JSON has no infinity: OpenAI shows -9999.0 for a token that could not be chosen."""
+    return max(logprob, -9999.0)
+
+
+def scored_tokens(
+    vocabulary: Vocabulary, name: Callable[[int], str], tokens: list[ScoredToken]
+) -> list[dict[str, Any]]:
+    """Each token by its name, with its bytes, its log probability and its alternatives, best first."""
 
     def one(token: int, logprob: float) -> dict[str, Any]:
-        raw = list(vocabulary.token_bytes(token))
-        # JSON has no infinity: OpenAI shows -9999.0 for a token that could not be chosen.
-        return {"token": vocabulary.token_text(token), "logprob": max(logprob, -9999.0), "bytes": raw}
+        return {"token": name(token), "logprob": finite(logprob), "bytes": list(vocabulary.token_bytes(token))}
 
     return [
         {
@@ -22,5 +28,5 @@ def scored_tokens(vocabulary: Vocabulary, tokens: list[ScoredToken]) -> list[dic
             "top_logprobs": [one(other, logprob) for other, logprob in token.logprobs.top],
         }
         for token in tokens
-        if token.logprobs is not None
+        if token.logprobs is not None  # only a prompt's first token has none, and no prompt is shown here
     ]

@@ -45,8 +45,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     user: str | None = None
     metadata: dict[str, str] = {}
     client_request_id: str | None = None
-    told_back: dict[str, Any] = {}
-    """What the endpoint says back of its request and can't be known from the fields above."""
+    told: dict[str, Any] = {}
+    """What the endpoint tells back of its request, or shows by it, and can't be known from the fields above."""
 
     def echo_of(self, member: int) -> str:
         """The prompt's text that comes before each of a member's choices."""

@@ -153,6 +153,19 @@ def test_what_ended_with_nobody_looking(
     until(lambda: redis_client.zscore(keys.OPEN_RESPONSES, rids[1]) is None)
 
 
+def test_a_process_that_stores_nothing(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:
+    """With `--response-ttl 0` responses are answered and forgotten, and what needs storing is refused."""
+    with (
+        running_api(server.url, tmp_path, "--response-ttl", "0") as process,
+        httpx.Client(base_url=process.url) as client,
+    ):
+        response = client.post("/v1/responses", json={"model": "tiny", "input": "hello"}).json()
+        assert (response["status"], response["store"]) == ("completed", False)
+        assert client.get(f"/v1/responses/{response['id']}").status_code == 404
+        refused = client.post("/v1/responses", json={"model": "tiny", "input": "hello", "background": True})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
+
+
 def test_what_is_lost_says_so(http: httpx.Client, leader: ScriptedLeader, redis_client: Any) -> None:
     """With the request gone and no end stored, the response has failed, and is no endless wait."""
     leader.pause()
