@@ -42,7 +42,13 @@ class Process:
         self.grammars = GrammarChecks()
         self.archive = Archive(self.batches, settings)
         self.submitter = Submitter(
-            self.batches, self.models, self.follower, self.archive, self.grammars, settings, lambda: self.interrupted
+            self.batches,
+            self.models,
+            self.follower,
+            self.archive,
+            self.grammars,
+            settings,
+            lambda: self.interrupted,
         )
         self.keeper = Keeper(self.client, self.archive, self.submitter, self.metrics)
 

@@ -178,7 +178,7 @@ class CompletionWriter(Writer):
     whole_object = "text_completion"
 
     def opening(self, index: int, text: str) -> bytes:
-        return self._head + self._choice(index, Piece(0, index, text), b"null") + b"]" + self._tail if text else b""
+        return self._head + self._choice(index, Piece(0, 0, text), b"null") + b"]" + self._tail if text else b""
 
     def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
         return b'{"index":%d,"text":' % index + _json(piece.text) + b',"logprobs":' + scored + b',"finish_reason":null}'

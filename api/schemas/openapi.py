@@ -45,18 +45,6 @@ class CompletionOperation(Operation):
 
 
 @dataclass
-class TokenizeOperation(Operation):
-    def __post_init__(self) -> None:
-        self.request_body = _body(TokenizeRequest)
-
-
-@dataclass
-class DetokenizeOperation(Operation):
-    def __post_init__(self) -> None:
-        self.request_body = _body(DetokenizeRequest)
-
-
-@dataclass
 class ResponseOperation(Operation):
     def __post_init__(self) -> None:
         self.request_body = _body(ResponseRequest)
@@ -72,3 +60,15 @@ class MessageOperation(Operation):
 class CountTokensOperation(Operation):
     def __post_init__(self) -> None:
         self.request_body = _body(CountTokensRequest)
+
+
+@dataclass
+class TokenizeOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(TokenizeRequest)
+
+
+@dataclass
+class DetokenizeOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(DetokenizeRequest)
