@@ -245,6 +245,14 @@ def test_a_form_after_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
             "tools[0].function.parameters",
         ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": []}}}]},
+            "tools[0].function.parameters",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"required": 1}}}]},
+            "tools[0].function.parameters",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
         (
