@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import openai
+import pydantic
 import pytest
 
 from tests.integration.api.calling import TEMPLATE, TIME, WEATHER, called
@@ -77,6 +78,26 @@ def test_a_streamed_call(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert (text, finish) == ("I look.", "tool_calls")
     assert [(call["name"], call["arguments"]) for call in calls] == [("get_weather", PARIS), ("get_time", "{}")]
     assert calls[0]["id"] != calls[1]["id"]
+
+
+class Weather(pydantic.BaseModel):
+    city: str
+    days: int
+
+
+def test_the_clients_own_helpers(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """Arguments are parsed into the caller's own class, whole and from a stream."""
+    leader.reply = lambda _: f"<think>so</think>I look.\n{called('get_weather', PARIS)}"
+    tool = openai.pydantic_function_tool(Weather, name="get_weather")
+    whole = client.chat.completions.parse(model="tiny", messages=ASK, tools=[tool]).choices[0].message
+    assert whole.tool_calls is not None and whole.content == "I look."
+    assert whole.tool_calls[0].function.parsed_arguments == Weather(city="Paris", days=2)
+    with client.chat.completions.stream(model="tiny", messages=ASK, tools=[tool]) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        final = stream.get_final_completion().choices[0]
+    assert [event.parsed_arguments for event in done] == [Weather(city="Paris", days=2)]
+    assert final.message.tool_calls is not None and final.finish_reason == "tool_calls"
+    assert final.message.content == "I look."
 
 
 def test_arguments_come_while_they_are_made(client: openai.OpenAI, leader: ScriptedLeader) -> None:
@@ -166,6 +187,9 @@ def test_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert (message.content, message.reasoning_content, message.reasoning) == ("Yes.", "Let me see.", "Let me see.")
     assert answer.usage is not None and answer.usage.completion_tokens_details is not None
     assert answer.usage.completion_tokens_details.reasoning_tokens == said.index("\n\nYes")
+    hidden = client.chat.completions.create(model="tiny", messages=ASK, extra_body={"include_reasoning": False})
+    assert hidden.choices[0].message.content == "Yes." and hidden.usage == answer.usage
+    assert not getattr(hidden.choices[0].message, "reasoning", None)
     stream = client.chat.completions.create(
         model="tiny", messages=ASK, stream=True, stream_options={"include_usage": True}
     )
