@@ -148,10 +148,10 @@ def offered(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool 
 
 
 def _named(tool: ToolName, functions: list[Function], path: str) -> Function:
-    if tool.type != "function" or tool.function is None:
-        raise RequestError(
-            f"'{path}' must be of type 'function' and name one; its type is {tool.type[:80]!r}.", param=f"{path}.type"
-        )
+    if tool.type != "function":
+        raise RequestError(f"'{path}' must be of type 'function', not {tool.type[:80]!r}.", param=f"{path}.type")
+    if tool.function is None:
+        raise RequestError(f"Missing required parameter: '{path}.function'.", param=f"{path}.function")
     name = tool.function.name
     found = next((function for function in functions if function.name == name), None)
     if found is None:

@@ -243,6 +243,21 @@ def test_a_demanded_call(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert leader.claimed[-1].params.sampling.grammar is None
 
 
+def test_allowed_tools(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """Only the tools that are allowed are offered, and called if one must be."""
+    allowed: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_time"}}]}
+    leader.reply = lambda _: called("get_time", "{}")
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=ASK,
+        tools=[WEATHER, TIME],
+        tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+    )
+    grammar = leader.claimed[-1].params.sampling.grammar
+    assert "get_weather" not in prompt_of(leader) and grammar is not None and "get_weather" not in grammar.text
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
 def test_a_form_after_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """A model that reasons may do so before an answer in JSON, and the two are told apart."""
     leader.reply = lambda _: '<think>\nso\n</think>\n\n{"a": 1}'
@@ -283,6 +298,9 @@ def test_a_form_after_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -
             {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}},
             "tool_choice.function.name",
         ),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.function"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools.tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"messages": [*ASK, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
