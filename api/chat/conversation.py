@@ -40,7 +40,7 @@ def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabular
     offer = request.offer
     variables = _variables(request, assets, forms, offer)
     text = render(assets.chat_template, template_messages(request.messages), assets.tokenizer_config, variables)
-    thinking = _begun(forms.thinking, text)
+    thinking = _begun(forms.thinking, text, request)
     if thinking is not None and thinking.begun and request.reasoning_effort == "none":
         raise refusal("reasoning_effort", "This model's template always begins with reasoning; it can't be 'none'.")
     over = thinking is not None and text.rstrip().endswith(thinking.close)
@@ -131,11 +131,12 @@ def _effort(effort: str | None, known: frozenset[str]) -> dict[str, Any]:
     return found
 
 
-def _begun(thinking: Thinking | None, prompt: str) -> Thinking | None:
-    """The marks, with the knowledge whether the prompt ends after an opening one."""
+def _begun(thinking: Thinking | None, prompt: str, request: ChatRequest) -> Thinking | None:
+    """The marks, with the knowledge whether the prompt ends after an opening one, and whether it is to be shown."""
     if thinking is None:
         return None
-    return msgspec.structs.replace(thinking, begun=prompt.rstrip().endswith(thinking.open))
+    begun = prompt.rstrip().endswith(thinking.open)
+    return msgspec.structs.replace(thinking, begun=begun, hidden=request.include_reasoning is False)
 
 
 def _calling(offer: Offer | None, forms: Forms) -> Calling | None:

@@ -91,13 +91,24 @@ def check_tools(tools: list[Tool]) -> None:
         if name in seen:
             raise RequestError(f"'{path}.function.name': {name!r} is there twice.", param=f"{path}.function.name")
         seen.add(name)
-        kind: Any = (cast(Function, tool.function).parameters or _NO_PARAMETERS).get("type", "object")
-        if kind != "object":
+        if wrong := _wrong_schema(cast(Function, tool.function).parameters or _NO_PARAMETERS):
             raise RequestError(
-                f"Invalid schema for function {name!r}: 'parameters' must have the type 'object', not {kind!r}.",
+                f"Invalid schema for function {name!r}: {wrong}.",
                 param=f"{path}.function.parameters",
                 code="invalid_function_parameters",
             )
+
+
+def _wrong_schema(parameters: dict[str, Any]) -> str | None:
+    """What keeps a schema from describing a function's parameters; None for one that is as it should be."""
+    kind, properties, required = (parameters.get(name) for name in ("type", "properties", "required"))
+    if kind not in (None, "object"):
+        return f"'parameters' must have the type 'object', not {kind!r:.80}"
+    if properties is not None and not isinstance(properties, dict):
+        return "'properties' must be an object"
+    if required is not None and not (isinstance(required, list) and all(isinstance(name, str) for name in required)):  # type: ignore[misc]
+        return "'required' must be a list of names"
+    return None
 
 
 def _function(tool: Tool, path: str) -> Function:
@@ -137,10 +148,10 @@ def offered(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool 
 
 
 def _named(tool: ToolName, functions: list[Function], path: str) -> Function:
-    if tool.type != "function" or tool.function is None:
-        raise RequestError(
-            f"'{path}' must be of type 'function' and name one; its type is {tool.type[:80]!r}.", param=f"{path}.type"
-        )
+    if tool.type != "function":
+        raise RequestError(f"'{path}' must be of type 'function', not {tool.type[:80]!r}.", param=f"{path}.type")
+    if tool.function is None:
+        raise RequestError(f"Missing required parameter: '{path}.function'.", param=f"{path}.function")
     name = tool.function.name
     found = next((function for function in functions if function.name == name), None)
     if found is None:

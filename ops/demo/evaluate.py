@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from ops.demo import MODEL_DIR
-from ops.demo.tasks import Conversation, held_out
+from ops.demo.tasks import Conversation, held_out, held_out_with_tools
 
 REQUIRED = 0.95
 
@@ -83,7 +83,8 @@ def main() -> int:
     parser.add_argument("--mistakes", type=int, default=20, help="how many wrong answers to print")
     arguments = parser.parse_args()
     model, tokenizer = load(arguments.model)
-    outcomes = answer_all(model, tokenizer, held_out(arguments.seed, arguments.per_task))
+    asked = held_out(arguments.seed, arguments.per_task) + held_out_with_tools(arguments.seed, arguments.per_task)
+    outcomes = answer_all(model, tokenizer, asked)
     print(table(outcomes))
     for outcome in [o for o in outcomes if not o.right][: arguments.mistakes]:
         asked = outcome.conversation.messages[-1]["content"]

@@ -134,11 +134,12 @@ def held_out(seed: int, per_task: int) -> list[Conversation]:
         if (asked := _memory(rng, earlier, held_out=True)) is not None:
             question = {"role": "user", "content": asked.prompt}
             found.append(Conversation(asked.task, (*earlier, question), asked.answers))
-    return found + _held_out_with_tools(rng, per_task)
+    return found
 
 
-def _held_out_with_tools(rng: random.Random, per_task: int) -> list[Conversation]:
-    """Arguments that training never shows, and the results of such calls."""
+def held_out_with_tools(seed: int, per_task: int) -> list[Conversation]:
+    """Calls with arguments that training never shows, and the results of such calls."""
+    rng = random.Random(seed)
     found: dict[str, list[Conversation]] = {}
     for _ in range(per_task * 100):
         conversation = _with_tools(rng, held_out=True)

@@ -16,6 +16,8 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     close: str = "</think>"
     begun: bool = False
     """Whether the prompt ends inside the reasoning, so that the answer begins with it and has no opening mark."""
+    hidden: bool = False
+    """Whether the client does not want to see it."""
 
 
 class Calling(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -22,6 +22,7 @@ class AnswerParser:
 
     def __init__(self, reading: Reading, rid: str, choice: int) -> None:
         self._reasoning = ThinkingParser(reading.thinking) if reading.thinking is not None else None
+        self._hidden = reading.thinking is not None and reading.thinking.hidden
         calling = reading.calling
         self._calls = Calls(rid, choice, calling is not None and calling.single)
         self._tools = _FORMATS[calling.format](calling, self._calls) if calling is not None else None
@@ -39,7 +40,7 @@ class AnswerParser:
     def push(self, text: str, piece: Piece) -> None:
         if self._reasoning is not None:
             reasoning, text = self._reasoning.push(text)
-            piece.reasoning += reasoning
+            piece.reasoning += "" if self._hidden else reasoning
         self._content(text, piece)
 
     def mark(self, text: str, piece: Piece) -> None:
@@ -52,7 +53,7 @@ class AnswerParser:
     def end(self, piece: Piece) -> None:
         if self._reasoning is not None:
             reasoning, text = self._reasoning.end()
-            piece.reasoning += reasoning
+            piece.reasoning += "" if self._hidden else reasoning
             self._content(text, piece)
         if self._tools is not None:
             self._tools.end(piece)

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import openai
+import pydantic
 import pytest
 
 from tests.integration.api.calling import TEMPLATE, TIME, WEATHER, called
@@ -77,6 +78,26 @@ def test_a_streamed_call(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert (text, finish) == ("I look.", "tool_calls")
     assert [(call["name"], call["arguments"]) for call in calls] == [("get_weather", PARIS), ("get_time", "{}")]
     assert calls[0]["id"] != calls[1]["id"]
+
+
+class Weather(pydantic.BaseModel):
+    city: str
+    days: int
+
+
+def test_the_clients_own_helpers(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """Arguments are parsed into the caller's own class, whole and from a stream."""
+    leader.reply = lambda _: f"<think>so</think>I look.\n{called('get_weather', PARIS)}"
+    tool = openai.pydantic_function_tool(Weather, name="get_weather")
+    whole = client.chat.completions.parse(model="tiny", messages=ASK, tools=[tool]).choices[0].message
+    assert whole.tool_calls is not None and whole.content == "I look."
+    assert whole.tool_calls[0].function.parsed_arguments == Weather(city="Paris", days=2)
+    with client.chat.completions.stream(model="tiny", messages=ASK, tools=[tool]) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        final = stream.get_final_completion().choices[0]
+    assert [event.parsed_arguments for event in done] == [Weather(city="Paris", days=2)]
+    assert final.message.tool_calls is not None and final.finish_reason == "tool_calls"
+    assert final.message.content == "I look."
 
 
 def test_arguments_come_while_they_are_made(client: openai.OpenAI, leader: ScriptedLeader) -> None:
@@ -166,6 +187,9 @@ def test_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert (message.content, message.reasoning_content, message.reasoning) == ("Yes.", "Let me see.", "Let me see.")
     assert answer.usage is not None and answer.usage.completion_tokens_details is not None
     assert answer.usage.completion_tokens_details.reasoning_tokens == said.index("\n\nYes")
+    hidden = client.chat.completions.create(model="tiny", messages=ASK, extra_body={"include_reasoning": False})
+    assert hidden.choices[0].message.content == "Yes." and hidden.usage == answer.usage
+    assert not getattr(hidden.choices[0].message, "reasoning", None)
     stream = client.chat.completions.create(
         model="tiny", messages=ASK, stream=True, stream_options={"include_usage": True}
     )
@@ -219,6 +243,21 @@ def test_a_demanded_call(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert leader.claimed[-1].params.sampling.grammar is None
 
 
+def test_allowed_tools(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """Only the tools that are allowed are offered, and called if one must be."""
+    allowed: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_time"}}]}
+    leader.reply = lambda _: called("get_time", "{}")
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=ASK,
+        tools=[WEATHER, TIME],
+        tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+    )
+    grammar = leader.claimed[-1].params.sampling.grammar
+    assert "get_weather" not in prompt_of(leader) and grammar is not None and "get_weather" not in grammar.text
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
 def test_a_form_after_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """A model that reasons may do so before an answer in JSON, and the two are told apart."""
     leader.reply = lambda _: '<think>\nso\n</think>\n\n{"a": 1}'
@@ -245,12 +284,23 @@ def test_a_form_after_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
             "tools[0].function.parameters",
         ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": []}}}]},
+            "tools[0].function.parameters",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"required": 1}}}]},
+            "tools[0].function.parameters",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
         (
             {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}},
             "tool_choice.function.name",
         ),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.function"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools.tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"messages": [*ASK, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),

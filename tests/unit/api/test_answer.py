@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.chat.answer import Answer
+from api.chat.piece import Piece
+from api.chat.reading.how import Calling, Reading, Thinking
 from api.chat.tokens import Vocabulary
 from api.schemas.view import View
 from control.messages import FinishReason, LogEntry, TokenLogprobs
-from tests.leader import byte_assets
+from tests.leader import byte_assets, byte_tokenizer
 
 VOCABULARY = Vocabulary(byte_assets())
 EOS = byte_assets().eos_ids[0]
@@ -104,3 +106,31 @@ def test_a_gap_is_refused() -> None:
     answer = Answer(VOCABULARY, view())
     with pytest.raises(ValueError, match="entry 2"):
         answer.feed(LogEntry(2, 0, 65))
+
+
+def test_marks_are_seen_in_their_place_and_never_shown() -> None:
+    """Special tokens open reasoning and calls where they stand in the text, also while a stop string may have begun."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<think>", "</think>", "<|python_tag|>"])
+    vocabulary = Vocabulary(byte_assets(tokenizer_json=tokenizer.to_str()))
+    marks = {tokenizer.token_to_id(text): text for text in ("<think>", "</think>", "<|python_tag|>")}
+    reading = Reading(Thinking(), Calling("llama3", ["f"]), marks)
+    said = '<think>so</think>Well. ST<|python_tag|>{"name": "f", "parameters": {"a": 1}}'
+    tokens = tokenizer.encode(said, add_special_tokens=False).ids
+    log = [LogEntry(seq, 0, token) for seq, token in enumerate(tokens, 1)]
+    log.append(LogEntry(len(log) + 1, 0, EOS, "stop", "token"))
+    answer, whole = Answer(vocabulary, view(stop=["STOP"], reading=reading)), Piece(0, 0)
+    for entry in log:
+        whole.collect(answer.feed(entry))
+    assert (whole.reasoning, whole.text, whole.finish) == ("so", "Well. ST", "tool_calls")
+    assert [(call.name, call.arguments) for call in whole.calls] == [("f", '{"a": 1}')]
+    assert answer.reasoning_tokens == len("so") + 2
+
+
+def test_a_named_call_ends_as_a_stop() -> None:
+    """Where the client named the function the finish reason stays what it was, and a call that is cut off is length."""
+    said = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    named = Answer(VOCABULARY, view(reading=Reading(calling=Calling("hermes", named=True))))
+    assert [named.feed(entry).finish for entry in entries(said)][-1] == "stop"
+    free = Answer(VOCABULARY, view(reading=Reading(calling=Calling("hermes"))))
+    assert [free.feed(entry).finish for entry in entries(said, "length", "max_tokens")][-1] == "length"

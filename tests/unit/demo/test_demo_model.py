@@ -93,11 +93,14 @@ def test_the_template_renders_chatml() -> None:
 def test_training_text_is_what_the_template_renders() -> None:
     """The trainer's pieces join to the template's text, token for token at the place where an answer begins."""
     loaded = AutoTokenizer.from_pretrained(MODEL_DIR)
-    for conversation, _ in zip(training(9), range(50), strict=False):
+    for conversation, _ in zip(training(9), range(100), strict=False):
         pieces = [text for text, _ in conversation_pieces(conversation)]
-        rendered = loaded.apply_chat_template(conversation.completed(), tokenize=False)
+        tools = list(conversation.tools) or None
+        rendered = loaded.apply_chat_template(conversation.completed(), tools=tools, tokenize=False)
         assert "".join(pieces) == rendered
-        asked = loaded.apply_chat_template(list(conversation.messages), add_generation_prompt=True)["input_ids"]
+        asked = loaded.apply_chat_template(list(conversation.messages), tools=tools, add_generation_prompt=True)[
+            "input_ids"
+        ]
         assert [token for piece in pieces[:-2] for token in loaded(piece)["input_ids"]] == asked
 
 

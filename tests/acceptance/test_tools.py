@@ -1,0 +1,90 @@
+"""Tools against a whole farm: what is demanded is enforced, whatever the model would rather say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+pytestmark = pytest.mark.timeout(180)
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": [1, 2]}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASK: list[Any] = [{"role": "user", "content": "Tell me a story about a dog."}]
+
+
+def fits(call: Any) -> bool:
+    """Whether a call names one of the tools and its arguments are what that tool asks for."""
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "add":
+        return set(arguments) == {"a", "b"} and 0 <= arguments["a"] <= 99 and arguments["b"] in (1, 2)
+    return (
+        call.function.name == "get_weather"
+        and set(arguments) == {"city", "unit"}
+        and len(arguments["city"]) <= 12
+        and arguments["unit"] in ("celsius", "fahrenheit")
+    )
+
+
+def test_a_demanded_call_fits_its_schema(client: openai.OpenAI) -> None:
+    """At any temperature, for each choice: one call of a tool that is there, with arguments that fit."""
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=ASK,
+        tools=[WEATHER, ADD],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=2.0,
+        seed=1,
+        n=4,
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        [call] = choice.message.tool_calls or []
+        assert fits(call)
+
+
+def test_a_named_call_streamed_and_whole_agree(client: openai.OpenAI) -> None:
+    """The named function is called, with the same arguments part by part and at once."""
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "messages": ASK,
+        "tools": [WEATHER, ADD],
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "temperature": 0,
+    }
+    [call] = client.chat.completions.create(**asked).choices[0].message.tool_calls or []
+    parts = [
+        part
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for choice in chunk.choices
+        for part in choice.delta.tool_calls or []
+    ]
+    assert call.type == "function" and fits(call)
+    assert parts[0].id is not None and parts[0].function is not None and parts[0].function.name == "add"
+    assert "".join(part.function.arguments or "" for part in parts if part.function) == call.function.arguments
