@@ -18,6 +18,7 @@ VERBS = {
     "startup": "From `furrow serve` to the first token, phase by phase.",
     "decode": "The engine alone, beside transformers' generate.",
     "linears": "Every kernel for a linear layer, beside each other.",
+    "grammars": "What constrained answers cost a step.",
     "collectives": "What an exchange between CPU ranks on one host takes.",
     "ranks": "A model on several CPU ranks beside the same on one.",
     "control": "What Redis adds to a step.",

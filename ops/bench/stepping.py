@@ -20,10 +20,10 @@ from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, en
 from worker.engine.step import GoesOn, Sample, StepResult
 from worker.exchange import Exchange
 from worker.executor import Executor
+from worker.grammars import Grammars
 from worker.group import Group
 from worker.progress import Progress
 from worker.pulse import Pulse
-from worker.grammars import Grammars
 from worker.roster import Roster
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
