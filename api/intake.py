@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from api.admission import admit
 from api.chat.conversation import chat_prompt
 from api.chat.reading.how import Reading
+from api.chat.tokens import Vocabulary
 from api.grammar import GrammarChecks
 from api.journal import Journal
 from api.models import ServedModel
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
-from api.schemas.structured import grammar_of
+from api.schemas.structured import Asked, grammar_of
 from api.schemas.view import View, member_rid
 from api.settings import ApiSettings
 from control.errors import ContextLengthExceeded, RequestError
@@ -110,7 +111,6 @@ class Intake:
             reading=self.reading,
             user=body.user,
             metadata=body.metadata or {},
-            constrained=sampling.grammar is not None,
             client_request_id=self.caller.client_request_id,
         )
 
@@ -118,17 +118,38 @@ class Intake:
 async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
     texts, reading = _texts(body, served)
-    asked = grammar_of(body)
-    grammar = await grammars.check(asked, served.letters) if asked is not None else None
+    grammar, after = None, None
+    if (asked := grammar_of(body)) is not None:
+        grammar = await grammars.check(asked, served.letters)
+        reading, after = _constrained(reading, asked, served.vocabulary)
     return Intake(
         body=body,
         caller=caller,
         served=served,
-        members=[admit(body, prompt, served.assets, grammar) for prompt in await _encoded(texts, body, served)],
+        members=[admit(body, prompt, served.assets, grammar, after) for prompt in await _encoded(texts, body, served)],
         reading=reading,
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
     )
+
+
+def _constrained(reading: Reading | None, asked: Asked, vocabulary: Vocabulary) -> tuple[Reading | None, int | None]:
+    """How a constrained answer is read, and the token behind which its grammar begins.
+
+    The text is the grammar's from the first character on, and nothing else is looked for in it; only where the prompt
+    has begun a reasoning the answer ends that first.
+    """
+    thinking = reading.thinking if reading is not None else None
+    if reading is None or thinking is None or not thinking.begun:
+        return None, None
+    token = {name: token for token, name in vocabulary.added_tokens().items()}.get(thinking.close)
+    if token is None:
+        raise RequestError(
+            f"This model's prompt begins with reasoning, whose end {thinking.close!r} is no token of its own, so "
+            f"'{asked.param}' can't be served behind it. Switch the reasoning off with 'reasoning_effort': 'none'.",
+            param=asked.param,
+        )
+    return Reading(thinking=thinking, marks=reading.marks), token
 
 
 async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:

@@ -161,6 +161,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: none. k ≥ 0: the chosen token's and the k most likely ones'."""
     n: int = 1
     grammar: Grammar | None = None
+    grammar_after: int | None = None
+    """The token behind which the grammar begins; what comes before it is free, and is not the end."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

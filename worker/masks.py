@@ -12,6 +12,8 @@ from worker.scheduling.sequence import Sequence
 
 _THREADS = 8
 """More find no work: a row takes some 20 µs."""
+_TOGETHER = 16
+"""Rows from which on it pays to wake the threads."""
 
 
 class Masks:
@@ -22,19 +24,19 @@ class Masks:
         self._executor: LLExecutor | None = None
 
     def fill(self, rows: list[Sequence]) -> dict[int, torch.Tensor]:
-        """By sid, the bits [ceil(vocabulary / 8)] uint8 of each row whose constraint has not failed, lowest bit first.
+        """By sid, the bits [ceil(vocabulary / 8)] uint8 of each row whose grammar has begun, lowest of a byte first.
 
-        A row without an entry that has a constraint must not be sampled: `constraint.failure` says why.
+        A row is left out where its constraint has failed, which may be found only here: it must not be sampled.
         """
-        chosen = [
-            (row.sid, row.constraint) for row in rows if row.constraint is not None and not row.constraint.failure
-        ]
+        begun = [(row.sid, row.constraint) for row in rows if row.constraint is not None and row.constraint.begun]
+        chosen = [(sid, constraint) for sid, constraint in begun if not constraint.failure]
         if not chosen:
             return {}
         width = 4 * -(-chosen[0][1].vocab_size // 32)
         bits = np.zeros((len(chosen), width), dtype=np.uint8)
-        if len(chosen) == 1:
-            chosen[0][1].matcher.unsafe_compute_mask_ptr(bits.ctypes.data, width)
+        if len(chosen) < _TOGETHER:
+            for index, (_, constraint) in enumerate(chosen):
+                constraint.matcher.unsafe_compute_mask_ptr(bits[index].ctypes.data, width)
         else:
             if self._executor is None:
                 self._executor = LLExecutor(self._threads)

@@ -31,8 +31,6 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop: list[str] = []
     stop_ids: list[int] = []
     min_tokens: int = 0
-    constrained: bool = False
-    """Whether a grammar decides what the text is."""
     reading: Reading | None = None
     """What is to be found in the answer besides text; None: nothing, as for a plain completion."""
     user: str | None = None

@@ -59,7 +59,7 @@ class StepCost:
 @click.command()
 @click.option("--rows", "counts", type=click.IntRange(1), multiple=True, default=(1, 8, 64), show_default=True)
 @click.option("--vocabulary", type=click.IntRange(1000), default=151_936, show_default=True, help="Tokens.")
-@click.option("--steps", type=click.IntRange(1), default=60, show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=30, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads [default: torch's choice].")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures here."
@@ -83,9 +83,7 @@ def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int 
         for rows in counts:
             cost = measure(known, name, rows, vocabulary, steps)
             found.append(cost)
-            click.echo(
-                f"  {rows} rows: masks {cost.masks:.3f} ms, sampled with them {cost.bound:.2f} ms, free {cost.free:.2f} ms"
-            )
+            click.echo(f"  {rows} rows, ms: masks {cost.masks:.3f}, sampled {cost.bound:.2f}, free {cost.free:.2f}")
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": machine, "steps": [asdict(one) for one in found]}, indent=1))
 
