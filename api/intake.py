@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from api.admission import admit
+from api.chat.constraining import constrained
 from api.chat.conversation import chat_prompt
 from api.chat.reading.how import Reading
-from api.chat.tokens import Vocabulary
 from api.grammar import GrammarChecks
 from api.journal import Journal
 from api.models import ServedModel
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
-from api.schemas.structured import Asked, grammar_of
+from api.schemas.structured import grammar_of
 from api.schemas.view import View, member_rid
 from api.settings import ApiSettings
 from control.errors import ContextLengthExceeded, RequestError
@@ -121,7 +121,7 @@ async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: Gra
     grammar, after = None, None
     if (asked := grammar_of(body)) is not None:
         grammar = await grammars.check(asked, served.letters)
-        reading, after = _constrained(reading, asked, served.vocabulary)
+        reading, after = constrained(reading, asked.param, served.vocabulary)
     return Intake(
         body=body,
         caller=caller,
@@ -131,25 +131,6 @@ async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: Gra
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
     )
-
-
-def _constrained(reading: Reading | None, asked: Asked, vocabulary: Vocabulary) -> tuple[Reading | None, int | None]:
-    """How a constrained answer is read, and the token behind which its grammar begins.
-
-    The text is the grammar's from the first character on, and nothing else is looked for in it; only where the prompt
-    has begun a reasoning the answer ends that first.
-    """
-    thinking = reading.thinking if reading is not None else None
-    if reading is None or thinking is None or not thinking.begun:
-        return None, None
-    token = {name: token for token, name in vocabulary.added_tokens().items()}.get(thinking.close)
-    if token is None:
-        raise RequestError(
-            f"This model's prompt begins with reasoning, whose end {thinking.close!r} is no token of its own, so "
-            f"'{asked.param}' can't be served behind it. Switch the reasoning off with 'reasoning_effort': 'none'.",
-            param=asked.param,
-        )
-    return Reading(thinking=thinking, marks=reading.marks), token
 
 
 async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:
