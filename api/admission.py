@@ -74,7 +74,7 @@ def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, as
             f"deployment holds {assets.kv_tokens}. Shorten the prompt or lower max_tokens.",
             param=_prompt_param(request) if asked is None else "max_tokens",
         )
-    return asked or min(assets.context_length, assets.kv_tokens) - prompt_tokens
+    return min(assets.context_length, assets.kv_tokens) - prompt_tokens if asked is None else asked
 
 
 def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets: ModelAssets) -> Sampling:
@@ -97,6 +97,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
         stop=request.stop_strings,
         stop_ids=sorted({*eos_ids, *(request.stop_token_ids or [])}),
         logprobs=request.logprobs_count,
+        prompt_logprobs=request.prompt_scores,
         n=request.n or 1,
     )
 

@@ -6,7 +6,6 @@ from litestar import Litestar
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import OpenAPIConfig
-from litestar.types import Message, Scope
 
 from api.errors import handle
 from api.process import Process
@@ -15,6 +14,7 @@ from api.routes.completions import create_completion
 from api.routes.health import health, metrics, ready
 from api.routes.models import list_models, retrieve_model
 from api.routes.requests import cancel_request, delete_request, follow_request, show_request
+from api.routes.tokens import detokenize, tokenize, tokenizer_info
 from api.schemas.openapi import add_bodies
 from api.settings import ApiSettings
 
@@ -29,11 +29,6 @@ def create_app(settings: ApiSettings) -> Litestar:
     async def stop(_: Litestar) -> None:
         await process.stop()
 
-    async def send_elsewhere(message: Message, _: Scope) -> None:
-        # A kept-alive connection would hold a client to a process that is about to end.
-        if process.draining and message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (b"connection", b"close")]
-
     app = Litestar(
         route_handlers=[
             create_chat_completion,
@@ -44,6 +39,9 @@ def create_app(settings: ApiSettings) -> Litestar:
             follow_request,
             delete_request,
             cancel_request,
+            tokenize,
+            detokenize,
+            tokenizer_info,
             health,
             ready,
             metrics,
@@ -52,7 +50,6 @@ def create_app(settings: ApiSettings) -> Litestar:
         exception_handlers={HTTPException: handle, ValidationException: handle, Exception: handle},
         on_startup=[start],
         on_shutdown=[stop],
-        before_send=[send_elsewhere],
         request_max_body_size=settings.max_body_bytes,
         openapi_config=OpenAPIConfig(title="Furrow", version="1", path="/schema"),
         logging_config=None,

@@ -10,9 +10,8 @@ from api.models import Models, ServedModel
 from api.schemas.view import View, new_rid
 from api.settings import ApiSettings
 from control import requests
-from control.clients import AsyncRedis
+from control.batches import Batches
 from control.clock import now_ms
-from control.connection import arun
 from control.errors import FurrowError
 from control.messages import GenerationRequest, Sampling
 
@@ -25,8 +24,8 @@ TENANT = "canary"
 class Canary:
     """One per process; `check` may be called as often as a probe likes."""
 
-    def __init__(self, client: AsyncRedis, models: Models, follower: Follower, settings: ApiSettings) -> None:
-        self._client, self._models, self._follower, self._settings = client, models, follower, settings
+    def __init__(self, batches: Batches, models: Models, follower: Follower, settings: ApiSettings) -> None:
+        self._batches, self._models, self._follower, self._settings = batches, models, follower, settings
         self._proved: dict[str, float] = {}
         self._singing: dict[str, asyncio.Lock] = {}
 
@@ -52,7 +51,7 @@ class Canary:
         feed = self._follower.open(served.name, rid, TENANT, wake)
         try:
             request = self._request(served, rid)
-            await arun(self._client, requests.enqueue(request))
+            await self._batches.run(served.name, requests.enqueue(request))
             feed.begin(request)
             deadline = time.monotonic() + PATIENCE_S
             while (left := deadline - time.monotonic()) > 0:

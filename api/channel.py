@@ -29,13 +29,17 @@ class EventChannel:
     """Hears what leaders publish for this API process. Delivery is at most once: nothing may depend on it."""
 
     def __init__(
-        self, client: AsyncRedis, api_id: str, on_row: Callable[[str, EventRow], None], on_break: Callable[[], None]
+        self,
+        client: AsyncRedis,
+        api_id: str,
+        on_event: Callable[[str, list[EventRow]], None],
+        on_break: Callable[[], None],
     ) -> None:
-        """`on_row(model, row)` for each row of an event, `on_break()` whenever events may have been missed."""
+        """`on_event(model, rows)` for each event, `on_break()` whenever events may have been missed."""
         self._client = client
         self._pubsub = client.pubsub()
         self._api_id = api_id
-        self._on_row, self._on_break = on_row, on_break
+        self._on_event, self._on_break = on_event, on_break
         self._confirmed: dict[str, asyncio.Event] = {}
         self._wanted = asyncio.Event()
 
@@ -96,8 +100,7 @@ class EventChannel:
                 # Whatever it was meant to say is in the log.
                 log.error("an event could not be read", action="bad_event", model=model, error=str(error))
                 return
-            for row in rows:
-                self._on_row(model, row)
+            self._on_event(model, rows)
 
     async def _resubscribe(self) -> None:
         """Come back to every channel, for as long as it takes; what was missed is in the logs."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+from collections.abc import Callable
 from typing import Any, cast
 
 import structlog
@@ -19,11 +20,13 @@ STALLED = "furrow.stalled"
 
 
 class ServerConfig(uvicorn.Config):
-    """Uvicorn's settings, and how long a reader may stall, in seconds."""
+    """Uvicorn's settings, how long a reader may stall, in seconds, and whether the process is about to end."""
 
-    def __init__(self, app: Any, *, reader_timeout: float, **options: Any) -> None:
+    def __init__(
+        self, app: Any, *, reader_timeout: float, draining: Callable[[], bool] = lambda: False, **options: Any
+    ) -> None:
         super().__init__(app, http=ClientConnection, **options)
-        self.reader_timeout = reader_timeout
+        self.reader_timeout, self.draining = reader_timeout, draining
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -43,6 +46,16 @@ class ClientConnection(HttpToolsProtocol):
             # it finds a host that vanished, too. Elsewhere the count below begins when the kernel takes no more.
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._patience * 1000))
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if cast(ServerConfig, self.config).draining():
+            self.close_after_answer()
+
+    def close_after_answer(self) -> None:
+        """Tell the client, where the answer has not begun: kept alive, it would come to a process that has ended."""
+        if self.cycle is not None:  # pyright: ignore[reportUnnecessaryComparison] (before the first request it is)
+            self.cycle.keep_alive = False
 
     def pause_writing(self) -> None:
         super().pause_writing()

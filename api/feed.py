@@ -98,7 +98,9 @@ class Feed:
     @property
     def ended_without_token(self) -> bool:
         """Whether the first entry ends its choice with no token: refused by the leader, cancelled or expired."""
-        return self._taken == 0 and bool(self.entries) and self.entries[0].token is None
+        return (
+            self._taken == 0 and bool(self.entries) and self.entries[0].token is None and bool(self.entries[0].finish)
+        )
 
     def offer(
         self, entries: Sequence[LogEntry], now: float, more: bool = False, rest: bool = False, whole: bool = False
@@ -109,18 +111,21 @@ class Feed:
         however far behind the reader is, because they can be had only now.
         """
         most = len(entries) + BUFFER_ENTRIES if whole else BUFFER_ENTRIES
-        self.heard_at = now
-        if rest and (not entries or entries[-1].seq <= self.have):
-            self._newest = self.have  # what was announced beyond is not there (any more): it will be announced again
+        have, self.heard_at = self.have, now
+        if rest and (not entries or entries[-1].seq <= have):
+            self._newest = have  # what was announced beyond is not there (any more): it will be announced again
         if more:
             self._newest = max(self._newest, entries[-1].seq + 1)
         for entry in entries:
-            self._newest = max(self._newest, entry.seq)
-            if entry.seq <= self.have:
-                self.diverged |= not same(entry, self.entries[entry.seq - 1])
-            elif entry.seq == self.have + 1 and not self.diverged and self.have - self._taken < most:
+            seq = entry.seq
+            if seq > self._newest:
+                self._newest = seq
+            if seq <= have:
+                self.diverged |= not same(entry, self.entries[seq - 1])
+            elif seq == have + 1 and not self.diverged and have - self._taken < most:
                 self.entries.append(entry)
-        if not self.waiting:
+                have = seq
+        if have > self._taken:
             self.quiet_reads = 0
             self.wake.set()
         self._ask()
@@ -131,7 +136,7 @@ class Feed:
 
     def take(self) -> list[LogEntry]:
         """The entries that are ready; an empty list is no end."""
-        taken = self.entries[self._taken :]
+        taken = self.entries.since(self._taken)
         self._taken = self.have
         if taken:
             self._ask()

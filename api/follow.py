@@ -20,9 +20,10 @@ from api.recovery import Recovery, origin_of, set_back
 from api.settings import ApiSettings
 from api.tasks import end
 from control import keys, requests
+from control.batches import Batches
 from control.clients import AsyncRedis
 from control.clock import now_ms
-from control.connection import Call, arun, arun_all, read
+from control.connection import Call, arun_all, read
 from control.errors import RedisUnavailable, RequestNotFound
 from control.messages import EventRow, LogEntry
 from control.outage import outage
@@ -41,8 +42,8 @@ _EVERY_STATE = 4
 class Follower:
     """Owns the process's feeds. Start it before the first request, stop it after the last."""
 
-    def __init__(self, client: AsyncRedis, settings: ApiSettings) -> None:
-        self._client = client
+    def __init__(self, client: AsyncRedis, batches: Batches, settings: ApiSettings) -> None:
+        self._client, self._batches = client, batches
         self._api = settings.api_id
         self._silence = settings.silence
         self._channel = EventChannel(client, settings.api_id, self._heard, self._missed)
@@ -107,7 +108,9 @@ class Follower:
 
     async def _unfollow(self, feed: Feed, delivered_ms: int | None, grace_ms: int) -> None:
         try:
-            await arun(self._client, requests.unfollow(feed.model, feed.rid, self._api, delivered_ms, grace_ms))
+            await self._batches.run(
+                feed.model, requests.unfollow(feed.model, feed.rid, self._api, delivered_ms, grace_ms)
+            )
         except RedisUnavailable as error:
             # Once this api's heartbeat has lapsed, whoever reaps orphans applies on_disconnect.
             log.warning("could not unfollow", action="unfollow", rid=feed.rid, model=feed.model, error=str(error))
@@ -118,12 +121,13 @@ class Follower:
         """Monotonic time at which this process last heard of a token of the model; 0 if never."""
         return self._token_at.get(model, 0.0)
 
-    def _heard(self, model: str, row: EventRow) -> None:
+    def _heard(self, model: str, rows: list[EventRow]) -> None:
         now = asyncio.get_running_loop().time()
-        if any(entry.token is not None for entry in row.entries):
+        if any(entry.token is not None or entry.prompt for row in rows for entry in row.entries):
             self._token_at[model] = time.monotonic()
-        for feed in self._feeds.get((model, row.rid), ()):
-            feed.offer(row.entries, now)
+        for row in rows:
+            for feed in self._feeds.get((model, row.rid), ()):
+                feed.offer(row.entries, now)
 
     def _missed(self) -> None:
         for feeds in self._feeds.values():
@@ -208,13 +212,13 @@ class Follower:
             await asyncio.sleep(_TICK_S)  # lost since it was joined: another process may bring it back
 
     async def refresh(self, feeds: list[Feed]) -> None:
-        """Register as follower, read state and the log's rest; a request that is gone is brought back."""
+        """Register as follower of one model's requests, read state and the log's rest; what is gone is brought back."""
         had = [feed.have for feed in feeds]
         calls = [
             requests.follow(feed.model, feed.rid, self._api, feed.tenant, feed.have, params=not feed.recoverable)
             for feed in feeds
         ]
-        outcomes = await arun_all(self._client, calls) if calls else []
+        outcomes = await self._batches.run_all(feeds[0].model, calls) if calls else []
         now = asyncio.get_running_loop().time()
         for feed, before, followed in zip(feeds, had, outcomes, strict=True):
             if isinstance(followed, RequestNotFound):

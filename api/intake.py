@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from api.admission import admit
 from api.chat.constraining import constrained
 from api.chat.conversation import chat_prompt
+from api.chat.echo import prompt_text
 from api.chat.reading.how import Reading
 from api.grammar import GrammarChecks
 from api.journal import Journal
@@ -30,6 +31,9 @@ _IN_THREAD_CHARACTERS = 16_384
 
 _SURELY_CHARACTERS = 8
 """Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
+
+_PROMPT_SCORES = 262_144
+"""Log probabilities of prompts that one answer may bring: they travel in the token log and are in the answer whole."""
 
 Body = ChatRequest | CompletionRequest
 
@@ -62,6 +66,8 @@ class Intake:
     caller: Caller
     served: ServedModel
     members: list[GenerationRequest]
+    echo: list[str]
+    """The text of each prompt, where it is shown again."""
     reading: Reading | None
     deadline_ms: int
     on_disconnect: str
@@ -108,6 +114,11 @@ class Intake:
             stop=sampling.stop,
             stop_ids=sampling.stop_ids,
             min_tokens=sampling.min_tokens,
+            echo=[] if member else self.echo,
+            prompt_logprobs=body.prompt_logprobs,
+            include_stop=bool(body.include_stop_str_in_output),
+            special_tokens=body.skip_special_tokens is False,
+            token_ids=bool(body.return_tokens_as_token_ids),
             reading=self.reading,
             user=body.user,
             metadata=body.metadata or {},
@@ -122,15 +133,38 @@ async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: Gra
     if (asked := grammar_of(body)) is not None:
         grammar = await grammars.check(asked, served.letters)
         reading, after = constrained(reading, asked.param, served.vocabulary)
+    prompts = await _encoded(texts, body, served)
+    members = [admit(body, prompt, served.assets, grammar, after) for prompt in prompts]
+    _check_scores(body, members)
     return Intake(
         body=body,
         caller=caller,
         served=served,
-        members=[admit(body, prompt, served.assets, grammar, after) for prompt in await _encoded(texts, body, served)],
+        members=members,
+        echo=_echo(body, served),
         reading=reading,
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
     )
+
+
+def _check_scores(body: Body, members: list[GenerationRequest]) -> None:
+    if body.prompt_scores is None:
+        return
+    tokens = sum(len(member.prompt) * member.sampling.n for member in members)
+    if tokens * (1 + body.prompt_scores) > _PROMPT_SCORES:
+        param = "prompt_logprobs" if body.prompt_logprobs == body.prompt_scores else "logprobs"
+        raise RequestError(
+            f"'{param}' asks for {body.prompt_scores} alternatives at each of {tokens} prompt tokens, choices counted; "
+            f"tokens and alternatives together may be {_PROMPT_SCORES}. Ask for fewer, or send less at a time.",
+            param=param,
+        )
+
+
+def _echo(body: Body, served: ServedModel) -> list[str]:
+    if not isinstance(body, CompletionRequest) or not body.echo:
+        return []
+    return [prompt if isinstance(prompt, str) else prompt_text(served.vocabulary, prompt) for prompt in body.prompts]
 
 
 async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:
@@ -149,13 +183,14 @@ def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Read
 
 async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
     vocabulary, context = served.vocabulary, served.assets.context_length
+    bos = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
 
     def encode_one(text: str) -> list[int]:
         if len(text) > _SURELY_CHARACTERS * context and vocabulary.exceeds(text, context):
             error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
             error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
             raise error
-        return vocabulary.encode(text)
+        return vocabulary.encode(text, bos=bos)
 
     def encode() -> list[list[int]]:
         return [encode_one(text) if isinstance(text, str) else text for text in texts]

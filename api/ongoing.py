@@ -37,6 +37,7 @@ class Ongoing:
     """Whether the connection was cut because the client read nothing."""
     _warned: float = field(default=0.0, init=False)
     _released: bool = field(default=False, init=False)
+    _alarm: asyncio.TimerHandle | None = field(default=None, init=False)
 
     @property
     def position(self) -> int | None:
@@ -50,12 +51,25 @@ class Ongoing:
         return any(feed.have or feed.error or feed.fields.get("state", "queued") != "queued" for feed in self.feeds)
 
     async def wait(self, seconds: float) -> None:
-        """Wait for news, at most so long. The caller clears `wake` before it looks at the feeds."""
-        timer = asyncio.get_running_loop().call_later(seconds, self.wake.set)
-        try:
-            await self.wake.wait()
-        finally:
-            timer.cancel()
+        """Wait for news, at most so long, or less. The caller clears `wake` before it looks at the feeds."""
+        if self.wake.is_set():
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        # Most waits end with a token soon: an alarm that is set already is left as it is, and may wake for nothing.
+        if self._alarm is None or self._alarm.when() > until:
+            self._disarm()
+            self._alarm = loop.call_at(until, self._ring)
+        await self.wake.wait()
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.wake.set()
+
+    def _disarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     async def settle(self) -> None:
         """Wait for the claim, the first token or an early refusal, so that the status line can be honest."""
@@ -101,6 +115,7 @@ class Ongoing:
         if self._released:
             return
         self._released = True
+        self._disarm()
         # Where this process cut the client off, the client has not left: it gets time to resume, here or elsewhere.
         grace_ms = GRACE_MS if not delivered and (self.interrupted() or self.stalled()) else 0
         for feed in self.feeds:

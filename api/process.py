@@ -13,6 +13,7 @@ from api.models import Models
 from api.orphans import OrphanReaper
 from api.settings import ApiSettings
 from api.submit import Submitter
+from control.batches import Batches
 from control.connection import connect, connect_async
 from control.dead_connections import hardened
 
@@ -27,17 +28,18 @@ class Process:
         self.interrupted = False
         """Set when the grace is over: what still runs is told to go on elsewhere."""
         self.client = hardened(connect_async(settings.redis_url))
+        self.batches = Batches(self.client)
         self._sync_client = connect(settings.redis_url)
         self.metrics = Metrics()
         self.bodies = Bodies(settings.max_bodies_bytes)
         self.models = Models(self._sync_client, settings)
-        self.follower = Follower(self.client, settings)
+        self.follower = Follower(self.client, self.batches, settings)
         self.orphans = OrphanReaper(self._sync_client)
         self.heartbeat = Heartbeat(self.client, settings)
-        self.canary = Canary(self.client, self.models, self.follower, settings)
+        self.canary = Canary(self.batches, self.models, self.follower, settings)
         self.grammars = GrammarChecks()
         self.submitter = Submitter(
-            self.client, self.models, self.follower, self.grammars, settings, lambda: self.interrupted
+            self.batches, self.models, self.follower, self.grammars, settings, lambda: self.interrupted
         )
 
     def start(self) -> None:

@@ -27,7 +27,9 @@ class StreamRenderer:
         self._view = view
         self._writer = writer(rid, view, vocabulary)
         self._prompt_tokens = prompt_tokens
-        self.answers = [Answer(vocabulary, view, member_rid(rid, member)) for member in range(view.members)]
+        self.answers = [
+            Answer(vocabulary, view, member_rid(rid, member), view.echo_of(member)) for member in range(view.members)
+        ]
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
         self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
         self._opened = False
@@ -87,7 +89,8 @@ class StreamRenderer:
 
     def empty_pieces(self) -> list[Piece]:
         """One piece per choice over all members, to collect an answer that is not streamed."""
-        return [Piece(0, choice) for _ in self.answers for choice in range(self._view.n)]
+        view = self._view
+        return [Piece(0, choice, view.opening(member)) for member in range(view.members) for choice in range(view.n)]
 
     def whole(self, pieces: list[Piece]) -> bytes:
         """The body of an answer that is not streamed: one piece per choice."""
@@ -98,7 +101,7 @@ class StreamRenderer:
         events: list[bytes] = []
         for member in range(self._view.members):
             for choice in range(self._view.n):
-                chunk = self._writer.role(member * self._view.n + choice)
+                chunk = self._writer.opening(member * self._view.n + choice, self._view.opening(member))
                 if chunk:
                     self._event(member, (0, choice + 1), chunk, events)
         return events

@@ -31,6 +31,7 @@ class Server(uvicorn.Server):
         config = ServerConfig(
             answering_head(app),
             reader_timeout=settings.reader_timeout,
+            draining=lambda: process.draining,
             host=settings.host,
             port=settings.port,
             loop="uvloop",
@@ -55,10 +56,16 @@ class Server(uvicorn.Server):
             self._drain(time.monotonic())
         return await super().on_tick(counter)
 
+    @property
+    def _connections(self) -> list[ClientConnection]:
+        return [cast(ClientConnection, connection) for connection in self.server_state.connections]
+
     def _drain(self, now: float) -> None:
         process, running = self._process, len(self.server_state.tasks)
         if self._until is None:
             self._until = now + process.settings.grace
+            for connection in self._connections:
+                connection.close_after_answer()
             log.info("draining", action="drain", running=running, grace_s=process.settings.grace)
         if not running:
             self.should_exit = True
@@ -67,6 +74,6 @@ class Server(uvicorn.Server):
             process.interrupt()
             self._until = now + _FAREWELL_S
         elif process.interrupted and now >= self._until:
-            for connection in list(self.server_state.connections):
-                cast(ClientConnection, connection).abort()
+            for connection in self._connections:
+                connection.abort()
             self.should_exit = True

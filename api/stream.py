@@ -68,19 +68,21 @@ async def _tokens(ongoing: Ongoing) -> AsyncIterator[bytes]:
     """Bytes until every choice has ended. Raises what ended the request from outside."""
     renderer, settings, journal = ongoing.renderer, ongoing.settings, ongoing.journal
     sent_at, told = journal.waited, None
-    while not renderer.finished:
+    while True:
         ongoing.wake.clear()
         ongoing.check_interrupted()
-        data = b"".join(
-            renderer.feed(member, entries) for member, feed in enumerate(ongoing.feeds) if (entries := feed.take())
-        )
+        data = b""
+        for member, feed in enumerate(ongoing.feeds):
+            if entries := feed.take():
+                data += renderer.feed(member, entries)
         if data:
             journal.first_token()
             yield data
             sent_at = journal.waited
-            continue
         if renderer.finished:
             return
+        if ongoing.wake.is_set():
+            continue
         for feed in ongoing.feeds:
             if feed.error is not None:
                 raise feed.error

@@ -19,8 +19,7 @@ from api.rendering import StreamRenderer
 from api.schemas.view import Cursor, decode_view, member_rid
 from api.settings import ApiSettings
 from control import requests
-from control.clients import AsyncRedis
-from control.connection import arun, arun_all
+from control.batches import Batches
 from control.errors import ModelNotFound, QueueFull, RequestError, RequestNotFound
 
 log = structlog.stdlib.get_logger(__name__)
@@ -33,14 +32,14 @@ class Submitter:
 
     def __init__(
         self,
-        client: AsyncRedis,
+        batches: Batches,
         models: Models,
         follower: Follower,
         grammars: GrammarChecks,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
-        self._client, self._models, self._follower, self._grammars = client, models, follower, grammars
+        self._batches, self._models, self._follower, self._grammars = batches, models, follower, grammars
         self._settings, self._interrupted = settings, interrupted
         self._backpressure = Backpressure()
 
@@ -64,7 +63,7 @@ class Submitter:
                 # Before the enqueue: the first tokens may be published before its answer is here.
                 feeds.append(self._follower.open(served.name, rid, caller.tenant, wake))
                 origin = intake.enqueue(first, member, self._settings)
-                enqueued = await arun(self._client, requests.enqueue(origin))
+                enqueued = await self._batches.run(served.name, requests.enqueue(origin))
                 if enqueued.rid != rid:
                     self._follower.close(feeds.pop())
                     feeds.append(self._follower.open(served.name, enqueued.rid, caller.tenant, wake))
@@ -128,8 +127,8 @@ class Submitter:
         """The model and the hash of a request; looks in every model unless one is named. Raises RequestNotFound."""
         served = await self._models.resolve(model) if model is not None else None
         places = [served] if served is not None else await self._models.all_served()
-        looks = [requests.follow(place.name, rid, "", tenant, 2**40) for place in places]
-        for place, found in zip(places, await arun_all(self._client, looks), strict=True):
+        looks = [self._batches.run(place.name, requests.follow(place.name, rid, "", tenant, 2**40)) for place in places]
+        for place, found in zip(places, await asyncio.gather(*looks, return_exceptions=True), strict=True):
             if isinstance(found, requests.Followed):
                 return place, found.fields
             if not isinstance(found, RequestNotFound):

@@ -16,25 +16,38 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[LogEntry]).decode
 
 
+def _short(entry: LogEntry) -> LogEntry | tuple[int, int, int | None]:
+    """An entry without what most have not; decoded it is the same."""
+    plain = entry.finish is entry.cause is entry.logprobs is entry.cached is entry.prompt is None
+    return (entry.seq, entry.choice, entry.token) if plain else entry
+
+
 class TokenLog(Sequence[LogEntry]):
     """A list of entries that only grows. Its end is at hand; what lies further back is unpacked when asked for."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
         self._tail: list[LogEntry] = []
+        self._length = 0
 
     def __len__(self) -> int:
-        return _BLOCK * len(self._blocks) + len(self._tail)
+        return self._length
 
     def append(self, entry: LogEntry) -> None:
         self._tail.append(entry)
+        self._length += 1
         if len(self._tail) == 2 * _BLOCK:
-            self._blocks.append(_encode(self._tail[:_BLOCK]))
+            self._blocks.append(_encode([_short(entry) for entry in self._tail[:_BLOCK]]))
             del self._tail[:_BLOCK]
 
     def extend(self, entries: Iterable[LogEntry]) -> None:
         for entry in entries:
             self.append(entry)
+
+    def since(self, index: int) -> list[LogEntry]:
+        """What follows the first `index` entries; at the end, where readers are, without a look further back."""
+        packed = _BLOCK * len(self._blocks)
+        return self._tail[index - packed :] if index >= packed else self[index:]
 
     @overload
     def __getitem__(self, index: int) -> LogEntry: ...

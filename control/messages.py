@@ -58,6 +58,14 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
+class Scored(msgspec.Struct, frozen=True, array_like=True):
+    """Of sequence `sid`'s row, the positions [start, stop) are scored: rank 0 gets the logits of each of them."""
+
+    sid: int
+    start: int
+    stop: int
+
+
 class GenerateStep(Command, tag="generate_step", frozen=True):
     """One forward of the whole batch; the command holds what changes.
 
@@ -68,6 +76,8 @@ class GenerateStep(Command, tag="generate_step", frozen=True):
     `paused` are sequences that sit this step out, KV kept. `kept` have ended; their KV stays until they are in `left`,
     because others may begin with it: `prefixes` says who does, before anybody leaves. The row of such a sequence has
     the prefix's count as its offset. A donor in `left` hands its KV over, cut to the last prefix that is taken of it.
+    `scored` are the positions, beside those that are sampled, whose logits are computed, in windows of equal size on
+    every rank.
     With `repeat`, rank 0's broadcast ends with 1 or 0: after a 1 every sequence that was sampled decodes once more,
     without another command.
     """
@@ -81,6 +91,7 @@ class GenerateStep(Command, tag="generate_step", frozen=True):
     paused: list[int] = []
     kept: list[int] = []
     prefixes: list[Prefix] = []
+    scored: list[Scored] = []
     repeat: bool = False
 
 
@@ -159,6 +170,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_ids: list[int] = []
     logprobs: int | None = None
     """None: none. k ≥ 0: the chosen token's and the k most likely ones'."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt. With `max_tokens` 0 they are all that is wanted."""
     n: int = 1
     grammar: Grammar | None = None
     grammar_after: int | None = None
@@ -181,12 +194,23 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]] = []
 
 
-class LogEntry(msgspec.Struct, frozen=True, array_like=True):
+class PromptToken(msgspec.Struct, frozen=True, array_like=True):
+    """A token of the prompt as the model saw it come: its log probability after those before it, its place among all
+    tokens by that (1: the most likely one), and the most likely ones, best first. The first token has none of these."""
+
+    token: int
+    logprob: float | None = None
+    rank: int = 0
+    top: list[tuple[int, float]] = []
+
+
+class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One entry of a request's token log, and one element of an event's row.
 
     `seq` counts from 1 over all choices in emission order. `token` is None where a choice ends without one (cancel,
     deadline, error). `cause` says what ended it: "token", a stop string, or a message. `cached`, in a request's first
-    entry, counts the prompt tokens whose KV was there already and was not computed for it.
+    entry, counts the prompt tokens whose KV was there already and was not computed for it. `prompt` are the next tokens
+    of the choice's prompt, where the request wants them scored; all of them come before the choice's first token.
     """
 
     seq: int
@@ -196,9 +220,10 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
     cause: str | None = None
     logprobs: TokenLogprobs | None = None
     cached: int | None = None
+    prompt: list[PromptToken] | None = None
 
 
-class EventRow(msgspec.Struct, frozen=True, array_like=True):
+class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one request emitted in one step; an event is a JSON list of rows."""
 
     rid: str

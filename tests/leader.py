@@ -16,7 +16,7 @@ from control import catalog, health, requests
 from control.connection import connect, run, run_all
 from control.errors import EpochOver, RedisUnavailable
 from control.lease import Lease, acquire, release, renew
-from control.messages import LogEntry, ModelAssets, ModelSpec, RequestState, TokenLogprobs
+from control.messages import LogEntry, ModelAssets, ModelSpec, PromptToken, RequestState, TokenLogprobs
 from control.requests import Claimed, Emission
 from control.text import TextStream
 
@@ -57,6 +57,18 @@ def byte_assets(**changes: object) -> ModelAssets:
     return ModelAssets(**(given | changes))  # type: ignore[arg-type]
 
 
+PROMPT_TOKENS = 3
+"""Tokens of a prompt that are told in one step, where they are asked for."""
+
+
+def scripted_score(prompt: list[int], place: int, top: int) -> PromptToken:
+    """What the leader says of a prompt's token: half as likely as the most likely one, which has the next id."""
+    token = prompt[place]
+    if place == 0:
+        return PromptToken(token)
+    return PromptToken(token, -place / 8 - 1, 2, [(token ^ 1, -place / 8), (token, -place / 8 - 1)][:top])
+
+
 def echo(prompt: str) -> str:
     """The default script: what the last message said."""
     return "you said " + prompt.removesuffix("\n").rpartition(": ")[2]
@@ -68,6 +80,8 @@ class _Choice:
     text: TextStream
     at: int = 0
     over: bool = False
+    told: int = 0
+    """Tokens of the prompt that were told with log probabilities."""
 
 
 @dataclass
@@ -208,6 +222,7 @@ class ScriptedLeader(threading.Thread):
         running = _Running(claimed, [choice() for _ in range(sampling.n)], len(claimed.log) + 1)
         for entry in claimed.log:
             before = running.choices[entry.choice]
+            before.told += len(entry.prompt or [])
             if entry.token is not None:
                 before.text.push(entry.token)
                 before.at += 1
@@ -233,6 +248,17 @@ class ScriptedLeader(threading.Thread):
             if self.fail_at is not None and seq > self.fail_at:
                 choice.over = True
                 running.entries.append(LogEntry(seq, index, None, "error", "the logits were not finite"))
+                continue
+            prompt = running.claimed.params.prompt
+            if sampling.prompt_logprobs is not None and choice.told < len(prompt):
+                part = range(choice.told, min(choice.told + PROMPT_TOKENS, len(prompt)))
+                told = [scripted_score(prompt, place, sampling.prompt_logprobs) for place in part]
+                running.entries.append(LogEntry(seq, index, None, prompt=told))
+                choice.told = part.stop
+                continue
+            if not sampling.max_tokens:
+                choice.over = True
+                running.entries.append(LogEntry(seq, index, None, "length"))
                 continue
             token = choice.tokens[choice.at % len(choice.tokens)]
             choice.at += 1

@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 import queue
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -144,7 +147,8 @@ class Agent:
         """Resolve the files and pass the gates off the main thread (a download may take long), then admit it."""
         if place not in self._preparing:
             self._report(*place, "starting", f"resolving {assignment.spec.source}", assignment)
-            self._preparing[place] = (assignment, self._workers.submit(check, assignment))
+            tell = partial(self._tell_download, assignment)
+            self._preparing[place] = (assignment, self._workers.submit(check, assignment, tell))
             return
         assignment, future = self._preparing[place]
         if not future.done():
@@ -163,6 +167,11 @@ class Agent:
         )
         self._watches[place] = Watch(self._client, self._replicas[place])
         self._report(*place, "running", "", assignment)
+
+    def _tell_download(self, assignment: Assignment, text: str) -> None:
+        """From the thread that downloads."""
+        with suppress(RedisUnavailable):  # the download goes on without words
+            self._report(assignment.spec.name, assignment.replica, "starting", text, assignment)
 
     def _drain(self, replica: ReplicaProcesses) -> None:
         if not replica.draining:
@@ -251,10 +260,13 @@ class Agent:
         health.write_status(self._client, model, replica, state, detail, host=self._host.id, tp=ranks)
 
 
-def check(assignment: Assignment) -> Path:
-    """Resolve the model's files and hold the gates, before any process is spawned. Returns the folder."""
+def check(assignment: Assignment, tell: Callable[[str], None] = lambda text: None) -> Path:
+    """Resolve the model's files and hold the gates, before any process is spawned. Returns the folder.
+
+    `tell` hears how far a download is.
+    """
     spec = assignment.spec
     check_quant(spec.quant, spec.dtype, assignment.devices)
-    folder = source.resolve(spec.source)
+    folder = source.resolve(spec.source, tell=tell)
     gates.check(gates.inspect(folder).config, spec.tp, spec.max_context, spec.quant)
     return folder

@@ -42,7 +42,7 @@ from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
 from worker.collective.agreement import all_ready
 from worker.collective.exchange import DEADLINE_S
-from worker.engine.step import Engine, GoesOn, Sample, StepResult
+from worker.engine.step import Engine, GoesOn, Sample, Score, StepResult
 from worker.kv.stores import store_for
 from worker.models.files import ModelFiles
 from worker.models.gates import context_length
@@ -64,7 +64,7 @@ class Executor:
         """Of the epoch that this rank is in, or will be in next: for whoever learns first that it is over."""
         self._model: ServedModel | None = None
         self._model_id: str | None = None
-        self._loaded_in = 0
+        self._loaded_in, self._read_share = 0, 0.0
         self._engine: Engine | None = None
         self._collective: Collective | None = Solo() if world_size == 1 else None
         self._store: dist.Store | None = None
@@ -105,6 +105,14 @@ class Executor:
             self._collective, self.abort = None, Abort()
 
     @property
+    def read_share(self) -> float:
+        """How much of the model's checkpoint has been read, 0 to 1."""
+        return self._read_share
+
+    def _was_read(self, share: float) -> None:
+        self._read_share = share
+
+    @property
     def block_tokens(self) -> int:
         """How many positions the loaded model's KV memory is handed out by; all ranks of a group have the same."""
         return 1 if self._engine is None else self._engine.store.block_tokens
@@ -119,11 +127,20 @@ class Executor:
         if self._engine is not None:
             self._engine.clear()
 
-    def run_step(self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None) -> StepResult:
-        """The command's forwards; rank 0 passes `sample`. Raises RankError before anything is changed."""
+    def run_step(
+        self,
+        command: GenerateStep,
+        sample: Sample | None,
+        goes_on: GoesOn | None = None,
+        score: Score | None = None,
+    ) -> StepResult:
+        """The command's forwards; rank 0 passes `sample`, and `score` for what the command wants scored.
+
+        Raises RankError before anything is changed.
+        """
         if self._engine is None or self._model_id != command.model_id:
             raise RankError(self.rank, "model_not_loaded", f"no shard of {command.model_id!r} is loaded here")
-        return self._engine.run(command, sample, goes_on)
+        return self._engine.run(command, sample, goes_on, score)
 
     # --- one handler per op -----------------------------------------------------------------------------------------
 
@@ -167,7 +184,14 @@ class Executor:
         if self._model is None:
             try:
                 files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
-                model = load(files, collective=collective, dtype=command.dtype, quant=command.quant, device=self.device)
+                model = load(
+                    files,
+                    collective=collective,
+                    dtype=command.dtype,
+                    quant=command.quant,
+                    device=self.device,
+                    tell=self._was_read,
+                )
                 context = context_length(files.config)
                 store = store_for(model.cache_layout, command.kv_tokens, context, self.world_size)
             except Exception as error:

@@ -21,7 +21,7 @@ from control.health import Formation
 from control.lease import Lease
 from control.messages import Command, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown
 from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
-from worker.engine.step import GoesOn, Sample, StepResult
+from worker.engine.step import GoesOn, Sample, Score, StepResult
 from worker.executor import Executor
 from worker.progress import Deadlines, Progress
 
@@ -140,6 +140,7 @@ class Group:
         sample: Sample,
         sent: Callable[[], None] = lambda: None,
         goes_on: GoesOn | None = None,
+        score: Score | None = None,
     ) -> StepResult:
         """Fan a step out, call `sent`, run the leader's own part, and wait until every rank acknowledged it.
 
@@ -147,12 +148,13 @@ class Group:
         """
         command = build(epoch=self._lease.epoch, seq=self._next())
         prompt_tokens = sum(map(len, command.tokens))
-        deadline = self._deadlines.step(prompt_tokens)
+        # The head is computed for each position that is scored: it takes as long as many layers.
+        deadline = self._deadlines.step(prompt_tokens + sum(scored.stop - scored.start for scored in command.scored))
         results: list[StepResult] = []
 
         def own() -> GenerateStepOk:
             sent()
-            results.append(self._executor.run_step(command, sample, goes_on))
+            results.append(self._executor.run_step(command, sample, goes_on, score))
             return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=0, checksum=results[0].checksum)
 
         replies = self._together("step", command, deadline, own=own)

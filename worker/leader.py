@@ -143,6 +143,7 @@ class Leader:
 
     def _serve(self, lease: Lease) -> None:
         progress = Progress()
+        progress.read_share = lambda: self._executor.read_share
         pulse = Pulse(
             self._pulse_client,
             lease.model,

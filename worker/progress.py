@@ -47,6 +47,8 @@ class Progress:
         self.seq = 0
         self.kv: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Tokens of KV memory that are in use and that are kept; only a leader knows."""
+        self.read_share: Callable[[], float] = lambda: 0.0
+        """How much of the checkpoint has been read, 0 to 1."""
         self._pending: tuple[float, float] | None = None
         self._excused: tuple[float, float] | None = None
 

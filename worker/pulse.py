@@ -137,6 +137,7 @@ class Pulse:
             host=os.environ.get("FURROW_HOST_ID", ""),
             kv_used=used,
             kv_kept=kept,
+            loaded_percent=int(100 * self._progress.read_share()),
         )
         calls: list[Call[None]] = [health.beat(self._model, self._replica, self._rank, beat)]
         if self._lease is not None and self._over is None and not stuck:

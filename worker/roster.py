@@ -10,7 +10,7 @@ from control import requests
 from control.connection import Call
 from control.errors import Lost, RequestTooLarge
 from control.lease import Lease
-from control.messages import RequestState, TokenLogprobs
+from control.messages import PromptToken, RequestState, TokenLogprobs
 from control.requests import Claims, Emission, EmitResult
 from worker.exchange import Exchange
 from worker.grammars import Grammars
@@ -148,12 +148,26 @@ class Roster:
 
     def sampled(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
         """Note a sampled token, and decide whether its choice ends with it."""
+        if not sequence.sampling.max_tokens:
+            self._nothing_wanted(sequence)
+            return
         end = self._finisher.decide(sequence, token)
         self.urgent |= end is not None or len(sequence.output) == 1
         finish, cause = end if end is not None else (None, None)
         self._running[sequence.rid].append(sequence.choice, token, finish, cause, logprobs)
         if end is not None:
             self._scheduler.drop(sequence.sid)
+
+    def _nothing_wanted(self, sequence: Sequence) -> None:
+        """Its prompt has been told, and that was all."""
+        self.urgent = True
+        self._running[sequence.rid].append(sequence.choice, None, "length")
+        self._scheduler.drop(sequence.sid)
+
+    def scored(self, sequence: Sequence, tokens: list[PromptToken]) -> None:
+        """Note the next tokens of a prompt, before any that is sampled after them."""
+        sequence.scored += len(tokens)
+        self._running[sequence.rid].append_prompt(sequence.choice, tokens)
 
     def failed(self, sequence: Sequence, why: str) -> None:
         """A row without a token: its choice ends, and no other."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from control.clock import now_ms
-from control.messages import FinishReason, GenerationRequest, LogEntry, RequestState, TokenLogprobs
+from control.messages import FinishReason, GenerationRequest, LogEntry, PromptToken, RequestState, TokenLogprobs
 from control.requests import Claimed, Emission
 from worker.scheduling.sequence import Sequence, SequenceState
+
+PROMPT_TOKENS_AN_ENTRY = 64
+"""An entry is handed on whole, so its size is bounded."""
 
 
 @dataclass
@@ -31,8 +34,9 @@ class RunningRequest:
         """Rebuild from the token log, which is empty for new work: continuing and beginning are the same."""
         choices = claimed.params.sampling.n
         outputs: list[list[int]] = [[] for _ in range(choices)]
-        ended = [False] * choices
+        ended, scored = [False] * choices, [0] * choices
         for entry in claimed.log:
+            scored[entry.choice] += len(entry.prompt or [])
             if entry.token is not None:
                 outputs[entry.choice].append(entry.token)
             ended[entry.choice] |= entry.finish is not None
@@ -46,6 +50,7 @@ class RunningRequest:
                 output=outputs[choice],
                 sampling=claimed.params.sampling,
                 salt=claimed.params.cache_salt,
+                scored=scored[choice],
             )
             for choice in range(choices)
         ]
@@ -70,6 +75,7 @@ class RunningRequest:
                 output=sequence.output,
                 sampling=sequence.sampling,
                 salt=sequence.salt,
+                scored=sequence.scored,
             )
 
     def prefilling(self) -> None:
@@ -87,14 +93,25 @@ class RunningRequest:
         logprobs: TokenLogprobs | None = None,
     ) -> None:
         """Note a token, the end of a choice, or both. Raises RuntimeError for a choice that has ended."""
+        seq, cached = self._next(choice)
+        self.history.append(LogEntry(seq, choice, token, finish, cause, logprobs, cached))
+        if finish is not None:
+            self.sequences[choice] = None
+
+    def append_prompt(self, choice: int, tokens: list[PromptToken]) -> None:
+        """Note the next tokens of a choice's prompt. Raises RuntimeError for a choice that has ended."""
+        for start in range(0, len(tokens), PROMPT_TOKENS_AN_ENTRY):
+            seq, cached = self._next(choice)
+            part = tokens[start : start + PROMPT_TOKENS_AN_ENTRY]
+            self.history.append(LogEntry(seq, choice, None, cached=cached, prompt=part))
+
+    def _next(self, choice: int) -> tuple[int, int | None]:
+        """Of the next entry: its seq, and what it says of cached tokens."""
         sequence = self.sequences[choice]
         if sequence is None:
             raise RuntimeError(f"request {self.rid}: choice {choice} has ended and can't go on")
         seq = len(self.history) + 1
-        cached = sequence.begun_with or None if seq == 1 else None
-        self.history.append(LogEntry(seq, choice, token, finish, cause, logprobs, cached))
-        if finish is not None:
-            self.sequences[choice] = None
+        return seq, sequence.begun_with or None if seq == 1 else None
 
     def end(self, finish: FinishReason, cause: str) -> None:
         """End every choice that still runs, without a token."""

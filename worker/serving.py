@@ -183,6 +183,7 @@ class Serving:
                 turn.sample,
                 self._offer,
                 turn.goes_on if repeat else None,
+                turn.score,
             )
         except GroupError as error:
             # Ranks know sequences and log the command's seq: this line says whose they were.

@@ -12,6 +12,7 @@ from worker.sampling import StepSampler
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
+from worker.scoring import StepScorer
 
 LONGEST_S = 0.02
 """Of a command's decode forwards together, so that what arrives or is cancelled meanwhile is soon heard of."""
@@ -31,6 +32,7 @@ class Turn:
     def _begin(self, plan: StepPlan) -> None:
         self._plan, self._booked = plan, False
         self._rows: list[Sequence] = [self._scheduler.sequence(sid) for sid in plan.sampled]
+        self.score = StepScorer([self._scheduler.sequence(sid) for sid in plan.sequences])
 
     def sample(self, logits: torch.Tensor, sids: list[int], meanwhile: Meanwhile | None = None) -> list[int]:
         """A token for each row, negative where one failed."""
@@ -53,8 +55,15 @@ class Turn:
         if self._booked:
             return
         self._booked = True
-        sampled = list(zip(self._rows, tokens, strict=True))
+        failed = self.score.failed
+        sampled = [
+            (sequence, token) for sequence, token in zip(self._rows, tokens, strict=True) if sequence not in failed
+        ]
         self._scheduler.applied(self._plan, {sequence.sid: token for sequence, token in sampled if token >= 0})
+        for sequence, why in failed.items():
+            self._roster.failed(sequence, why)
+        for sequence, found in self.score.scored.items():
+            self._roster.scored(sequence, found)
         for sequence, token in sampled:
             if token < 0:
                 self._roster.failed(sequence, self._sampler.failures.pop(sequence.sid))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from api.chat.echo import Prompt
 from api.chat.piece import Piece, ScoredToken
 from api.chat.reading.parser import AnswerParser
 from api.chat.tokens import Vocabulary
@@ -25,21 +26,25 @@ _FAILURES: dict[str, tuple[str, int]] = {
 
 
 class _Choice:
-    """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text."""
+    """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text.
 
-    def __init__(self, vocabulary: Vocabulary, view: View, rid: str, choice: int) -> None:
-        self._detokenizer = Detokenizer(vocabulary.decode)
+    `offset`: the characters of the prompt that are shown before it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, view: View, rid: str, choice: int, offset: int) -> None:
+        self._view = view
+        self._detokenizer = Detokenizer(vocabulary.decode_all if view.special_tokens else vocabulary.decode)
         self._stops = StopStrings(view.stop)
         self._unsearched = view.min_tokens
         self._stop_ids = set(view.stop_ids)
-        self._produced = 0
+        self._produced = offset
         """Characters of text so far, those included that a possible stop string holds back."""
-        self._sent = 0
+        self._sent = offset
         """Characters that are surely part of the answer; what a parser holds back of them may still be unseen."""
         self._waiting: deque[ScoredToken] = deque()
         reading = view.reading
         self._parser = AnswerParser(reading, rid, choice) if reading is not None else None
-        self._hidden = reading.marks if reading is not None else {}
+        self._hidden = reading.marks if reading is not None and not view.special_tokens else {}
         self._marks: deque[tuple[int, str]] = deque()
         """Special tokens that the parser must see, and where in the text they stand."""
         self._ends_with_call = reading is not None and reading.calling is not None and not reading.calling.named
@@ -109,19 +114,20 @@ class _Choice:
             self._unsearched -= 1
             return text, False
         certain, stop = self._stops.push(text)
-        return certain, stop is not None
+        return certain + (stop or "") if self._view.include_stop else certain, stop is not None
 
     def _ends_without_text(self, entry: LogEntry) -> bool:
         """Whether a stop id ended the choice: its text is not part of the answer, that of a stop string's token is."""
-        return entry.finish == "stop" and entry.token in self._stop_ids
+        return entry.finish == "stop" and entry.token in self._stop_ids and not self._view.include_stop
 
 
 class Answer:
-    """All choices of one request."""
+    """All choices of one request; `echo` is its prompt's text where it is shown before each."""
 
-    def __init__(self, vocabulary: Vocabulary, view: View, rid: str = "") -> None:
+    def __init__(self, vocabulary: Vocabulary, view: View, rid: str = "", echo: str = "") -> None:
         """`rid` is the request's own id; the ids of calls follow from it."""
-        self._choices = [_Choice(vocabulary, view, rid, choice) for choice in range(view.n)]
+        self._choices = [_Choice(vocabulary, view, rid, choice, len(echo)) for choice in range(view.n)]
+        self._prompts = [Prompt(vocabulary, view, echo) for _ in range(view.n)]
         self.seq = 0
         self.completion_tokens = self.cached_tokens = 0
         self.failure: GenerationFailed | None = None
@@ -150,4 +156,9 @@ class Answer:
             code, status = _FAILURES[entry.finish]
             text = entry.cause or f"The request ended as {entry.finish}."
             self.failure = self.failure or GenerationFailed(text, code=code, status=status)
-        return self._choices[entry.choice].push(entry)
+        prompt = self._prompts[entry.choice]
+        if entry.prompt is not None:
+            return prompt.push(entry, entry.prompt)
+        piece = self._choices[entry.choice].push(entry)
+        piece.text = prompt.take_rest() + piece.text
+        return piece

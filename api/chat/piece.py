@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from control.messages import FinishReason, TokenLogprobs
+from control.messages import FinishReason, PromptToken, TokenLogprobs
 
 
 @dataclass(slots=True)
 class ScoredToken:
-    """A token with its log probability, and where its text lies in all that the choice produced (in characters)."""
+    """A token with its log probability, and where its text lies in all that the choice produced (in characters).
+
+    The first token of a prompt has none.
+    """
 
     token: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None
     start: int
     end: int
 
@@ -41,6 +44,8 @@ class Piece:
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list[CallDelta])
     scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    prompt: list[PromptToken] = field(default_factory=list[PromptToken])
+    """Tokens of the prompt, where they are shown beside the answer; never in a stream."""
     finish: FinishReason | None = None
 
     @property
@@ -77,3 +82,4 @@ class Piece:
         for delta in other.calls:
             self.add_call(delta)
         self.scored += other.scored
+        self.prompt += other.prompt

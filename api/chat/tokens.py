@@ -64,11 +64,12 @@ class Vocabulary:
             return None
         return token if token in leading else leading[0]
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, exactly one BOS in front. Special tokens that the text spells out are special."""
+    def encode(self, text: str, *, bos: bool = True) -> list[int]:
+        """Ids of a prompt, exactly one BOS in front unless told otherwise. Special tokens that the text spells out are
+        special."""
         # Of the tokenizer's calls only those for a batch let other threads run meanwhile.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        return self._with_one_bos(encoding.ids)
+        return self._with_one_bos(encoding.ids) if bos else encoding.ids
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Whether `text` is certainly longer than `tokens`, found in pieces: time and memory follow `tokens`.
@@ -87,6 +88,10 @@ class Vocabulary:
     def decode(self, ids: list[int]) -> str:
         """Text of a run of tokens, special tokens skipped."""
         return self.tokenizer.decode(ids)
+
+    def decode_all(self, ids: list[int]) -> str:
+        """Text of a run of tokens, special tokens written out."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def knows(self, text: str) -> bool:
         """Whether the text is a token of its own that was added to the vocabulary."""

@@ -12,7 +12,7 @@ import msgspec
 from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.schemas.view import View, answer_id
-from control.messages import FinishReason
+from control.messages import FinishReason, PromptToken
 
 _json = msgspec.json.Encoder().encode
 
@@ -52,8 +52,8 @@ class Writer:
         self._head = b"data: " + _json(head)[:-1] + b',"choices":['
         self._tail = b',"usage":null}\n\n' if view.include_usage else b"}\n\n"
 
-    def role(self, index: int) -> bytes:
-        """The chunk that opens a choice; empty where the endpoint has none."""
+    def opening(self, index: int, text: str) -> bytes:
+        """The chunk that opens a choice, with `text`; empty where there is nothing to say."""
         return b""
 
     def piece(self, index: int, piece: Piece) -> bytes:
@@ -77,7 +77,32 @@ class Writer:
                 "choices": [self._whole_choice(index, piece) for index, piece in enumerate(pieces)],
                 "usage": usage.encode(),
             }
+            | self._whole_prompt(pieces)
         )
+
+    def _whole_prompt(self, pieces: list[Piece]) -> dict[str, Any]:
+        """What a whole body says of the prompt, beside its choices."""
+        return {}
+
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self._view.token_ids else self._vocabulary.token_text(token)
+
+    def _prompt_logprobs(self, piece: Piece) -> dict[str, Any]:
+        """The prompt's tokens by id, as vLLM shows them; nothing where they were not asked for."""
+        count = self._view.prompt_logprobs
+        if count is None:
+            return {}
+        return {"prompt_logprobs": [self._prompt_token(token, count) for token in piece.prompt]}
+
+    def _prompt_token(self, token: PromptToken, count: int) -> dict[str, Any] | None:
+        if token.logprob is None:
+            return None
+        ranked = {token.token: (token.logprob, token.rank)}
+        ranked |= {other: (logprob, place) for place, (other, logprob) in enumerate(token.top[:count], 1)}
+        return {
+            str(one): {"logprob": _finite(logprob), "rank": rank, "decoded_token": self._vocabulary.token_text(one)}
+            for one, (logprob, rank) in ranked.items()
+        }
 
     def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
         raise NotImplementedError
@@ -96,9 +121,12 @@ class ChatWriter(Writer):
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def role(self, index: int) -> bytes:
+    def opening(self, index: int, text: str) -> bytes:
         delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         return self._head + b'{"index":%d' % index + delta + self._tail
+
+    def _whole_prompt(self, pieces: list[Piece]) -> dict[str, Any]:
+        return self._prompt_logprobs(pieces[0])
 
     def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
         if piece.reasoning or piece.calls:
@@ -117,12 +145,13 @@ class ChatWriter(Writer):
                 "top_logprobs": [self._token(other, logprob) for other, logprob in token.logprobs.top],
             }
             for token in tokens
+            if token.logprobs is not None  # only a prompt's first token has none, and chat shows no prompt
         ]
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self._vocabulary.token_bytes(token)
-        return {"token": self._vocabulary.token_text(token), "logprob": _finite(logprob), "bytes": list(raw)}
+        return {"token": self._name(token), "logprob": _finite(logprob), "bytes": list(raw)}
 
     def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
         scored = self._scored(piece.scored) if self._view.logprobs is not None else None
@@ -159,6 +188,9 @@ class CompletionWriter(Writer):
     chunk_object = "text_completion"
     whole_object = "text_completion"
 
+    def opening(self, index: int, text: str) -> bytes:
+        return self._head + self._choice(index, Piece(0, 0, text), b"null") + b"]" + self._tail if text else b""
+
     def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
         return b'{"index":%d,"text":' % index + _json(piece.text) + b',"logprobs":' + scored + b',"finish_reason":null}'
 
@@ -166,19 +198,22 @@ class CompletionWriter(Writer):
         return b'{"index":%d,"text":"","logprobs":null,"finish_reason":"%s"}' % (index, reason.encode())
 
     def _scored(self, tokens: list[ScoredToken]) -> dict[str, Any]:
-        text = self._vocabulary.token_text
+        known = [token.logprobs for token in tokens]
         return {
-            "tokens": [text(token.token) for token in tokens],
-            "token_logprobs": [_finite(token.logprobs.chosen) for token in tokens],
-            "top_logprobs": [
-                {text(other): _finite(logprob) for other, logprob in token.logprobs.top} for token in tokens
-            ],
+            "tokens": [self._name(token.token) for token in tokens],
+            "token_logprobs": [None if one is None else _finite(one.chosen) for one in known],
+            "top_logprobs": [None if one is None else self._top(one.top) for one in known],
             "text_offset": [token.start for token in tokens],
         }
 
     def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
         scored = self._scored(piece.scored) if self._view.logprobs is not None else None
-        return {"index": index, "text": piece.text, "logprobs": scored, "finish_reason": piece.finish}
+        choice = {"index": index, "text": piece.text, "logprobs": scored, "finish_reason": piece.finish}
+        return choice | self._prompt_logprobs(piece)
+
+    def _top(self, top: list[tuple[int, float]]) -> dict[str, float]:
+        # Of tokens that read alike the likeliest is shown: the best come first.
+        return {self._name(token): _finite(logprob) for token, logprob in reversed(top)}
 
 
 def _finite(logprob: float) -> float:

@@ -16,8 +16,9 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
     """Text, token ids, or a list of either."""
     logprobs: int | None = None
     best_of: int | None = None
-    # Known and not served yet.
     echo: bool | None = None
+    add_special_tokens: bool | None = None
+    # Known and not served yet.
     suffix: str | None = None
 
     @property
@@ -27,6 +28,15 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
     @property
     def logprobs_count(self) -> int | None:
         return self.logprobs
+
+    @property
+    def least_tokens(self) -> int:
+        return 0 if self.echo or self.prompt_logprobs is not None else 1
+
+    @property
+    def prompt_scores(self) -> int | None:
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in asked if count is not None), default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:

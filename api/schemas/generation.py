@@ -43,6 +43,10 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
     cache_salt: str | None = None
     # Furrow's own.
     priority: Literal["high", "normal", "low"] | None = None
@@ -61,8 +65,6 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     # Known and not served yet: only their neutral values pass (see refusals.py).
     service_tier: str | None = None
     store: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     # Hints without an effect on the answer.
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -77,6 +79,16 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def least_tokens(self) -> int:
+        """What `max_tokens` must be at least: 0 where the prompt itself is what is asked about."""
+        return 1 if self.prompt_logprobs is None else 0
+
+    @property
+    def prompt_scores(self) -> int | None:
+        """None: no log probabilities of the prompt; k: its tokens' and k alternatives."""
+        return self.prompt_logprobs
+
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
@@ -85,12 +97,13 @@ _RANGES: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "n": (1, MAX_CHOICES),
-    "max_tokens": (1, float("inf")),
-    "max_completion_tokens": (1, float("inf")),
+    "max_tokens": (0, float("inf")),
+    "max_completion_tokens": (0, float("inf")),
     "min_tokens": (0, float("inf")),
     "top_k": (-1, float("inf")),
     "seed": (-(2**63), 2**64 - 1),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
+    "prompt_logprobs": (0, MAX_TOP_LOGPROBS),
 }
 
 
@@ -98,6 +111,7 @@ def check_ranges(request: GenerationFields) -> None:
     """Raise RequestError for the first value out of its range; the message names value and range."""
     for name, (low, high) in _RANGES.items():
         value = getattr(request, name, None)
+        low = request.least_tokens if name in ("max_tokens", "max_completion_tokens") else low
         if value is not None and not low <= value <= high:
             bound = f"between {low} and {high}" if high != float("inf") else f"at least {low}"
             raise RequestError(f"Invalid value for '{name}': {value} must be {bound}.", param=name)
@@ -118,6 +132,7 @@ def check_ranges(request: GenerationFields) -> None:
             raise RequestError(f"Invalid value for '{name}': {value} must be above 0 seconds.", param=name)
     _check_stop(request.stop_strings)
     _check_labels(request)
+    _check_shown(request)
     if request.stream_options is not None and not request.stream:
         raise RequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
 
@@ -133,6 +148,21 @@ def _check_labels(request: GenerationFields) -> None:
     for name in ("user", "cache_salt"):
         if len(getattr(request, name) or "") > 512:
             raise RequestError(f"'{name}' takes at most 512 characters.", param=name)
+
+
+def _check_shown(request: GenerationFields) -> None:
+    """What can't be shown together."""
+    if request.prompt_logprobs is not None and request.stream:
+        raise RequestError(
+            "'prompt_logprobs' is not served with 'stream'; a completion with 'echo' and 'logprobs' streams them.",
+            param="prompt_logprobs",
+        )
+    if request.skip_special_tokens is False and request.stop_strings:
+        raise RequestError(
+            "'skip_special_tokens: false' is not served with 'stop', which is looked for in text without such tokens; "
+            "use 'stop_token_ids'.",
+            param="skip_special_tokens",
+        )
 
 
 def _check_stop(stop: list[str]) -> None:

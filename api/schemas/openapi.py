@@ -10,8 +10,9 @@ from litestar.openapi.spec import OpenAPI, OpenAPIMediaType, Operation, RequestB
 
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
+from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
-_BODIES = (ChatRequest, CompletionRequest)
+_BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 _references, _schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
 
 
@@ -37,3 +38,15 @@ class ChatOperation(Operation):
 class CompletionOperation(Operation):
     def __post_init__(self) -> None:
         self.request_body = _body(1)
+
+
+@dataclass
+class TokenizeOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(2)
+
+
+@dataclass
+class DetokenizeOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(3)

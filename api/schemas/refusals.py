@@ -31,11 +31,8 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "web_search_options": _empty,
     "service_tier": _one_of("auto", "default"),
     "store": _one_of(False),
-    "include_stop_str_in_output": _one_of(False),
-    "skip_special_tokens": _one_of(True),
     "add_generation_prompt": _one_of(True),
     "continue_final_message": _one_of(False),
-    "echo": _one_of(False),
     "suffix": _empty,
 }
 

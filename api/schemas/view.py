@@ -31,11 +31,26 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop: list[str] = []
     stop_ids: list[int] = []
     min_tokens: int = 0
+    echo: list[str] = []
+    """The prompt's text before each answer, by member; only in the first member's view."""
+    prompt_logprobs: int | None = None
+    include_stop: bool = False
+    special_tokens: bool = False
+    token_ids: bool = False
+    """Whether tokens are shown as `token_id:<id>`."""
     reading: Reading | None = None
     """What is to be found in the answer besides text; None: nothing, as for a plain completion."""
     user: str | None = None
     metadata: dict[str, str] = {}
     client_request_id: str | None = None
+
+    def echo_of(self, member: int) -> str:
+        """The prompt's text that comes before each of a member's choices."""
+        return self.echo[member] if self.echo else ""
+
+    def opening(self, member: int) -> str:
+        """The same, where it comes at once; with log probabilities it comes as these do."""
+        return self.echo_of(member) if self.logprobs is None else ""
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -71,6 +86,8 @@ class Cursor(msgspec.Struct):
     places: list[tuple[int, int]]
 
     def encode(self) -> bytes:
+        if len(self.places) == 1:  # most, and there is one for each token
+            return "{}:{}.{}".format(self.rid, *self.places[0]).encode()
         places = ",".join(f"{seq}.{part}" for seq, part in self.places)
         return f"{self.rid}:{places}".encode()
 

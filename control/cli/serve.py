@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -27,6 +29,7 @@ from control.process import die_with_parent
 from control.requests.waiting import abandon
 
 TICK_S = 0.1
+_PERCENT = re.compile(r"(\d+) %")
 GRACE_S = "5"
 """Seconds for open streams when the parent stops. What is cut then can be resumed after the next start."""
 
@@ -93,6 +96,30 @@ def say(line: str) -> None:
     click.echo(f"furrow: {line}", err=True)
 
 
+class News:
+    """Says what changed. On a terminal percentages count up in place; a log gets a line for every quarter."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def tell(self, line: str) -> None:
+        before, self._last = self._last, line
+        if line == before:
+            return
+        counts = _PERCENT.sub("", line) == _PERCENT.sub("", before) != line
+        if sys.stderr.isatty():
+            # Up one line and over it, where only the number is another one.
+            click.echo("\033[A\033[2K" if counts else "", nl=False, err=True)
+        elif counts and _quarter(line) == _quarter(before):
+            return
+        say(line)
+
+
+def _quarter(line: str) -> int:
+    found = _PERCENT.search(line)
+    return int(found[1]) // 25 if found else -1
+
+
 def data_folder(data: str | None, port: int, stack: ExitStack) -> Path:
     """Where the private server keeps its data: requests survive a restart on the same port."""
     if data is not None:
@@ -127,14 +154,11 @@ def wait_until_served(
     client: SyncRedis, spec: ModelSpec, address: tuple[str, int], supervisor: Supervisor, stopping: Stopping
 ) -> None:
     """Tell what goes on until /ready is true. Raises ModelUnavailable where the model can't be served."""
-    last = ""
+    news = News()
     while not stopping:
         supervisor.tend()
         overview = health.overview(client, spec.name)
-        line = f"{spec.name}: {overview.state}" + (f" ({overview.detail})" if overview.detail else "")
-        if line != last:
-            say(line)
-            last = line
+        news.tell(f"{spec.name}: {overview.state}" + (f" ({overview.detail})" if overview.detail else ""))
         if overview.state == "failed":
             raise ModelUnavailable(spec.name, "failed", overview.detail)
         if overview.state == "loaded" and is_ready(address):

@@ -30,6 +30,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of KV memory that running sequences hold; told by the leader, as is the next."""
     kv_kept: int = 0
     """Those that ended sequences hold until somebody needs the room."""
+    loaded_percent: int = 0
+    """Of the checkpoint, in the phase loading."""
 
 
 def beat(model: str, replica: str, rank: int, word: Beat) -> Call[None]:

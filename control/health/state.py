@@ -71,7 +71,8 @@ def _obstacle(view: ReplicaView) -> str | None:
         if beat is None or beat.epoch != view.epoch:
             return f"rank {rank} is not there yet"
         if beat.phase != "ready":
-            return f"rank {rank} is {beat.phase}"
+            much = f": {beat.loaded_percent} %" if beat.phase == "loading" and beat.loaded_percent else ""
+            return f"rank {rank} is {beat.phase}{much}"
         if beat.oldest_pending_ms > STUCK_MS:
             return f"rank {rank} has been at one command for {beat.oldest_pending_ms / 1000:.0f} s"
     return None if view.served_before else "the model's assets are not published yet"

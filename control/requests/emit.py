@@ -44,8 +44,8 @@ class EmitResult:
 
 def encode_entry(entry: LogEntry) -> str:
     """An entry as JSON without its absent tail: most are `[seq,choice,token]`, and there is one per token."""
-    rest = entry.finish, entry.cause, entry.logprobs, entry.cached
-    if rest == (None, None, None, None) and entry.token is not None:
+    rest = entry.finish, entry.cause, entry.logprobs, entry.cached, entry.prompt
+    if rest == (None,) * 5 and entry.token is not None:
         return f"[{entry.seq},{entry.choice},{entry.token}]"
     text = encode(entry).decode()
     for _ in rest:

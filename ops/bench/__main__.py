@@ -28,6 +28,7 @@ VERBS = {
     "hang": "Ranks stopped under load: the time until it is noticed.",
     "fairness": "One heavy user beside nine light ones: what each is served.",
     "cancel": "Requests cancelled under load: the time until the slot is free.",
+    "fanout": "One API process on one core, many streams: tokens a second, lateness, memory.",
     "overload": "Ten times the load that the farm can carry: memory, waiting, refusals.",
 }
 

@@ -65,7 +65,7 @@ class Metronome(Executor):
         self._pending: set[int] = set()
         self.seconds: list[float] = []
 
-    def run_step(self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None) -> StepResult:
+    def run_step(self, command: GenerateStep, sample: Sample | None, *_: object) -> StepResult:
         started = time.perf_counter()
         self._work()
         self.seconds.append(time.perf_counter() - started)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from control import catalog, health
 from control.errors import Fenced
@@ -98,6 +99,8 @@ def test_an_overview_tells_what_runs_and_why_not(farm: Farm) -> None:
     beat(farm, lease, 0, word(lease, phase="loading"))
     overview = health.overview(farm.client, MODEL)
     assert (overview.state, overview.detail) == ("loading", "rank 0 is loading")
+    beat(farm, lease, 0, structs.replace(word(lease, phase="loading"), loaded_percent=43))
+    assert health.overview(farm.client, MODEL).detail == "rank 0 is loading: 43 %"
     for rank in (0, 1):
         beat(farm, lease, rank, word(lease))
     assets = ModelAssets(

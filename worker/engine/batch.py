@@ -18,6 +18,8 @@ class Row:
     tokens: list[int]
     offset: int
     sample: bool
+    scored: range = range(0)
+    """Its positions whose logits are wanted too, to score the tokens that came after them."""
 
     @property
     def extent(self) -> Extent:
@@ -35,6 +37,8 @@ class Batch:
     sampled: Tensor
     """(S,) int64: indices into T of the last token of each sampled row."""
     cache: CacheStep
+    scored: Tensor | None = None
+    """int64: indices into T of the positions that are scored; None where there are none."""
 
 
 def flatten(rows: list[Row], cache: CacheStep, device: torch.device) -> Batch:
@@ -42,7 +46,9 @@ def flatten(rows: list[Row], cache: CacheStep, device: torch.device) -> Batch:
     tokens: list[int] = []
     positions: list[int] = []
     sampled: list[int] = []
+    scored: list[int] = []
     for row in rows:
+        scored.extend(len(tokens) + position - row.offset for position in row.scored)
         tokens.extend(row.tokens)
         positions.extend(range(row.offset, row.offset + len(row.tokens)))
         if row.sample:
@@ -52,4 +58,5 @@ def flatten(rows: list[Row], cache: CacheStep, device: torch.device) -> Batch:
         positions=torch.tensor(positions, dtype=torch.int64, device=device),
         sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
         cache=cache,
+        scored=torch.tensor(scored, dtype=torch.int64, device=device) if scored else None,
     )

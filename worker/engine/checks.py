@@ -16,6 +16,22 @@ class CommandCheck:
     def __init__(self, store: KVStore, vocab_size: int, rank: int) -> None:
         self._store, self._vocab_size, self._rank = store, vocab_size, rank
 
+    def scored(self, command: GenerateStep) -> dict[int, range]:
+        """The positions of each row that are scored."""
+        rows = zip(command.sequences, command.offset, command.tokens, strict=True)
+        fed = {sid: range(offset, offset + len(tokens)) for sid, offset, tokens in rows}
+        found: dict[int, range] = {}
+        for scored in command.scored:
+            row, positions = fed.get(scored.sid, range(0)), range(scored.start, scored.stop)
+            if not positions or positions.start not in row or positions[-1] not in row or scored.sid in found:
+                raise self._error(
+                    "bad_request",
+                    f"positions {scored.start} to {scored.stop} of sequence {scored.sid} can't be scored: its row has "
+                    f"{row.start} to {row.stop}",
+                )
+            found[scored.sid] = positions
+        return found
+
     def room(self, rows: list[Row], left: Set[int] = frozenset()) -> None:
         """That `rows` fit, once `left` have gone."""
         needed = self.needed(rows, left)

@@ -110,7 +110,7 @@ class DecodeGraphs:
         return (
             0 < len(rows) <= max(self._graphs, default=0)
             and self._tables is self._store.tables
-            and all(row.sample and len(row.tokens) == 1 for row in rows)
+            and all(row.sample and len(row.tokens) == 1 and not row.scored for row in rows)
         )
 
     def bucket(self, count: int) -> int:

@@ -28,6 +28,9 @@ Sample = Callable[..., list[int]]
 """(logits (rows, vocabulary), sids of the rows) → one token per row. A rank that runs ahead gives a third argument, a
 `Meanwhile`, which may be called."""
 
+Score = Callable[[Tensor, list[tuple[int, int]]], None]
+"""(logits (count, vocabulary), the sid and the position of each). It must not raise: peers wait in what follows."""
+
 GoesOn = Callable[[list[int]], bool]
 """(the tokens that were just sampled) → whether their sequences decode once more in the same command."""
 
@@ -61,10 +64,17 @@ class Engine:
         self._pending: dict[int, int] = {}
         """Sequence → the token sampled last, which it feeds in its next row."""
 
-    def run(self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None) -> StepResult:
+    def run(
+        self,
+        command: GenerateStep,
+        sample: Sample | None,
+        goes_on: GoesOn | None = None,
+        score: Score | None = None,
+    ) -> StepResult:
         """One step. Rows are the continuing sequences by ascending sid, then the command's rows in their order.
 
-        With `repeat` rank 0 asks `goes_on` after each forward, and all ranks do as it says.
+        With `repeat` rank 0 asks `goes_on` after each forward, and all ranks do as it says. What the command wants
+        scored it gives to `score`, before it samples; again where a forward failed and the command is run once more.
 
         Raises RankError: `bad_request` or `forward_failed` with nothing changed where the command doesn't fit the
         batch; `forward_failed` where forward or broadcast failed, with the first cause as its `__cause__`. After a
@@ -78,7 +88,8 @@ class Engine:
         sids: list[int] = []
         tokens: list[int] = []
         while more:
-            sids, tokens, more = self._once(rows, sample, goes_on, command.repeat)
+            logits = self._forward(rows, score)
+            sids, tokens, more = self._sample(rows, logits, sample, goes_on, command.repeat)
             checksum = _checksum(checksum, rows, tokens)
             fed, forwards = fed + sum(len(row.tokens) for row in rows), forwards + 1
             if more:
@@ -87,11 +98,10 @@ class Engine:
                 self._settle(rows)
         return StepResult(sids, tokens, checksum, fed, forwards)
 
-    def _once(
-        self, rows: list[Row], sample: Sample | None, goes_on: GoesOn | None, repeat: bool
+    def _sample(
+        self, rows: list[Row], logits: Tensor, sample: Sample | None, goes_on: GoesOn | None, repeat: bool
     ) -> tuple[list[int], list[int], bool]:
-        """One forward: the sids that were sampled, their tokens, and whether they all decode once more."""
-        logits = self._forward(rows)
+        """After a forward: the sids that were sampled, their tokens, and whether they all decode once more."""
         sids = [row.sid for row in rows if row.sample]
         for row in rows:
             self._pending.pop(row.sid, None)
@@ -145,14 +155,14 @@ class Engine:
     def _rows(self, command: GenerateStep) -> list[Row]:
         self._check.shape(command)
         begun = self._check.prefixes(command)
-        left, explicit = set(command.left), set(command.sequences)
+        left, explicit, scored = set(command.left), set(command.sequences), self._check.scored(command)
         rows = self._continuing(left.union(command.paused, command.kept, explicit))
         for sid, tokens, offset, sampled in zip(
             command.sequences, command.tokens, command.offset, command.sample, strict=True
         ):
             cached = begun.get(sid, None if sid in left else self.store.length(sid))
             self._check.row(sid, tokens, offset, cached)
-            rows.append(Row(sid, tokens, offset, sampled))
+            rows.append(Row(sid, tokens, offset, sampled, scored.get(sid, range(0))))
         self._check.room(rows, left)
         return rows
 
@@ -165,12 +175,12 @@ class Engine:
 
     # --- the forward -------------------------------------------------------------------------------------------------
 
-    def _forward(self, rows: list[Row]) -> Tensor:
+    def _forward(self, rows: list[Row], score: Score | None) -> Tensor:
         covered = [] if self.ahead is None else self.ahead.covered(rows)
         rest = rows if not covered else [row for row in rows if row not in covered]
         early = self.ahead.take(covered) if covered and self.ahead is not None else None
         try:
-            logits = self._launch(rest, beside=covered) if rest else None
+            logits = self._launch(rest, covered, score) if rest else None
         except Exception as error:
             shape = ", ".join(f"{row.sid}: {len(row.tokens)} at {row.offset}" for row in rows)
             raise self._error("forward_failed", f"{type(error).__name__}: {error} (rows {shape})") from error
@@ -184,12 +194,18 @@ class Engine:
         if self.ahead is not None:
             self.ahead.settle(rows)
 
-    def _launch(self, rows: list[Row], beside: list[Row]) -> Tensor:
+    def _launch(self, rows: list[Row], beside: list[Row], score: Score | None) -> Tensor:
         if not beside and self.graphs is not None and self.graphs.takes(rows):
             # A copy: the graph may run again before the sampler has done with these.
             return self.graphs.run(rows).clone()
         cache = self.store.begin([row.extent for row in rows], [row.extent for row in beside])
-        return self.model.forward(flatten(rows, cache, self.model.device))
+        places = [(row.sid, position) for row in rows for position in row.scored]
+
+        def hear(logits: Tensor, first: int) -> None:
+            if score is not None:
+                score(logits, places[first : first + len(logits)])
+
+        return self.model.forward(flatten(rows, cache, self.model.device), hear)
 
     def _running_ahead(self, rows: list[Row], sample: Sample) -> Sample:
         """`sample`, which launches the step after `rows` as soon as the device has its tokens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,9 @@ class Checkpoint:
         self._files = files
         self._stack = ExitStack()
         self._where: dict[str, Any] = {}
+        self._numbers: dict[str, int] = {}
+        """How many each tensor has, of those that were not read yet."""
+        self._all_numbers = 0
 
     def __enter__(self) -> Checkpoint:
         for path in self._files:
@@ -33,6 +37,8 @@ class Checkpoint:
                 self._stack.close()
                 raise ModelFilesError(f"{path} can't be read: {error}") from error
             self._where.update(dict.fromkeys(handle.keys(), handle))
+        self._numbers = {name: prod(handle.get_slice(name).get_shape()) for name, handle in self._where.items()}
+        self._all_numbers = sum(self._numbers.values())
         return self
 
     def __exit__(
@@ -44,6 +50,11 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
+    @property
+    def read_share(self) -> float:
+        """How much of it was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
+        return 1 - sum(self._numbers.values()) / max(1, self._all_numbers)
+
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Tensor:
         """The tensor `name`, or only its `ranges` along `dim`, joined. Raises ModelFilesError naming a missing one."""
         if name not in self._where:
@@ -52,6 +63,7 @@ class Checkpoint:
                 f"The weights in {folder} have no tensor {name}; is this the checkpoint of its config?"
             )
         stored = self._where[name].get_slice(name)
+        self._numbers.pop(name, None)
         if dim is None or ranges is None:
             return stored[:]
         parts = [stored[start:stop] if dim == 0 else stored[:, start:stop] for start, stop in ranges]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from worker.quant.packing import Packing
 
 @dataclass(frozen=True)
 class Filler:
-    """What it is filled from, and `packing`, which makes the linear layers."""
+    """What it is filled from, `packing`, which makes the linear layers, and `tell`, which hears how much was read."""
 
     model: Any
     checkpoint: Checkpoint
@@ -29,13 +30,16 @@ class Filler:
     device: torch.device
     link: parallel.Link
     packing: Packing
+    tell: Callable[[float], None]
 
     def fill(self) -> None:
         """Replace every linear layer, and every other meta parameter by what this rank keeps of it."""
         # The vocabulary first: it is the largest, and while it is packed there is nothing else yet.
         self._fill_vocabulary()
+        self.tell(self.checkpoint.read_share)
         for group in list(fusing.linear_groups(self.model, self.model.get_output_embeddings())):
             self._fill_group(group)
+            self.tell(self.checkpoint.read_share)
         for name, module in list(self.model.named_modules()):
             for leaf, parameter in list(module.named_parameters(recurse=False)):
                 if parameter.is_meta:

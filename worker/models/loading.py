@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ def load(
     dtype: str = "auto",
     quant: str | None = None,
     device: str = "cpu",
+    tell: Callable[[float], None] = lambda share: None,
 ) -> ServedModel:
     """This rank's shard, ready to serve. Raises ModelFilesError, UnsupportedArchitecture or SettingsError.
 
-    Nothing is exchanged with other ranks, so they may load at their own pace.
+    `tell` hears how much of the checkpoint was read, 0 to 1. Nothing is exchanged with other ranks, so they may load at
+    their own pace.
     """
     files = source if isinstance(source, ModelFiles) else inspect(source)
     gates.check(files.config, collective.world_size, quant=quant)
@@ -48,7 +51,7 @@ def load(
     link = parallel.Link(collective)
     with Checkpoint(files.weights) as checkpoint:
         family, kept = gates.family_of(files.config), packing(quant, chosen, where)
-        Filler(model, checkpoint, plan, family, chosen, where, link, kept).fill()
+        Filler(model, checkpoint, plan, family, chosen, where, link, kept, tell).fill()
     if chosen == torch.float32 and where.type == "cpu":
         fuse_norms(model)
     if where.type == "cuda" and importlib.util.find_spec("triton") is not None:

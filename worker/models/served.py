@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,13 @@ from worker.collective import Collective
 from worker.engine.batch import Batch
 from worker.kv.base import CacheLayout
 from worker.models.parallel import Link
+
+SCORED_AT_ONCE = 64
+"""Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""
+
+Hear = Callable[[Tensor, int], None]
+"""(logits (count, vocabulary), index of the first among the batch's scored positions). It must not raise: the other
+ranks go on to the next ones."""
 
 
 class ServedModel:
@@ -53,16 +61,47 @@ class ServedModel:
         self._link.collective = collective
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, hear: Hear | None = None) -> Tensor:
         """Logits (sampled rows, vocabulary), whole on every rank; float32, or float64 for a float64 model.
 
-        Also stores the batch's keys and values, but leaves committing them to the caller.
+        Also stores the batch's keys and values, but leaves committing them to the caller. The logits of the batch's
+        scored positions are given to `hear` a few at a time and kept nowhere.
         """
+        scored = batch.scored
+        if scored is None:
+            return self._logits(batch, batch.sampled)
+        body, outputs = self._module.base_model, list[Any]()
+        hook = body.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        try:
+            logits = self._logits(batch, batch.sampled)
+        finally:
+            hook.remove()
+        with _answering(body, outputs[0]):
+            for start in range(0, len(scored), SCORED_AT_ONCE):
+                piece = self._logits(batch, scored[start : start + SCORED_AT_ONCE])
+                if hear is not None:
+                    hear(piece, start)
+        return logits
+
+    def _logits(self, batch: Batch, places: Tensor) -> Tensor:
         logits = self._module(
             input_ids=batch.tokens.unsqueeze(0),
             position_ids=batch.positions.unsqueeze(0),
-            logits_to_keep=batch.sampled,
+            logits_to_keep=places,
             use_cache=False,
             cache_step=batch.cache,
         ).logits[0]
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+@contextmanager
+def _answering(body: nn.Module, output: Any) -> Iterator[None]:
+    """Let the model's body answer with what it has computed, so that a call of the model is its head alone.
+
+    What comes after the body differs by family: some cap or scale their logits.
+    """
+    body.forward = lambda *args, **kwargs: output  # type: ignore[method-assign]  # in front of the class's own
+    try:
+        yield
+    finally:
+        del body.forward

@@ -9,7 +9,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from control.errors import ModelFilesError
@@ -21,11 +22,13 @@ OPTIONAL = ("tokenizer_config.json", "generation_config.json", "chat_template.ji
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")
 
 
-def resolve(source: str, revision: str = "main", cache: Path | None = None) -> Path:
+def resolve(
+    source: str, revision: str = "main", cache: Path | None = None, tell: Callable[[str], None] = lambda text: None
+) -> Path:
     """The folder with the files of `source`; raises ModelFilesError naming the file and the repository.
 
     A folder is taken as it is. Otherwise the cache is looked at, then the hub is asked; `cache` overrides the cache's
-    place, see `cache_folder`.
+    place, see `cache_folder`. `tell` hears how far a download is.
     """
     if Path(source).expanduser().is_dir():
         return Path(source).expanduser().resolve()
@@ -41,7 +44,7 @@ def resolve(source: str, revision: str = "main", cache: Path | None = None) -> P
     if snapshot is not None:
         log.info("model %s is in the cache: %s", source, snapshot)
         return snapshot
-    return _download(source, revision, place)
+    return _download(_Hub(source, revision, place, tell))
 
 
 def cache_folder(explicit: Path | None, environment: Mapping[str, str]) -> tuple[Path, str]:
@@ -73,17 +76,53 @@ def _cached(repository: str, revision: str, cache: Path) -> Path | None:
     return snapshot
 
 
-def _download(repository: str, revision: str, cache: Path) -> Path:
-    config = _fetch(repository, "config.json", revision, cache)
+@dataclass(frozen=True, slots=True)
+class _Hub:
+    """Where the files of one repository come from, and where they go."""
+
+    repository: str
+    revision: str
+    cache: Path
+    tell: Callable[[str], None]
+
+    def fetch(self, name: str) -> Path | None:
+        """One file, or None where the repository has none of that name."""
+        # Imported here: it takes longer than all else in this module, and a local folder never needs it.
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+        from worker.models.download_progress import teller
+
+        # It prints what it logs as well: once, in this process's form, is enough.
+        logging.getLogger("huggingface_hub").handlers.clear()
+        bar = teller(self.tell)
+        try:
+            path = hf_hub_download(self.repository, name, revision=self.revision, cache_dir=self.cache, tqdm_class=bar)
+            return Path(path)
+        except LocalEntryNotFoundError as error:  # the hub could not be reached; a subclass of the next
+            raise ModelFilesError(
+                f"{name} of {self.repository} is not in the cache {self.cache} and the hub can't be reached: {error}"
+            ) from error
+        except EntryNotFoundError:
+            return None
+        except Exception as error:
+            raise ModelFilesError(
+                f"{name} of {self.repository} at {self.revision} could not be fetched ({type(error).__name__}): {error}"
+            ) from error
+
+
+def _download(hub: _Hub) -> Path:
+    at = f"in repository {hub.repository} at {hub.revision}"
+    config = hub.fetch("config.json")
     if config is None:
-        raise ModelFilesError(f"config.json is missing in repository {repository} at {revision}.")
-    index = _fetch(repository, INDEX, revision, cache)
-    shards = [SINGLE] if index is None else _shards(index, repository)
+        raise ModelFilesError(f"config.json is missing {at}.")
+    index = hub.fetch(INDEX)
+    shards = [SINGLE] if index is None else _shards(index, hub.repository)
     for name in ("tokenizer.json", *shards):
-        if _fetch(repository, name, revision, cache) is None:
-            raise ModelFilesError(f"{name} is missing in repository {repository} at {revision}.")
+        if hub.fetch(name) is None:
+            raise ModelFilesError(f"{name} is missing {at}.")
     for name in OPTIONAL:
-        _fetch(repository, name, revision, cache)
+        hub.fetch(name)
     return config.parent
 
 
@@ -92,25 +131,3 @@ def _shards(index: Path, repository: str) -> list[str]:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelFilesError(f"{INDEX} of repository {repository} can't be read: {error!r}") from error
-
-
-def _fetch(repository: str, name: str, revision: str, cache: Path) -> Path | None:
-    """One file of the hub, or None where the repository has none of that name."""
-    # Imported here: it takes longer than all else in this module, and a local folder never needs it.
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    # It prints what it logs as well: once, in this process's form, is enough.
-    logging.getLogger("huggingface_hub").handlers.clear()
-    try:
-        return Path(hf_hub_download(repository, name, revision=revision, cache_dir=cache))
-    except LocalEntryNotFoundError as error:  # the hub could not be reached; a subclass of the next
-        raise ModelFilesError(
-            f"{name} of {repository} is not in the cache {cache} and the hub can't be reached: {error}"
-        ) from error
-    except EntryNotFoundError:
-        return None
-    except Exception as error:
-        raise ModelFilesError(
-            f"{name} of {repository} at {revision} could not be fetched ({type(error).__name__}): {error}"
-        ) from error

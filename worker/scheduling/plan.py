@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from control.messages import GenerateStep, Prefix
+from control.messages import GenerateStep, Prefix, Scored
 from worker.scheduling.sequence import Sequence
 
 
@@ -20,6 +20,7 @@ class StepPlan:
     paused: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     prefixes: list[Prefix] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
     continuing: list[int] = field(default_factory=list)
     """Sids in ascending order that decode by themselves: sampled in the last step, without a row here."""
 
@@ -48,6 +49,7 @@ class StepPlan:
             paused=self.paused,
             kept=self.kept,
             prefixes=self.prefixes,
+            scored=self.scored,
             repeat=repeat,
         )
 
@@ -58,3 +60,5 @@ class StepPlan:
         self.tokens.append(sequence.context(start, stop))
         self.offset.append(start)
         self.sample.append(stop == sequence.length)
+        if positions := sequence.to_score(start, stop):
+            self.scored.append(Scored(sequence.sid, positions.start, positions.stop))

@@ -79,8 +79,11 @@ class PrefixCache:
         self._kept.pop(sid, None)
 
     def find(self, sequence: Sequence) -> Start:
-        """The longest beginning that some sequence's KV has; at least one token is left to be computed."""
+        """The longest beginning that some sequence's KV has; at least one token is left to be computed, and all whose
+        logits are wanted."""
         best, promised = Start(), 0
+        if sequence.reusable < self._block:
+            return best
         blocks = self._blocks(sequence)
         for depth in range(len(blocks), 0, -1):
             if best.count >= depth * self._block:  # shallower ones have less
@@ -95,7 +98,7 @@ class PrefixCache:
                         break
         if best.count < self._block:
             best = Start()
-        return Start(best.donor, best.count, promised >= best.count + self._block)
+        return Start(best.donor, best.count, min(promised, sequence.reusable) >= best.count + self._block)
 
     def use(self, start: Start) -> bool:
         """Note that a kept donor is used; False where so little of it is left over that it need not be kept beside."""
@@ -111,8 +114,8 @@ class PrefixCache:
         return 0
 
     def _common(self, donor: Sequence, sequence: Sequence, most: int) -> int:
-        """The length of the common prefix, as far as the donor is certain and less than all of the sequence."""
-        stop = min(most, self._certain(donor), sequence.length - 1)
+        """The length of the common prefix, as far as the donor is certain and the sequence can use it."""
+        stop = min(most, self._certain(donor), sequence.reusable)
         ours, theirs = sequence.context(0, stop), donor.context(0, stop)
         if ours == theirs:
             return stop

@@ -95,7 +95,7 @@ class Scheduler:
                 "Shorten the prompt or lower max_tokens.",
                 param="max_tokens",
             )
-        if not sequence.prompt or len(sequence.output) >= sequence.sampling.max_tokens:
+        if not sequence.prompt or len(sequence.output) >= sequence.most_tokens:
             raise ValueError(
                 f"request {sequence.rid} choice {sequence.choice} has nothing to generate: prompt of "
                 f"{len(sequence.prompt)} tokens, {len(sequence.output)} of {sequence.sampling.max_tokens} produced"

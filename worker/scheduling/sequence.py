@@ -61,6 +61,8 @@ class Sequence:
     """Its text so far, only where stop strings must be looked for."""
     constraint: Constraint | None = None
     """What its grammar says about the next token, only where it has one."""
+    scored: int = 0
+    """Tokens of its prompt that have been told with their log probabilities, where these are wanted."""
 
     @property
     def length(self) -> int:
@@ -70,7 +72,29 @@ class Sequence:
     @property
     def longest(self) -> int:
         """KV positions that it can come to need; the last token of all is never fed."""
-        return len(self.prompt) + self.sampling.max_tokens - 1
+        return len(self.prompt) + self.most_tokens - 1
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that are sampled for it at most: one too where none is wanted, and it is told to nobody."""
+        return max(1, self.sampling.max_tokens)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether tokens of its prompt are wanted with their log probabilities and have not been told."""
+        return self.sampling.prompt_logprobs is not None and self.scored < len(self.prompt)
+
+    @property
+    def reusable(self) -> int:
+        """How many positions it can begin with; of the others something is computed that it needs itself.
+
+        The logits of a position tell of the token after it.
+        """
+        return max(0, self.scored - 1) if self.unscored else self.length - 1
+
+    def to_score(self, start: int, stop: int) -> range:
+        """Those of the positions [start, stop) whose logits tell of a token that is still wanted."""
+        return range(max(start, self.reusable), min(stop, len(self.prompt) - 1)) if self.unscored else range(0)
 
     def context(self, start: int, stop: int) -> list[int]:
         """Tokens [start, stop) of prompt and output."""

@@ -12,6 +12,7 @@ from api.feed import BUFFER_ENTRIES, Feed
 from api.follow import Follower
 from api.settings import ApiSettings
 from control import requests
+from control.batches import Batches
 from control.connection import arun, connect_async
 from control.keys import ModelKeys
 from control.lease import acquire
@@ -45,7 +46,7 @@ async def unheard(client: Any, follower: Follower, leader: ScriptedLeader, rid: 
 
 async def test_silence_is_repaired_from_the_log(client: Any, leader: ScriptedLeader) -> None:
     """With not one event heard, the reader has every entry, in order."""
-    follower = Follower(client, SETTINGS)
+    follower = Follower(client, Batches(client), SETTINGS)
     follower.start()
     feed = await unheard(client, follower, leader, "repaired")
     got: list[LogEntry] = []
@@ -60,7 +61,7 @@ async def test_silence_is_repaired_from_the_log(client: Any, leader: ScriptedLea
 
 async def test_without_the_log_nothing_comes(client: Any, leader: ScriptedLeader) -> None:
     """The control: a follower whose log reading is off has nothing of the same request, although it has ended."""
-    follower = Follower(client, SETTINGS)
+    follower = Follower(client, Batches(client), SETTINGS)
     feed = await unheard(client, follower, leader, "unrepaired")
     assert feed.take() == [] and not feed.wake.is_set()
     await follower.refresh([feed])
@@ -69,7 +70,7 @@ async def test_without_the_log_nothing_comes(client: Any, leader: ScriptedLeader
 
 async def test_another_tenant_sees_nothing(client: Any, leader: ScriptedLeader) -> None:
     """A feed opened for another tenant fails at its first read."""
-    follower = Follower(client, SETTINGS)
+    follower = Follower(client, Batches(client), SETTINGS)
     await unheard(client, follower, leader, "secret")
     stranger = follower.open("tiny", "secret", "somebody else", asyncio.Event())
     await follower.refresh([stranger])
@@ -94,7 +95,7 @@ async def test_a_log_that_was_set_back_is_given_back(client: Any, quiet_reads: i
     """Whichever way the follower reads, it notices that Redis has less than was given, and writes it back."""
     keys, entries = await emitted(client, f"back{quiet_reads}")
     rid = f"back{quiet_reads}"
-    follower = Follower(client, SETTINGS)
+    follower = Follower(client, Batches(client), SETTINGS)
     feed = follower.open("rolled", rid, "t", asyncio.Event())
     await follower.refresh([feed])
     assert feed.take() == entries
@@ -114,7 +115,7 @@ async def test_a_log_that_was_set_back_is_given_back(client: Any, quiet_reads: i
 async def test_the_log_of_an_ended_request_outlives_redis(client: Any, leader: ScriptedLeader) -> None:
     """A process that never knew the prompt has taken all entries, and delivers them when nothing is left to read."""
     leader.reply = lambda _: "x" * 3 * BUFFER_ENTRIES
-    follower = Follower(client, SETTINGS)
+    follower = Follower(client, Batches(client), SETTINGS)
     await unheard(client, follower, leader, "ended", max_tokens=9999)
     feed = follower.open("tiny", "ended", "t", asyncio.Event())
     await follower.meet([feed])
@@ -127,7 +128,7 @@ async def test_the_log_of_an_ended_request_outlives_redis(client: Any, leader: S
 
 async def test_what_is_not_enqueued_yet_is_not_missing(client: Any, leader: ScriptedLeader) -> None:
     """A look at the logs between a feed's opening and its enqueue does not tell its reader that it never was."""
-    follower = Follower(client, SETTINGS)
+    follower = Follower(client, Batches(client), SETTINGS)
     done = await unheard(client, follower, leader, "done")
     early = follower.open("tiny", "early", "t", asyncio.Event())
     early.offer([LogEntry(2, 0, 1)], 0.0)  # something makes it ask for the log

@@ -30,6 +30,8 @@ class Outcome:
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logits: dict[int, list[Tensor]] = field(default_factory=dict)
+    scored: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """By sequence and position; only on rank 0."""
     checksums: list[int] = field(default_factory=list)
     collectives: int = 0
     weight_bytes: int = 0
@@ -47,8 +49,12 @@ def play(engine: Engine, steps: list[GenerateStep]) -> Outcome:
             outcome.logits.setdefault(sid, []).append(row.clone())
         return logits.argmax(-1).tolist()
 
+    def score(logits: Tensor, places: list[tuple[int, int]]) -> None:
+        outcome.scored.update(zip(places, logits.clone(), strict=True))
+
+    first = engine.collective.rank == 0
     for step in steps:
-        result = engine.run(step, greedy if engine.collective.rank == 0 else None)
+        result = engine.run(step, greedy if first else None, score=score if first else None)
         outcome.checksums.append(result.checksum)
         for sid, token in zip(result.sids, result.tokens, strict=True):
             outcome.tokens.setdefault(sid, []).append(token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control.messages import GenerateStep, Prefix
+from control.messages import GenerateStep, Prefix, Scored
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Job:
     takes_over: bool = False
     stays: bool = False
     """Whether it is kept when it has ended."""
+    scored: bool = False
+    """Whether every position of its prompt is scored that has a token after it."""
 
 
 def write(jobs: list[Job]) -> list[GenerateStep]:
@@ -35,6 +37,7 @@ def write(jobs: list[Job]) -> list[GenerateStep]:
     while finished < len(jobs) or leaving or resting:
         rows: list[tuple[int, list[int], int, bool]] = []
         prefixes: list[Prefix] = []
+        scored: list[Scored] = []
         now, leaving = leaving, []
         kept, resting = resting, []
         for job in jobs:
@@ -48,6 +51,8 @@ def write(jobs: list[Job]) -> list[GenerateStep]:
                 part = job.prompt[offset : offset + job.chunk]
                 fed[job.sid] += len(part)
                 rows.append((job.sid, part, offset, fed[job.sid] == len(job.prompt)))
+                if job.scored and (stop := min(fed[job.sid], len(job.prompt) - 1)) > offset:
+                    scored.append(Scored(job.sid, offset, stop))
             sampled[job.sid] += fed[job.sid] == len(job.prompt)
             if sampled[job.sid] == job.new:
                 (resting if job.stays else leaving).append(job.sid)
@@ -64,6 +69,7 @@ def write(jobs: list[Job]) -> list[GenerateStep]:
                 left=now,
                 kept=kept,
                 prefixes=prefixes,
+                scored=scored,
             )
         )
     return steps

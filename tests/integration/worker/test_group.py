@@ -46,7 +46,7 @@ class ScriptedLeaderPart:
         until(lambda: heard() == len(self._ranks), 40.0)
         self.joined_after.append(heard())
 
-    def run_step(self, command: GenerateStep, _sample: object, _goes_on: object) -> StepResult:
+    def run_step(self, command: GenerateStep, _sample: object, *_: object) -> StepResult:
         if self.failure is not None:
             raise self.failure
         return StepResult([], [], command.seq, 0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import save_file
+from tqdm import tqdm
 
 from control.errors import ModelFilesError
 from worker.models import source
@@ -28,10 +30,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that stands in for the hub's repository org/name."""
     folder = tmp_path / "hub" / "org" / "name"
 
-    def download(repository: str, name: str, *, revision: str, cache_dir: Path) -> str:
+    def download(repository: str, name: str, *, revision: str, cache_dir: Path, tqdm_class: type[tqdm[Any]]) -> str:
         path = tmp_path / "hub" / repository / name
         if not path.is_file():
             raise EntryNotFoundError(f"404 {name}")
+        with tqdm_class(total=path.stat().st_size, desc=name) as bar:
+            bar.update(path.stat().st_size)
         return str(path)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
@@ -96,6 +100,13 @@ def test_an_incomplete_snapshot_is_not_used(tmp_path: Path, offline: None) -> No
 def test_download(hub: Path, tmp_path: Path) -> None:
     """What is not cached is fetched."""
     assert source.resolve("org/name", cache=tmp_path / "cache") == hub
+
+
+def test_a_download_is_told(hub: Path, tmp_path: Path) -> None:
+    """Each file's end is, and in a long one how far it is."""
+    told: list[str] = []
+    source.resolve("org/name", cache=tmp_path / "cache", tell=told.append)
+    assert any(text.startswith("downloading model.safetensors: 100 % of 0.0 MB") for text in told)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

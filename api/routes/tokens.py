@@ -1,0 +1,81 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer for clients that count and score."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from litestar import Request, get, post
+from litestar.params import FromQuery
+
+from api.chat.template import special_tokens
+from api.intake import prompts_of
+from api.models import ServedModel
+from api.routes.generation import authenticate, process_of
+from api.schemas.decoding import decode_body
+from api.schemas.openapi import DetokenizeOperation, TokenizeOperation
+from api.schemas.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, generating
+from control.errors import RequestError
+
+Http = Request[Any, Any, Any]
+
+
+@post(["/tokenize", "/v1/tokenize"], status_code=200, operation_class=TokenizeOperation)
+async def tokenize(request: Http) -> TokenizeAnswer:
+    """The token ids of a text, or of messages, as a completion or a chat would have them."""
+    authenticate(request)
+    process = process_of(request)
+    async with process.bodies.reading(request) as body:
+        asked = decode_body(body, TokenizeRequest)
+        served = await process.models.resolve(asked.model)
+        tokens = await _tokens_of(asked, served)
+        names = served.vocabulary.tokenizer.id_to_token
+        return TokenizeAnswer(
+            count=len(tokens),
+            max_model_len=served.assets.context_length,
+            tokens=tokens,
+            token_strs=[names(token) or "" for token in tokens] if asked.return_token_strs else None,
+        )
+
+
+async def _tokens_of(asked: TokenizeRequest, served: ServedModel) -> list[int]:
+    if asked.prompt == "":  # no prompt to answer, and yet a text that has a length
+        return served.vocabulary.encode("", bos=asked.add_special_tokens is not False)
+    [tokens] = await prompts_of(generating(asked), served)
+    return tokens
+
+
+@post(["/detokenize", "/v1/detokenize"], status_code=200, operation_class=DetokenizeOperation)
+async def detokenize(request: Http) -> DetokenizeAnswer:
+    """The text of token ids, special tokens written out."""
+    authenticate(request)
+    process = process_of(request)
+    async with process.bodies.reading(request) as body:
+        asked = decode_body(body, DetokenizeRequest)
+        served = await process.models.resolve(asked.model)
+        most, size = served.assets.context_length, served.assets.vocab_size
+        if len(asked.tokens) > most:
+            raise RequestError(
+                f"'tokens' has {len(asked.tokens)} ids, more than the model's context of {most}. Send them in parts.",
+                param="tokens",
+            )
+        wrong = next((token for token in asked.tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise RequestError(f"'tokens' has id {wrong}; this model's ids are 0 to {size - 1}.", param="tokens")
+        return DetokenizeAnswer(prompt=await asyncio.to_thread(served.vocabulary.decode_all, asked.tokens))
+
+
+@get(["/tokenizer_info", "/v1/tokenizer_info"])
+async def tokenizer_info(request: Http, model: FromQuery[str | None] = None) -> dict[str, Any]:
+    """The tokenizer's configuration as the model's author wrote it, and the chat template in use."""
+    authenticate(request)
+    served = await process_of(request).models.resolve(model)
+    config = served.assets.tokenizer_config
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **config,
+        **special_tokens(config),
+        "chat_template": served.assets.chat_template,
+        "max_model_len": served.assets.context_length,
+        "vocab_size": served.assets.vocab_size,
+    }

@@ -1,0 +1,1 @@
+"""The parts of `furrow bench fanout`: leaders without a model, clients that read raw bytes, and a bare stream."""
