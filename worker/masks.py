@@ -11,16 +11,16 @@ from llguidance import LLExecutor
 from worker.scheduling.sequence import Sequence
 
 _THREADS = 8
-"""More find no work: a row takes some 20 µs."""
+"""More find no work: a row takes some 25 µs."""
 _TOGETHER = 16
-"""Rows from which on it pays to wake the threads."""
+"""Rows from which on it pays to wake threads. On a host of few processors it never does: they have other work."""
 
 
 class Masks:
     """Fills bit masks; the memory for them is kept."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads or min(_THREADS, len(os.sched_getaffinity(0)))
+        self._threads = threads or min(_THREADS, len(os.sched_getaffinity(0)) // 2)
         self._executor: LLExecutor | None = None
 
     def fill(self, rows: list[Sequence]) -> dict[int, torch.Tensor]:
@@ -34,7 +34,7 @@ class Masks:
             return {}
         width = 4 * -(-chosen[0][1].vocab_size // 32)
         bits = np.zeros((len(chosen), width), dtype=np.uint8)
-        if len(chosen) < _TOGETHER:
+        if self._threads < 2 or len(chosen) < _TOGETHER:
             for index, (_, constraint) in enumerate(chosen):
                 constraint.matcher.unsafe_compute_mask_ptr(bits[index].ctypes.data, width)
         else:

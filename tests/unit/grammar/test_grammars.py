@@ -67,6 +67,14 @@ def test_what_is_allowed_follows_the_output(grammars: Grammars) -> None:
     assert b"</s>" in free and b"<s>" not in free and not any(isinstance(one, int) for one in free)
 
 
+def test_masks_are_the_same_from_several_threads(grammars: Grammars) -> None:
+    """Many rows are filled by threads of the library where there are processors for them."""
+    rows = [row(grammars, Grammar("regex", "[a-z]{3}|[0-9]+"), sid, output="7" * (sid % 2)) for sid in range(1, 41)]
+    alone, together = Masks(threads=1).fill(rows), Masks(threads=2).fill(rows)
+    assert alone.keys() == together.keys() == set(range(1, 41))
+    assert all(torch.equal(bits, together[sid]) for sid, bits in alone.items())
+
+
 def test_ends_are_the_requests_to_say(grammars: Grammars) -> None:
     """Any stop id ends where the grammar may end; min_tokens and ignore_eos take it away, unless nothing is left."""
     regex = Grammar("regex", "(ab)+")
@@ -168,9 +176,13 @@ def test_each_forward_of_a_command_is_masked(grammars: Grammars, monkeypatch: py
 def test_masks_wider_and_narrower_than_the_logits() -> None:
     """What has no bit is impossible; bits without a logit are of no account."""
     bits = torch.tensor([[0b10000001, 0b1], [0b0, 0b0]], dtype=torch.uint8)
-    wide = filters.keep_allowed(torch.zeros(2, 20), bits)
-    assert (wide[0] == 0).nonzero()[:, 0].tolist() == [0, 7, 8] and bool((wide[1] == filters.REMOVED).all())
-    assert (filters.keep_allowed(torch.zeros(2, 3), bits)[0] == 0).tolist() == [True, False, False]
+    wide = torch.ones(3, 20, dtype=torch.float64)
+    filters.keep_allowed(wide, [0, 2], list(bits))
+    assert (wide[0] == 1).nonzero()[:, 0].tolist() == [0, 7, 8]
+    assert bool((wide[1] == 1).all()) and bool((wide[2] == filters.REMOVED).all())
+    narrow = torch.ones(1, 3)
+    filters.keep_allowed(narrow, [0], [bits[0]])
+    assert (narrow[0] == 1).tolist() == [True, False, False]
 
 
 def test_every_kind_of_vocabulary_is_read() -> None:
