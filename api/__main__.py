@@ -53,6 +53,13 @@ from control.settings import Settings
     help="Seconds that a request may expect to wait; beyond it 429. 0: however long.",
 )
 @click.option(
+    "--response-ttl",
+    default=86_400.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds for which /v1/responses stores an answer; 0: it stores none.",
+)
+@click.option(
     "--tool-parser",
     type=click.Choice(get_args(CallFormat)),
     help="Form in which the models write calls of tools [default: what their templates show].",
@@ -68,6 +75,7 @@ def main(
     keep_alive: float,
     max_queued: int,
     max_queue_wait: float,
+    response_ttl: float,
     tool_parser: CallFormat | None,
 ) -> None:
     """Run one HTTP API process."""
@@ -97,6 +105,7 @@ def main(
             keep_alive=keep_alive,
             max_queued_requests=max_queued,
             max_queue_wait=max_queue_wait,
+            response_ttl=response_ttl,
             tool_parser=tool_parser,
         )
     )

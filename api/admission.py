@@ -24,11 +24,10 @@ def admit(
     prompt: list[int],
     assets: ModelAssets,
     grammar: Grammar | None = None,
-    grammar_after: int | None = None,
 ) -> GenerationRequest:
     """Check a tokenised prompt against the model's limits and fill in the sampling parameters.
 
-    `grammar` has been checked; it begins behind the token `grammar_after`.
+    `grammar` has been checked.
 
     Raises ContextLengthExceeded, RequestTooLarge, or RequestError for token ids outside the vocabulary.
     """
@@ -45,7 +44,7 @@ def admit(
         )
     sampling = _sampling(request, max_tokens, assets)
     if grammar is not None:
-        sampling = msgspec.structs.replace(sampling, grammar=grammar, grammar_after=grammar_after)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
     return GenerationRequest(prompt=prompt, sampling=sampling, cache_salt=request.cache_salt or "")
 
 

@@ -8,9 +8,9 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from api.admission import admit
-from api.chat.constraining import constrained
 from api.chat.conversation import chat_prompt
 from api.chat.echo import prompt_text
 from api.chat.reading.how import Reading
@@ -19,8 +19,9 @@ from api.journal import Journal
 from api.models import ServedModel
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
-from api.schemas.structured import grammar_of
-from api.schemas.view import View, member_rid
+from api.schemas.converted import Converted, renamed
+from api.schemas.structured import Asked, grammar_of
+from api.schemas.view import Endpoint, View, member_rid
 from api.settings import ApiSettings
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest
@@ -101,8 +102,13 @@ class Intake:
     def view(self, member: int = 0) -> View:
         """How the answer is shown."""
         body, sampling = self.body, self.members[member].sampling
+        told: dict[str, Any] = {}
+        endpoint: Endpoint = "chat" if isinstance(body, ChatRequest) else "completions"
+        if isinstance(body, Converted):
+            endpoint, told = body.endpoint, body.told(sampling)
         return View(
-            endpoint="chat" if isinstance(body, ChatRequest) else "completions",
+            endpoint=endpoint,
+            told=told,
             created=self.caller.journal.received_ms // 1000,
             model=body.model or self.served.name,
             n=sampling.n,
@@ -128,13 +134,16 @@ class Intake:
 
 async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
-    texts, reading = _texts(body, served)
-    grammar, after = None, None
-    if (asked := grammar_of(body)) is not None:
-        grammar = await grammars.check(asked, served.letters)
-        reading, after = constrained(reading, asked.param, served.vocabulary)
-    prompts = await _encoded(texts, body, served)
-    members = [admit(body, prompt, served.assets, grammar, after) for prompt in prompts]
+    try:
+        return await _take_in(body, caller, served, grammars)
+    except RequestError as error:
+        raise (renamed(error, body.names) if isinstance(body, Converted) else error) from None
+
+
+async def _take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
+    texts, reading, asked = _texts(body, served)
+    grammar = await grammars.check(asked, served.letters) if asked is not None else None
+    members = [admit(body, prompt, served.assets, grammar) for prompt in await _encoded(texts, body, served)]
     _check_scores(body, members)
     return Intake(
         body=body,
@@ -169,16 +178,16 @@ def _echo(body: Body, served: ServedModel) -> list[str]:
 
 async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:
     """The request's prompts as token ids."""
-    texts, _ = _texts(body, served)
+    texts, _, _ = _texts(body, served)
     return await _encoded(texts, body, served)
 
 
-def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Reading | None]:
-    """The request's prompts before they are tokenised, and how the answers are to be read."""
+def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Reading | None, Asked | None]:
+    """The request's prompts before they are tokenised, how the answers are to be read, and what they must be."""
     if isinstance(body, CompletionRequest):
-        return body.prompts, None
+        return body.prompts, None, grammar_of(body)
     prompt = chat_prompt(body, served.assets, served.vocabulary, served.forms)
-    return [prompt.text], prompt.reading
+    return [prompt.text], prompt.reading, prompt.asked
 
 
 async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
@@ -197,6 +206,15 @@ async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel
 
     long = sum(len(text) for text in texts) > _IN_THREAD_CHARACTERS
     return await asyncio.to_thread(encode) if long else encode()
+
+
+async def count_tokens(body: Converted, served: ServedModel) -> int:
+    """Tokens that the request's prompt has. Raises RequestError in the client's own names."""
+    try:
+        [prompt] = await prompts_of(body, served)
+    except RequestError as error:
+        raise renamed(error, body.names) from None
+    return len(prompt)
 
 
 def deadline_ms(body: Body) -> int:

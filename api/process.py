@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from api.archive import Archive
 from api.bodies import Bodies
 from api.canary import Canary
 from api.errors import ShuttingDown
 from api.follow import Follower
 from api.grammar import GrammarChecks
 from api.heartbeat import Heartbeat
+from api.keeper import Keeper
 from api.metrics import Metrics
 from api.models import Models
 from api.orphans import OrphanReaper
@@ -38,15 +40,24 @@ class Process:
         self.heartbeat = Heartbeat(self.client, settings)
         self.canary = Canary(self.batches, self.models, self.follower, settings)
         self.grammars = GrammarChecks()
+        self.archive = Archive(self.batches, settings)
         self.submitter = Submitter(
-            self.batches, self.models, self.follower, self.grammars, settings, lambda: self.interrupted
+            self.batches,
+            self.models,
+            self.follower,
+            self.archive,
+            self.grammars,
+            settings,
+            lambda: self.interrupted,
         )
+        self.keeper = Keeper(self.client, self.archive, self.submitter, self.metrics)
 
     def start(self) -> None:
         self.heartbeat.start()
         self.models.start()
         self.follower.start()
         self.orphans.start()
+        self.keeper.start()
 
     def refuse_when_draining(self) -> None:
         """Raises ShuttingDown once no new stream may begin."""
@@ -59,6 +70,7 @@ class Process:
         self.follower.wake_all()
 
     async def stop(self) -> None:
+        await self.keeper.stop()
         await self.follower.stop()
         await self.grammars.stop()
         await self.orphans.stop()

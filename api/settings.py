@@ -46,6 +46,8 @@ class ApiSettings:
     """Without news of a request for so long, its log is read."""
     lost_wait: float = 10.0
     """How long a client waits for a request that Redis has lost, and that another process may bring back."""
+    response_ttl: float = 86_400.0
+    """How long a stored response is kept, from its end or from its last use by a later one; 0: none is stored."""
     grace: float = 30.0
     """How long open streams may go on after SIGTERM."""
     reader_timeout: float = 60.0

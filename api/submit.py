@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import structlog
 
+from api.archive import Archive
 from api.backpressure import Backpressure
 from api.errors import ShuttingDown
+from api.event_rendering import renderer_of
 from api.feed import Feed
 from api.follow import Follower
 from api.grammar import GrammarChecks
@@ -35,11 +37,13 @@ class Submitter:
         batches: Batches,
         models: Models,
         follower: Follower,
+        archive: Archive,
         grammars: GrammarChecks,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
-        self._batches, self._models, self._follower, self._grammars = batches, models, follower, grammars
+        self._batches, self._models, self._follower = batches, models, follower
+        self._archive, self._grammars = archive, grammars
         self._settings, self._interrupted = settings, interrupted
         self._backpressure = Backpressure()
 
@@ -79,7 +83,7 @@ class Submitter:
         caller.journal.know(rid=first)
         if first != caller.rid:
             return await self._join(first, caller, served, feeds, wake)
-        renderer = StreamRenderer(first, intake.view(), served.vocabulary, intake.prompt_tokens)
+        renderer = renderer_of(first, intake.view(), served.vocabulary, intake.prompt_tokens)
         return self._ongoing(first, renderer, feeds, wake, caller)
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Ongoing:
@@ -154,7 +158,7 @@ class Submitter:
         view = decode_view(feeds[0].fields["view"])
         prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds)
         caller.journal.know(prompt_tokens=prompt_tokens)
-        renderer = StreamRenderer(rid, view, served.vocabulary, prompt_tokens, cursor)
+        renderer = renderer_of(rid, view, served.vocabulary, prompt_tokens, cursor)
         return self._ongoing(rid, renderer, feeds, wake, caller)
 
     def _abandon(self, feeds: list[Feed]) -> None:
@@ -179,4 +183,5 @@ class Submitter:
             settings=self._settings,
             interrupted=self._interrupted,
             stalled=caller.stalled,
+            archive=self._archive,
         )

@@ -31,6 +31,8 @@ SUSPECTS_MS = 86_400_000
 """Life of what a leader wrote down about a crash; as long as a request may live, and removed long before."""
 RETENTION_MS = 120_000
 """How long a request can be read after its end."""
+LOOK_AFTER_MS = 20_000
+"""How often a stored response that has not ended is looked after; well below the retention, or its end is lost."""
 
 GROUP = "leaders"
 """The consumer group on every queue; a consumer is a replica id, stable over epochs."""
@@ -186,6 +188,14 @@ PLACEMENT_LOCK = f"{PREFIX}placement:lock"  # string host: agents; 2 s
 DRAINED = f"{PREFIX}drained"  # set of host ids: operator -> placement; until the drain is undone
 HOSTS = f"{PREFIX}hosts"  # set of host ids ever seen: agents -> placement
 APIS = f"{PREFIX}apis"  # set of api ids ever seen: apis -> operator
+
+
+OPEN_RESPONSES = f"{PREFIX}responses:open"  # zset rid -> ms at which somebody looks whether it ended: apis -> apis
+
+
+def response(rid: str) -> str:
+    """hash tenant, model, view, chain, input, response (JSON, once it ended): api -> api; --response-ttl."""
+    return f"{PREFIX}response:{rid}"
 
 
 def host(host_id: str) -> str:

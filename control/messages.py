@@ -174,8 +174,6 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The same for the tokens of the prompt. With `max_tokens` 0 they are all that is wanted."""
     n: int = 1
     grammar: Grammar | None = None
-    grammar_after: int | None = None
-    """The token behind which the grammar begins; what comes before it is free, and is not the end."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,6 @@ class Constraint:
         self._stop_ids, self._min_tokens = sampling.stop_ids, sampling.min_tokens
         self._unwanted = [token for token in eos_ids if token not in sampling.stop_ids]
         self._count = 0
-        self._after = sampling.grammar_after
         self.vocab_size = vocab_size
         """Bits of a mask."""
 
@@ -38,11 +37,6 @@ class Constraint:
         if self._failure or self._matcher is None:
             return self._failure
         return error_of(self._matcher) if self._matcher.is_error() else ""
-
-    @property
-    def begun(self) -> bool:
-        """False while any token may come still, but for those that end the choice."""
-        return self._after is None
 
     @property
     def complete(self) -> bool:
@@ -58,9 +52,7 @@ class Constraint:
     def advance(self, token: int) -> None:
         """Take the choice's next token; one that the grammar does not allow is a failure."""
         self._count += 1
-        if self._after is not None:
-            self._after = None if token == self._after else self._after
-        elif self._matcher is not None and not self.complete:
+        if self._matcher is not None and not self.complete:
             self._matcher.consume_token(token)
 
     def replay(self, output: Sequence[int]) -> None:

@@ -24,12 +24,12 @@ class Masks:
         self._executor: LLExecutor | None = None
 
     def fill(self, rows: list[Sequence]) -> dict[int, torch.Tensor]:
-        """By sid, the bits [ceil(vocabulary / 8)] uint8 of each row whose grammar has begun, lowest of a byte first.
+        """By sid, the bits [ceil(vocabulary / 8)] uint8 of each row that has a grammar, lowest of a byte first.
 
         A row is left out where its constraint has failed, which may be found only here: it must not be sampled.
         """
-        begun = [(row.sid, row.constraint) for row in rows if row.constraint is not None and row.constraint.begun]
-        chosen = [(sid, constraint) for sid, constraint in begun if not constraint.failure]
+        bound = [(row.sid, row.constraint) for row in rows if row.constraint is not None]
+        chosen = [(sid, constraint) for sid, constraint in bound if not constraint.failure]
         if not chosen:
             return {}
         width = 4 * -(-chosen[0][1].vocab_size // 32)

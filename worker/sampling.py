@@ -116,7 +116,6 @@ class StepSampler:
             prompt=sequence.prompt,
             output=sequence.output,
             allowed=self._allowed.get(sequence.sid),
-            unbegun=sequence.constraint is not None and not sequence.constraint.begun,
         )
 
     def _fail(self, sequence: Sequence, why: str) -> None:

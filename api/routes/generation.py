@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from litestar import Request, Response
 
-from api.chat.piece import Piece
 from api.connection import STALLED
 from api.disconnect import ClientDisconnected, unless_disconnected
 from api.errors import Unauthorized, error_response, problem
@@ -18,7 +18,6 @@ from api.intake import Body, Caller, tenant_of
 from api.journal import Journal
 from api.ongoing import CLIENT_LEFT, CLIENT_LEFT_TEXT, Ongoing
 from api.process import Process
-from api.rendering import collect
 from api.schemas.view import new_rid, parse_cursor
 from api.stream import sse_response
 from control.errors import RequestError
@@ -35,7 +34,8 @@ def process_of(request: Http) -> Process:
 def authenticate(request: Http) -> str:
     """The tenant of a request. Raises Unauthorized where keys are asked for and none of them came."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    token = token.strip() if scheme.lower() == "bearer" else ""
+    # Anthropic's clients send their key under a name of its own.
+    token = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
     known = process_of(request).settings.api_keys
     if known and not any(secrets.compare_digest(token.encode(), key.encode()) for key in known):
         raise Unauthorized("The API key is missing or wrong. Send it as 'Authorization: Bearer <key>'.")
@@ -66,13 +66,40 @@ def _idempotency_key(request: Http) -> str:
     return key
 
 
+Accepted = Callable[[Ongoing], Awaitable[Response[Any] | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a body asks for. `accepted` is called once the request is queued; what it returns answers it at once."""
+
+    body: Body
+    accepted: Accepted | None = None
+
+
+Read = Callable[[bytes, Caller], Awaitable[Asked]]
+
+
 async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[Any]:
-    """Serve one POST: parse, submit (or resume at Last-Event-ID), then stream or collect."""
+    """Serve one POST whose body says all that there is to know."""
+
+    async def read(body: bytes, _: Caller) -> Asked:
+        return Asked(body=parse(body))
+
+    return await serve(request, read)
+
+
+async def serve(request: Http, read: Read) -> Response[Any]:
+    """Serve one POST: read, submit (or resume at Last-Event-ID), then stream or collect."""
     process, caller = process_of(request), caller_of(request)
     ongoing: Ongoing | None = None
     try:
         process.refuse_when_draining()
-        ongoing, streams = await _begin(request, caller, parse)
+        ongoing, streams, accepted = await _begin(request, caller, read)
+        if accepted is not None and (response := await accepted(ongoing)) is not None:
+            _echo(response, caller)
+            return response
+        del accepted
         if streams:
             await ongoing.settle()
             return streamed(ongoing, caller)
@@ -88,19 +115,19 @@ async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[An
         raise
 
 
-async def _begin(request: Http, caller: Caller, parse: Callable[[bytes], Body]) -> tuple[Ongoing, bool]:
+async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Ongoing, bool, Accepted | None]:
     """Put the request on its way; whether it streams. Body and prompt end here: the answer needs neither."""
     submitter = process_of(request).submitter
     tenant, key = authenticate(request), _idempotency_key(request)
     async with process_of(request).bodies.reading(request) as body:
         caller = caller.identified(tenant, body, key)
-        parsed = parse(body)
+        asked = await read(body, caller)
         last = request.headers.get("last-event-id")
-        if not (last and parsed.stream):
-            return await submitter.submit(parsed, caller), bool(parsed.stream)
-        model = parsed.model
-    del body, parsed  # a request that Redis has lost is waited for
-    return await submitter.resume(parse_cursor(last), caller, model), True
+        if not (last and asked.body.stream):
+            return await submitter.submit(asked.body, caller), bool(asked.body.stream), asked.accepted
+        model = asked.body.model
+    del body, asked  # a request that Redis has lost is waited for
+    return await submitter.resume(parse_cursor(last), caller, model), True, None
 
 
 def streamed(ongoing: Ongoing, caller: Caller) -> Response[Any]:
@@ -133,7 +160,8 @@ def refused(error: Exception, caller: Caller, ongoing: Ongoing | None) -> Respon
 
 async def _whole(request: Http, ongoing: Ongoing) -> Response[Any]:
     """Collect every choice, unless the client leaves first."""
-    pieces = await unless_disconnected(request, _collect(ongoing))
+    pieces = await unless_disconnected(request, ongoing.collect())
+    await ongoing.store()
     if ongoing.renderer.failure is not None:
         raise ongoing.renderer.failure
     response = Response(
@@ -144,29 +172,6 @@ async def _whole(request: Http, ongoing: Ongoing) -> Response[Any]:
     )
     ongoing.release(status=200, delivered=True)
     return response
-
-
-async def _collect(ongoing: Ongoing) -> list[Piece]:
-    """All choices' text. Raises what ended the request from outside."""
-    renderer, journal = ongoing.renderer, ongoing.journal
-    pieces = renderer.empty_pieces()
-    while not renderer.finished:
-        ongoing.wake.clear()
-        ongoing.check_interrupted()
-        progress = False
-        for member, feed in enumerate(ongoing.feeds):
-            if entries := feed.take():
-                collect(renderer, pieces, member, entries)
-                progress = True
-        if progress:
-            journal.first_token()
-            continue
-        for feed in ongoing.feeds:
-            if feed.error is not None:
-                raise feed.error
-        await ongoing.wait(ongoing.settings.wait_warning)
-        ongoing.warn_if_waiting()
-    return pieces
 
 
 def _echo(response: Response[Any], caller: Caller) -> None:

@@ -29,6 +29,7 @@ _CONSTANTS = (
     "POISONS_LENGTH",
     "DEAD_LENGTH",
     "RETENTION_MS",
+    "LOOK_AFTER_MS",
     "SUSPECTS_MS",
     "GROUP",
     "CLASSES",

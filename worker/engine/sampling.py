@@ -38,8 +38,6 @@ class SamplingRow:
     output: list[int]
     allowed: torch.Tensor | None = None
     """What its grammar allows, [ceil(vocabulary / 8)] uint8 on the host: a bit per token. At least one is set."""
-    unbegun: bool = False
-    """Whether its grammar has not begun, so that it can't end yet."""
 
     @property
     def greedy(self) -> bool:
@@ -52,8 +50,7 @@ class SamplingRow:
     @property
     def must_go_on(self) -> bool:
         """Whether its stop ids are impossible still; `allowed` takes that into account already."""
-        early = self.unbegun or self.position < self.sampling.min_tokens
-        return self.allowed is None and early and bool(self.sampling.stop_ids)
+        return self.allowed is None and self.position < self.sampling.min_tokens and bool(self.sampling.stop_ids)
 
     @property
     def plain(self) -> bool:

@@ -59,10 +59,10 @@ class Sequence:
     """The scheduler's count of the step that sampled it last."""
     text: TextStream | None = None
     """Its text so far, only where stop strings must be looked for."""
-    constraint: Constraint | None = None
-    """What its grammar says about the next token, only where it has one."""
     scored: int = 0
     """Tokens of its prompt that have been told with their log probabilities, where these are wanted."""
+    constraint: Constraint | None = None
+    """What its grammar says about the next token, only where it has one."""
 
     @property
     def length(self) -> int:

@@ -10,12 +10,13 @@ from api.settings import ApiSettings
 from control import catalog, farm, health, keys, requests
 from control.clients import SyncRedis
 from control.commands import reply, send
-from control.connection import connect_async, run
+from control.connection import connect_async, run, run_all
 from control.lease import Lease, acquire
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Ping, Sampling, encode
 from control.placement import Host
 from control.replies import Pong
 from control.requests import Emission, Enqueue
+from control.responses import StoredResponse, keep_response
 from worker.suspects import Docket
 
 MODEL, HOST, OWNER = "demo", "alpha", "alpha/4711"
@@ -54,6 +55,10 @@ def populate(client: SyncRedis, url: str) -> Populated:
     reply(client, MODEL, "r0", Pong(epoch=lease.epoch, seq=1, rank=1, world_size=2, cuda_device="cpu"))
     found = Populated(client, lease, poisoned)
     _fill_queue(found)
+    stored = StoredResponse(
+        rid=found.running, tenant="acme", model=MODEL, view="{}", chain=["rid-0"], input=[{"id": "i"}]
+    )
+    run_all(client, keep_response(stored, 60_000))
     asyncio.run(_api_beats(url))
     # What lives two seconds is kept: a test on a busy machine may take longer than that to look.
     for key in client.scan_iter(f"{keys.PREFIX}*"):

@@ -182,6 +182,13 @@ def _(lines: list[str], found: Populated) -> None:
     assert lines[1:] == ["1", "1", "running", ""]
 
 
+@check("Which responses are stored, and which of them have not ended?")
+def _(lines: list[str], found: Populated) -> None:
+    assert lines[0] == found.running and int(lines[1]) > 0
+    assert lines[2:7] == ["acme", MODEL, '["rid-0"]', '[{"id":"i"}]', ""]
+    assert 0 < int(lines[7]) <= 60_000
+
+
 @check("Which hosts are alive, and what were they given?")
 def _(lines: list[str], found: Populated) -> None:
     assert lines[0] == HOST

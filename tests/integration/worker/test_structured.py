@@ -168,16 +168,6 @@ def test_other_parameters_do_not_lead_out_of_it(scene: LeaderScene, tokenizer: T
         assert re.fullmatch(expected, text) and finish == "stop", (index, text, finish)
 
 
-def test_a_grammar_begins_behind_a_token(scene: LeaderScene, tokenizer: Tokenizer) -> None:
-    """What comes before is free and can't end the choice, stop id or not; a crash in it changes nothing."""
-    wants = {"grammar": Grammar("choice", '["<yes>", "<no>"]'), "grammar_after": ord("e"), "temperature": 1.0}
-    scene.ask("behind", stop_ids=[EOS, *range(60)], seed="2", **wants)
-    scene.answer("behind")
-    [(text, finish)] = texts(scene.log("behind"), tokenizer).values()
-    thought, _, said = text.partition("e")
-    assert finish == "stop" and len(thought) > 5 and said in ("<yes>", "<no>")
-
-
 def test_a_grammar_that_can_not_go_on_fails_alone(scene: LeaderScene) -> None:
     """Whatever is wrong with one, its choice ends with the reason and its neighbour goes on."""
     scene.ask("neighbour", max_tokens=60)

@@ -133,10 +133,10 @@ def test_what_takes_too_long_is_cut_off_and_remembered() -> None:
         slow = asyncio.create_task(verdict(checks, SLOW))
         await asyncio.sleep(0)
         assert await verdict(checks, FINE[1]) == "" and not slow.done()
-        assert "takes longer than 1 s" in await slow
-        assert "takes longer" in await asyncio.wait_for(verdict(checks, SLOW), 0.5)
+        assert "takes longer than 3 s" in await slow
+        assert "takes longer" in await asyncio.wait_for(verdict(checks, SLOW), 2.0)
 
-    run(work, longest_s=1.0, processes=2)
+    run(work, longest_s=3.0, processes=2)
 
 
 def test_who_gives_up_leaves_no_answer_behind() -> None:
@@ -144,7 +144,7 @@ def test_who_gives_up_leaves_no_answer_behind() -> None:
 
     async def work(checks: GrammarChecks) -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(verdict(checks, SLOW), 0.5)
+            await asyncio.wait_for(verdict(checks, SLOW), 2.0)
         assert "strin" in await verdict(checks, REFUSED[0][0]) and await verdict(checks, FINE[0]) == ""
 
     run(work)
