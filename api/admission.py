@@ -8,6 +8,8 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+import msgspec
+
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
@@ -18,9 +20,14 @@ _LEAST_TOP_P = 1e-6
 
 
 def admit(
-    request: ChatRequest | CompletionRequest, prompt: list[int], assets: ModelAssets, grammar: Grammar | None = None
+    request: ChatRequest | CompletionRequest,
+    prompt: list[int],
+    assets: ModelAssets,
+    grammar: Grammar | None = None,
 ) -> GenerationRequest:
-    """Check a tokenised prompt against the model's limits and fill in the sampling parameters. `grammar` is checked.
+    """Check a tokenised prompt against the model's limits and fill in the sampling parameters.
+
+    `grammar` has been checked.
 
     Raises ContextLengthExceeded, RequestTooLarge, or RequestError for token ids outside the vocabulary.
     """
@@ -35,7 +42,9 @@ def admit(
             f"'min_tokens' ({request.min_tokens}) is above the most tokens that can be generated ({max_tokens}).",
             param="min_tokens",
         )
-    sampling = _sampling(request, max_tokens, assets, grammar)
+    sampling = _sampling(request, max_tokens, assets)
+    if grammar is not None:
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
     return GenerationRequest(prompt=prompt, sampling=sampling, cache_salt=request.cache_salt or "")
 
 
@@ -67,9 +76,7 @@ def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, as
     return min(assets.context_length, assets.kv_tokens) - prompt_tokens if asked is None else asked
 
 
-def _sampling(
-    request: ChatRequest | CompletionRequest, max_tokens: int, assets: ModelAssets, grammar: Grammar | None
-) -> Sampling:
+def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets: ModelAssets) -> Sampling:
     config = assets.generation_config
     top_k = _default(request.top_k, config, "top_k", 0)
     eos_ids = [] if request.ignore_eos else assets.eos_ids
@@ -91,7 +98,6 @@ def _sampling(
         logprobs=request.logprobs_count,
         prompt_logprobs=request.prompt_scores,
         n=request.n or 1,
-        grammar=grammar,
     )
 
 

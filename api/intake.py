@@ -137,7 +137,6 @@ class Intake:
             reading=self.reading,
             user=body.user,
             metadata=body.metadata or {},
-            constrained=sampling.grammar is not None,
             client_request_id=self.caller.client_request_id,
         )
 

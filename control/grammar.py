@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from control.errors import GrammarRefused
@@ -69,6 +70,21 @@ def converted(grammar: Grammar) -> Grammar:
         raise GrammarRefused(f"it can't be read as GBNF: {error}") from None
 
 
+def as_lark(grammar: Grammar) -> str | None:
+    """The grammar as what stands behind the colon of a rule in a larger one, meaning the same; None for Lark itself."""
+    match grammar.kind:
+        case "json_object":
+            return _json_in_lark({"type": "object"})
+        case "json_schema":
+            return _json_in_lark(json.loads(grammar.text))
+        case "choice":
+            return _quoted(json.loads(grammar.text))
+        case "regex":
+            return f"/{regex_to_lark(grammar.text, '')}/"
+        case "lark":
+            return None
+
+
 def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     """A matcher at the grammar's beginning; copies of it are cheap. Raises GrammarRefused with the library's words."""
     _bound(grammar.text)
@@ -105,11 +121,21 @@ def _for_library(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex(grammar.text)
         case "choice":
             # A terminal, not a rule: the parser has a bound on alternatives, the lexer takes thousands.
-            texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text))
-            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {_quoted(json.loads(grammar.text))}")
         case "lark":
             return LLMatcher.grammar_from_lark(grammar.text)
 
 
 def _schema(text: str) -> str:
     return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _WHITE_SPACE})
+
+
+def _json_in_lark(schema: dict[str, Any]) -> str:
+    own = schema.get("x-guidance", {})
+    if isinstance(own, dict):
+        schema = schema | {"x-guidance": {"whitespace_pattern": _WHITE_SPACE} | own}
+    return "%json " + json.dumps(schema, ensure_ascii=False)
+
+
+def _quoted(texts: list[str]) -> str:
+    return " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)

@@ -59,9 +59,8 @@ class Grammars:
         sequence.constraint = None
         if grammar is not None:
             compiled = self._compiled[grammar].result()
-            sequence.constraint = Constraint(
-                compiled, self._eos, self._tokenizer.result().vocab_size, sequence.sampling
-            )
+            size = 0 if isinstance(compiled, str) else self._tokenizer.result().vocab_size
+            sequence.constraint = Constraint(compiled, self._eos, size, sequence.sampling)
             sequence.constraint.replay(sequence.output)
 
     def _compile(self, grammar: Grammar) -> Compiled:

@@ -57,12 +57,12 @@ class StepSampler:
         return tokens
 
     def _without_a_token(self, rows: list[Sequence]) -> set[int]:
-        """Indices of the rows whose grammar has failed; no token could follow it."""
-        failed = {i for i, row in enumerate(rows) if row.constraint is not None and row.sid not in self._allowed}
-        for index in failed:
-            constraint = rows[index].constraint
-            assert constraint is not None
-            self._fail(rows[index], f"the answer can't go on as its grammar wants it: {constraint.failure}")
+        """Indices of the rows whose grammar has failed: no token could follow."""
+        failed: set[int] = set()
+        for index, row in enumerate(rows):
+            if row.constraint is not None and row.constraint.failure:
+                failed.add(index)
+                self._fail(row, f"the answer can't go on as its grammar wants it: {row.constraint.failure}")
         return failed
 
     def _at_once(self, logits: torch.Tensor, rows: list[Sequence], meanwhile: Meanwhile | None) -> list[int] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from api.chat.enforcement import answer_grammar, lark_of
+from api.chat.enforcement import answer_grammar
 from api.chat.forms import Forms
 from api.chat.reading.how import Calling, Reading, Thinking
 from api.chat.reading.llama3 import PYTHON_TAG
@@ -20,6 +20,7 @@ from api.schemas.refusals import refusal
 from api.schemas.structured import Asked, grammar_of, only_one
 from api.schemas.tools import Offer
 from control.errors import RequestError
+from control.grammar import as_lark
 from control.messages import Grammar, ModelAssets
 
 _RESERVED = ("messages", "tools")
@@ -61,7 +62,7 @@ def _asked(
     asked = grammar_of(request)
     if asked is not None and offer is not None and offer.must:
         only_one(["tool_choice", asked.param])
-    answer = lark_of(asked.grammar) if asked is not None else None
+    answer = as_lark(asked.grammar) if asked is not None else None
     if asked is not None and answer is None:
         if offer is not None:
             only_one(["tools", asked.param])

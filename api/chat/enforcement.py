@@ -13,7 +13,6 @@ from api.chat.reading import hermes, qwen_xml
 from api.chat.reading.how import CallFormat, Thinking
 from api.chat.tokens import Vocabulary
 from api.schemas.tools import Function, Offer
-from control.messages import Grammar
 
 _TEXT = "TEXT: /(.|\\n)+/"
 _ONE_SPACE = {"whitespace_pattern": "[ ]?"}
@@ -53,19 +52,6 @@ def answer_grammar(
     if answer is not None:
         rules.append(f"answer: {answer}")
     return "\n".join([f"start: {'reasoning ' if prefix else ''}{body}", *rules, *prefix, _TEXT])
-
-
-def lark_of(grammar: Grammar) -> str | None:
-    """A grammar as a part of a larger one; None for those that can't be."""
-    match grammar.kind:
-        case "json_object":
-            return '%json {"type": "object"}'
-        case "json_schema":
-            return f"%json {grammar.text}"
-        case "choice":
-            return " | ".join(_quoted(text) for text in json.loads(grammar.text))
-        case _:
-            return None
 
 
 class _Writer:

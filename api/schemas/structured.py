@@ -16,6 +16,9 @@ from api.schemas.generation import GenerationFields
 from control.errors import RequestError
 from control.messages import Grammar
 
+MAX_DEPTH = 100
+"""Levels of a schema; the library's own limit is a little above."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -79,14 +82,16 @@ def _response_format(value: Any, param: str) -> Asked | None:
         case "json_object" if given.schema is None:
             return Asked(Grammar("json_object"), param)
         case "json_object":
-            return Asked(_schema(given.schema, strict=False), f"{param}.schema")
+            return Asked(_schema(given.schema, False, f"{param}.schema"), f"{param}.schema")
         case "json_schema":
             here = f"{param}.json_schema"
             if given.json_schema is None:
                 raise _missing(here)
             if given.json_schema.schema is None:
                 raise _missing(f"{here}.schema")
-            return Asked(_schema(given.json_schema.schema, bool(given.json_schema.strict)), f"{here}.schema")
+            return Asked(
+                _schema(given.json_schema.schema, bool(given.json_schema.strict), f"{here}.schema"), f"{here}.schema"
+            )
         case unknown:
             raise RequestError(
                 f"Invalid value for '{param}.type': {unknown!r}; use 'text', 'json_object' or 'json_schema'.",
@@ -113,7 +118,7 @@ def _json(value: Any, param: str) -> Asked:
             raise RequestError(f"'{param}' is not valid JSON: {error}.", param=param) from None
     if not isinstance(value, dict):
         raise RequestError(f"'{param}' must be a JSON schema: an object, or its text.", param=param)
-    return Asked(_schema(value, strict=False), param)  # type: ignore[arg-type]
+    return Asked(_schema(value, False, param), param)  # type: ignore[arg-type]
 
 
 def _regex(value: Any, param: str) -> Asked:
@@ -144,12 +149,32 @@ _READERS: dict[str, Callable[[Any, str], Asked | None]] = {
 _READERS_WITHIN = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar}
 
 
-def _schema(schema: dict[str, Any], strict: bool) -> Grammar:
+def _schema(schema: dict[str, Any], strict: bool, param: str) -> Grammar:
     """Where a schema need not be kept to the letter, a `oneOf` whose parts may overlap is served as `anyOf`."""
+    if _deeper(schema, MAX_DEPTH):
+        raise RequestError(
+            f"'{param}' is nested more than {MAX_DEPTH} levels deep; use '$defs' and '$ref' to flatten it.",
+            param=param,
+            code="invalid_grammar",
+        )
     if not strict:
         own = schema.get("x-guidance")
         schema = schema | {"x-guidance": {"coerce_one_of": True} | (own if isinstance(own, dict) else {})}  # type: ignore[operator]
     return Grammar("json_schema", msgspec.json.encode(schema).decode())
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects lie inside each other more than `levels` times."""
+    layer: list[Any] = [value]
+    for _ in range(levels + 1):
+        layer = [inner for one in layer for inner in _inner(one)]
+    return bool(layer)
+
+
+def _inner(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())  # type: ignore[arg-type]
+    return value if isinstance(value, list) else []  # type: ignore[return-value]
 
 
 def _decoded(value: Any, kind: Any, param: str) -> Any:

@@ -31,8 +31,6 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop: list[str] = []
     stop_ids: list[int] = []
     min_tokens: int = 0
-    constrained: bool = False
-    """Whether a grammar decides what the text is."""
     echo: list[str] = []
     """The prompt's text before each answer, by member; only in the first member's view."""
     prompt_logprobs: int | None = None

@@ -19,6 +19,7 @@ VERBS = {
     "decode": "The engine alone, beside transformers' generate.",
     "native": "The forward in C++ beside torch's.",
     "linears": "Every kernel for a linear layer, beside each other.",
+    "grammars": "What constrained answers cost a step.",
     "collectives": "What an exchange between CPU ranks on one host takes.",
     "ranks": "A model on several CPU ranks beside the same on one.",
     "control": "What Redis adds to a step.",

@@ -7,6 +7,7 @@ parameters [rows, 1].
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -64,15 +65,32 @@ def remove(logits: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:
     return logits.index_put(positions(ids, logits), torch.tensor(REMOVED, dtype=logits.dtype, device=logits.device))
 
 
-def keep_allowed(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Make impossible what is not in `allowed` [rows, bytes] uint8, one bit per token, the lowest of a byte first."""
-    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    flags = allowed.to(logits.device, non_blocking=True)[:, :, None].bitwise_right_shift(bits).bitwise_and_(1)
-    flags = flags.flatten(1)[:, : logits.shape[-1]].bool()
-    missing = logits.shape[-1] - flags.shape[-1]
-    if missing > 0:
-        flags = torch.nn.functional.pad(flags, (0, missing))
-    return logits.masked_fill(flags.logical_not_(), REMOVED)
+def keep_allowed(logits: torch.Tensor, rows: Sequence[int], allowed: Sequence[torch.Tensor]) -> None:
+    """In place, make impossible in each of `rows` what is not among its `allowed` [bytes] uint8, a bit per token.
+
+    The lowest bit of a byte comes first. What is added, a table's entry for each byte, costs a tenth of a fill by mask.
+    """
+    table, vocabulary = _terms(logits.dtype, logits.device), logits.shape[-1]
+    if logits.is_cuda:
+        where = sent(rows, torch.int64, logits.device)
+        bits = torch.stack(list(allowed)).to(logits.device, non_blocking=True)
+        logits.index_add_(0, where, _widened(table[bits.int()].flatten(1), vocabulary))
+    else:  # row by row, so that what is added never leaves the cache
+        for row, bits in zip(rows, allowed, strict=True):
+            logits[row].add_(_widened(table.index_select(0, bits.int()).flatten()[None], vocabulary)[0])
+
+
+@lru_cache
+def _terms(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[256, 8]: for each byte what its bits add to eight logits, nothing or minus infinity."""
+    bits = torch.arange(256)[:, None].bitwise_right_shift(torch.arange(8)).bitwise_and(1)
+    return torch.zeros(256, 8, dtype=dtype).masked_fill(bits == 0, REMOVED).to(device)
+
+
+def _widened(terms: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """`terms` [rows, …] as wide as the vocabulary; what had no bit is impossible."""
+    missing = vocabulary - terms.shape[-1]
+    return terms[:, :vocabulary] if missing <= 0 else torch.nn.functional.pad(terms, (0, missing), value=REMOVED)
 
 
 def keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

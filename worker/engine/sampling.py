@@ -87,7 +87,9 @@ class Sampler:
         if not all(row.immediate for row in rows):
             return None
         drawn = [index for index, row in enumerate(rows) if not row.greedy]
-        possible = _allow(logits, rows)
+        possible = logits
+        if any(row.allowed is not None for row in rows):
+            _allow(possible := logits.clone(), rows)
         tokens = possible.argmax(dim=-1)
         if drawn:
             where = filters.sent(drawn, torch.int64, logits.device)
@@ -158,17 +160,15 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         lambda row: row.must_go_on,
         lambda part, its: filters.remove(part, [row.sampling.stop_ids for row in its]),
     )
-    return _allow(logits, rows)
+    _allow(logits, rows)
+    return logits
 
 
-def _allow(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Leave constrained rows only what their grammars allow; nothing is waited for, and `logits` stay as they are."""
+def _allow(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Leave constrained rows only what their grammars allow, in place; nothing is waited for."""
     masks = {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
-    if not masks:
-        return logits
-    where = filters.sent(list(masks), torch.int64, logits.device)
-    kept = filters.keep_allowed(logits.index_select(0, where), torch.stack(list(masks.values())))
-    return logits.index_copy(0, where, kept)
+    if masks:
+        filters.keep_allowed(logits, list(masks), list(masks.values()))
 
 
 def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
@@ -178,7 +178,8 @@ def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     for index, row in enumerate(rows):
         kinds.setdefault(_kind(row), []).append(index)
     for choose, indices in kinds.items():
-        chosen = choose(logits[indices], [rows[index] for index in indices])
+        part = logits if len(indices) == len(rows) else logits[indices]
+        chosen = choose(part, [rows[index] for index in indices])
         for index, token in zip(indices, chosen.tolist(), strict=True):
             tokens[index] = token
     return tokens

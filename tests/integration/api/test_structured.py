@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
@@ -10,9 +11,10 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from control.messages import Grammar
+from control.messages import Grammar, ModelAssets
 from tests.integration.api.sse import chat
-from tests.leader import ScriptedLeader
+from tests.leader import ScriptedLeader, byte_assets, byte_tokenizer
+from tests.servers import Server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -77,3 +79,40 @@ def test_a_bad_grammar_is_refused(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param) and words in error["message"]
     assert leader.claimed == []
+
+
+REASONING = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
+
+
+def reasoning_assets(markers: list[str]) -> ModelAssets:
+    """A model whose prompts begin with reasoning, and whose vocabulary has these markers."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(markers)
+    return byte_assets(
+        chat_template=REASONING, tokenizer_json=tokenizer.to_str(), vocab_size=tokenizer.get_vocab_size()
+    )
+
+
+@pytest.fixture
+def reasoner(server: Server, leader: ScriptedLeader) -> Iterator[ScriptedLeader]:
+    """A second model beside the first."""
+    reasoner = ScriptedLeader(server.url, "reasoner", reasoning_assets(["<think>", "</think>"]))
+    reasoner.start()
+    yield reasoner
+    reasoner.stop()
+
+
+def test_a_grammar_begins_behind_the_reasoning(client: openai.OpenAI, reasoner: ScriptedLeader) -> None:
+    """Where the prompt has begun to reason, the model may end that first; the text is the grammar's alone."""
+    reasoner.reply = lambda prompt: 'so it is</think>{"a": 1}'
+    answer = client.chat.completions.create(
+        model="reasoner",
+        messages=[{"role": "user", "content": "x"}],
+        response_format={"type": "json_object"},
+    )
+    [claimed] = reasoner.claimed
+    grammar = claimed.params.sampling.grammar
+    assert grammar is not None and f"<[{reasoner.tokenizer.token_to_id('</think>')}]>" in grammar.text
+    assert answer.choices[0].message.content == '{"a": 1}'
+    assert answer.choices[0].message.model_extra is not None
+    assert answer.choices[0].message.model_extra["reasoning_content"] == "so it is"

@@ -16,6 +16,7 @@ from tests.farm import until
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import EOS, make
+from worker.scheduling.scheduler import Scheduler
 
 SCHEMA = Grammar(
     "json_schema",
@@ -114,6 +115,26 @@ def test_a_grammar_goes_on_in_the_next_epoch(scene: LeaderScene, tokenizer: Toke
     whole, struck = (texts(scene.log(rid), tokenizer) for rid in ("whole", "struck"))
     assert scene.epoch() > 1 and struck == whole
     assert all(re.fullmatch("([a-f]{3} ){30}!", text) and finish == "stop" for text, finish in struck.values())
+
+
+def test_a_preemption_changes_nothing(
+    redis: ReplicaRedis, folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory runs out a sequence is computed again, and its grammar is where it was."""
+    preempted: list[str] = []
+    real = Scheduler._preempt
+    monkeypatch.setattr(Scheduler, "_preempt", lambda self, one: (preempted.append(one.rid), real(self, one))[1])
+    scene = LeaderScene(redis, folder, kv_tokens=260)
+    try:
+        for index in range(4):
+            scene.ask(f"r{index}", grammar=Grammar("regex", "([a-f]{3} ){30}!"), max_tokens=130, seed=str(index))
+        for index in range(4):
+            scene.answer(f"r{index}")
+            [(text, finish)] = texts(scene.log(f"r{index}"), tokenizer).values()
+            assert re.fullmatch("([a-f]{3} ){30}!", text) and finish == "stop"
+        assert preempted
+    finally:
+        scene.stop()
 
 
 def test_what_is_cut_short_says_so(scene: LeaderScene, tokenizer: Tokenizer) -> None:

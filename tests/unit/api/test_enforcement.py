@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from tokenizers import AddedToken
 
-from api.chat.enforcement import answer_grammar, lark_of
+from api.chat.enforcement import answer_grammar
 from api.chat.reading.how import CallFormat, Thinking
 from api.chat.tokens import Vocabulary
 from api.schemas.tools import Tool, ToolChoice, offered
+from control.grammar import as_lark
 from control.messages import Grammar
 from tests.integration.api.calling import TIME, WEATHER
 from tests.leader import EOS, byte_assets, byte_tokenizer
@@ -103,12 +104,14 @@ def test_an_answer_in_a_form_or_a_call() -> None:
     """Where the answer has a form the model may still call; reasoning may come before either."""
     offer = offered([msgspec.convert(WEATHER, Tool)], "auto", None)
     vocabulary = Vocabulary(byte_assets(tokenizer_json=MARKED.to_str()))
-    answer = lark_of(Grammar("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'))
+    answer = as_lark(Grammar("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'))
     found = answer_grammar(offer, "hermes", Thinking(), vocabulary, answer)
     for said in ('{"a": 1}', HERMES, '<think>\nso\n</think>\n\n{"a": 1}', f"<think>so</think>{HERMES}"):
         assert takes(MARKED, found, said)
     for said in ("Hello.", '{"a": "b"}', f'{{"a": 1}}\n{HERMES}'):
         assert not takes(MARKED, found, said)
-    alone = answer_grammar(None, None, Thinking(begun=True), vocabulary, lark_of(Grammar("choice", '["yes", "no"]')))
+    alone = answer_grammar(None, None, Thinking(begun=True), vocabulary, as_lark(Grammar("choice", '["yes", "no"]')))
     assert takes(MARKED, alone, "so</think>yes") and not takes(MARKED, alone, "yes")
-    assert lark_of(Grammar("regex", "a+")) is None
+    digits = answer_grammar(None, None, Thinking(begun=True), vocabulary, as_lark(Grammar("regex", "a/[0-9]{2}")))
+    assert takes(MARKED, digits, "so</think>a/12") and not takes(MARKED, digits, "so</think>a/1")
+    assert as_lark(Grammar("lark", 'start: "a"')) is None

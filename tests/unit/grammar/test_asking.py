@@ -19,6 +19,21 @@ def asked(**fields: Any) -> Asked | None:
     return grammar_of(parse_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "x"}], **fields})))
 
 
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+def test_a_body_is_never_too_deep_to_be_refused() -> None:
+    """A hundred levels are taken, whatever they hold; thousands are a 400 before anything else."""
+    assert asked(guided_json=deep(99)) is not None
+    body = b'{"messages": [], "guided_json": ' + b"[" * 20_000 + b"]" * 20_000 + b"}"
+    with pytest.raises(RequestError, match="nested too deeply"):
+        parse_chat(body)
+
+
 def test_free_text() -> None:
     """Nothing, OpenAI's `text`, and values that ask for nothing."""
     nothing = [
@@ -98,6 +113,7 @@ def test_a_strict_schema_is_taken_to_the_letter() -> None:
         ({"response_format": {"type": "json_object", "colour": 1}}, "response_format", "colour"),
         ({"guided_json": "{"}, "guided_json", "not valid JSON"),
         ({"guided_json": [1]}, "guided_json", "must be a JSON schema"),
+        ({"guided_json": deep(101)}, "guided_json", "more than 100 levels"),
         ({"guided_choice": ["a", ""]}, "guided_choice", "empty"),
         ({"guided_choice": "yes"}, "guided_choice", "array"),
         ({"guided_choice": ["a", 1]}, "guided_choice[1]", "str"),

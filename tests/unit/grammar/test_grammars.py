@@ -1,1 +1,218 @@
-"""Grammars on rank 0: what they allow, where they end, and that a failure stays with its row."""
+"""Grammars on rank 0: what a row may have next, on every way of sampling, and that its neighbours don't notice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import structlog
+import torch
+
+from control.messages import Grammar, ModelAssets, Sampling, TokenLogprobs
+from control.vocabulary import read_token_bytes
+from tests.leader import byte_assets
+from worker import turn as turn_module
+from worker.engine import filters
+from worker.grammars import Grammars
+from worker.masks import Masks
+from worker.sampling import FAILED, StepSampler
+from worker.scheduling.finish import Finisher
+from worker.scheduling.scheduler import Scheduler
+from worker.scheduling.sequence import Sequence
+from worker.turn import Turn
+
+ASSETS = byte_assets(vocab_size=300)
+"""The file has 258 tokens; the model's logits are wider."""
+EOS = ASSETS.eos_ids[0]
+TEXTS = read_token_bytes(ASSETS.tokenizer_json).texts
+IDS = {text: token for token, text in enumerate(TEXTS)}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(ASSETS)
+
+
+def row(grammars: Grammars, grammar: Grammar | None, sid: int = 1, output: str = "", **sampling: object) -> Sequence:
+    fields = {"max_tokens": 50, "temperature": 0.0, "seed": "1", "stop_ids": [EOS], "grammar": grammar} | sampling
+    sequence = Sequence(
+        rid=f"r{sid}",
+        choice=0,
+        prompt=[1],
+        sampling=Sampling(**fields),  # type: ignore[arg-type]
+        output=[IDS[byte.encode()] for byte in output],
+        sid=sid,
+    )
+    while not grammars.ready(grammar):
+        grammars.wait(10.0)
+    if grammar is not None:
+        grammars.constrain(sequence)
+    return sequence
+
+
+def allowed(sequence: Sequence) -> set[bytes | int]:
+    """What may come next, as text, or as an id where that has none."""
+    [bits] = Masks().fill([sequence]).values()
+    texts = read_token_bytes(ASSETS.tokenizer_json, ASSETS.vocab_size).texts
+    return {texts[token] or token for token in range(ASSETS.vocab_size) if int(bits[token >> 3]) >> (token & 7) & 1}
+
+
+def test_what_is_allowed_follows_the_output(grammars: Grammars) -> None:
+    """The end is among it where the text may be complete, and only ids that the tokenizer has ever are."""
+    regex = Grammar("regex", "(ab)+")
+    assert allowed(row(grammars, regex)) == {b"a"}
+    assert allowed(row(grammars, regex, output="a")) == {b"b"}
+    assert allowed(row(grammars, regex, output="ab")) == {b"a", b"</s>"}
+    free = allowed(row(grammars, Grammar("lark", "start: /(.|\\n)*/")))
+    assert b"</s>" in free and b"<s>" not in free and not any(isinstance(one, int) for one in free)
+
+
+def test_masks_are_the_same_from_several_threads(grammars: Grammars) -> None:
+    """Many rows are filled by threads of the library where there are processors for them."""
+    rows = [row(grammars, Grammar("regex", "[a-z]{3}|[0-9]+"), sid, output="7" * (sid % 2)) for sid in range(1, 41)]
+    alone, together = Masks(threads=1).fill(rows), Masks(threads=2).fill(rows)
+    assert alone.keys() == together.keys() == set(range(1, 41))
+    assert all(torch.equal(bits, together[sid]) for sid, bits in alone.items())
+
+
+def test_ends_are_the_requests_to_say(grammars: Grammars) -> None:
+    """Any stop id ends where the grammar may end; min_tokens and ignore_eos take it away, unless nothing is left."""
+    regex = Grammar("regex", "(ab)+")
+    assert allowed(row(grammars, regex, output="ab", stop_ids=[EOS, 7])) == {b"a", b"</s>", TEXTS[7]}
+    assert allowed(row(grammars, regex, output="ab", stop_ids=[])) == {b"a"}
+    assert allowed(row(grammars, regex, output="ab", min_tokens=3)) == {b"a"}
+    assert allowed(row(grammars, Grammar("regex", ""), min_tokens=3)) == {b"</s>"}
+    assert allowed(row(grammars, Grammar("regex", ""), stop_ids=[])) == {b"</s>"}
+
+
+def test_the_end_of_a_grammar_ends_the_choice(grammars: Grammars) -> None:
+    """At once, with the last token of all too; a text that may go on goes on."""
+    finisher = Finisher(lambda ids: "")
+
+    def end(sequence: Sequence, text: str) -> object:
+        sequence.output.append(IDS[text.encode()])
+        return finisher.decide(sequence, sequence.output[-1])
+
+    assert end(row(grammars, Grammar("regex", "ab"), output="a"), "b") == ("stop", "grammar")
+    assert end(row(grammars, Grammar("regex", "ab"), output="a", max_tokens=2), "b") == ("stop", "grammar")
+    assert end(row(grammars, Grammar("regex", "ab"), output="a", min_tokens=9), "b") == ("stop", "grammar")
+    assert end(row(grammars, Grammar("regex", "(ab)+"), output="a"), "b") is None
+    assert end(row(grammars, Grammar("regex", "(ab)+"), output="a", max_tokens=2), "b") == ("length", None)
+
+
+@pytest.mark.parametrize("on_device", [None, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_both_ways_of_sampling_obey(grammars: Grammars, on_device: bool | None, temperature: float) -> None:
+    """Where tokens are computed without waiting, and where not: the same ones, with neighbours that are as if alone."""
+    logits = torch.randn(40, ASSETS.vocab_size, generator=torch.Generator().manual_seed(0))
+    rows = [
+        row(grammars, Grammar("regex", "[0-9]{9}") if sid % 2 else None, sid, temperature=temperature)
+        for sid in range(1, 41)
+    ]
+    tokens = StepSampler(on_device).sample(rows, logits, [one.sid for one in rows])
+    assert {TEXTS[token].isdigit() for token in tokens[::2]} == {True}
+    free = rows[1::2]
+    assert tokens[1::2] == StepSampler(None).sample(free, logits[1::2], [one.sid for one in free])
+    assert tokens == StepSampler(not on_device).sample(rows, logits, [one.sid for one in rows])
+
+
+@pytest.mark.parametrize("on_device", [None, True])
+def test_log_probabilities_are_those_without_the_grammar(grammars: Grammars, on_device: bool | None) -> None:
+    """The chosen token's as the model has it, the best others whether allowed or not."""
+    logits = torch.zeros(1, ASSETS.vocab_size)
+    logits[0, 299] = 5.0
+    sampler = StepSampler(on_device)
+    [token] = sampler.sample([row(grammars, Grammar("regex", "a"), logprobs=1)], logits, [1])
+    expected = logits[0].log_softmax(dim=-1)
+    assert token == IDS[b"a"]
+    assert sampler.logprobs[1] == TokenLogprobs(expected[token].item(), [(299, expected[299].item())])
+
+
+@pytest.mark.parametrize("on_device", [None, True])
+def test_a_failed_grammar_fails_its_row_only(grammars: Grammars, on_device: bool | None) -> None:
+    """Output that it does not allow, as after an upgrade of the library, or a text that does not compile."""
+    rows = [
+        row(grammars, Grammar("regex", "a+"), 1, output="aab"),
+        row(grammars, Grammar("regex", "("), 2),
+        row(grammars, Grammar("regex", "b"), 3),
+        row(grammars, None, 4),
+    ]
+    sampler = StepSampler(on_device)
+    with structlog.testing.capture_logs():
+        tokens = sampler.sample(rows, torch.eye(4, ASSETS.vocab_size), [1, 2, 3, 4])
+    assert tokens == [FAILED, FAILED, IDS[b"b"], 3]
+    assert "doesn't satisfy the grammar" in sampler.failures[1] and "unclosed group" in sampler.failures[2]
+
+
+class Requests:
+    """In place of the leader's roster."""
+
+    def __init__(self) -> None:
+        self.urgent, self.finisher = False, Finisher(lambda ids: "")
+
+    def sampled(self, sequence: Sequence, token: int, _logprobs: TokenLogprobs | None) -> None:
+        self.urgent |= self.finisher.decide(sequence, token) is not None
+
+
+def test_each_forward_of_a_command_is_masked(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one command carries several decode steps, the grammar has moved on before the next is sampled."""
+    monkeypatch.setattr(turn_module, "LONGEST_S", 3600.0)
+    scheduler = Scheduler(kv_tokens=90, token_budget=16, max_sequences=4)
+    sequences = [row(grammars, Grammar("regex", "[ab][cd][ef]gh")), row(grammars, Grammar("choice", '["abcde"]'))]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    sids = [sequence.sid for sequence in sequences]
+    logits = torch.randn(2, ASSETS.vocab_size)
+    sampler = StepSampler()
+    turn = Turn(scheduler, Requests(), sampler, scheduler.plan())  # type: ignore[arg-type]
+    turn.book(turn.sample(logits, sids))
+    turn, forwards = Turn(scheduler, Requests(), sampler, scheduler.plan()), 1  # type: ignore[arg-type]
+    while turn.goes_on(turn.sample(logits, sids)):
+        forwards += 1
+    texts = [b"".join(TEXTS[token] for token in sequence.output) for sequence in sequences]
+    assert forwards == 4 and texts[1] == b"abcde" and texts[0][3:] == b"gh" and len(texts[0]) == 5
+
+
+def test_masks_wider_and_narrower_than_the_logits() -> None:
+    """What has no bit is impossible; bits without a logit are of no account."""
+    bits = torch.tensor([[0b10000001, 0b1], [0b0, 0b0]], dtype=torch.uint8)
+    wide = torch.ones(3, 20, dtype=torch.float64)
+    filters.keep_allowed(wide, [0, 2], list(bits))
+    assert (wide[0] == 1).nonzero()[:, 0].tolist() == [0, 7, 8]
+    assert bool((wide[1] == 1).all()) and bool((wide[2] == filters.REMOVED).all())
+    narrow = torch.ones(1, 3)
+    filters.keep_allowed(narrow, [0], [bits[0]])
+    assert (narrow[0] == 1).tolist() == [True, False, False]
+
+
+def test_every_kind_of_vocabulary_is_read() -> None:
+    """Byte-level pieces, byte fall-back with its word mark, and lists with scores; ids that nobody has are empty."""
+
+    def texts(definition: dict[str, object]) -> list[bytes]:
+        return read_token_bytes(json.dumps(definition), 5).texts
+
+    byte_level = {"model": {"vocab": {"Ġa": 0, "ÃŃ": 1, "日": 2}}, "decoder": {"type": "ByteLevel"}}
+    assert texts(byte_level) == [b" a", "í".encode(), "日".encode(), b"", b""]
+    fallback = {"model": {"vocab": {"▁a": 0, "<0x0A>": 1}}, "added_tokens": [{"id": 3, "content": "</s>"}]}
+    assert texts(fallback) == [b" a", b"\n", b"", b"</s>", b""]
+    assert texts({"model": {"vocab": [["<unk>", 0], ["▁", -1.5]]}}) == [b"<unk>", b" ", b"", b"", b""]
+
+
+def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
+    """The next request with it finds it ready, and the choices share nothing."""
+    grammar = Grammar("choice", '["once"]')
+    first = row(grammars, grammar)
+    assert grammars.ready(grammar)
+    second = row(grammars, grammar, output="on")
+    assert allowed(first) == {b"o"} and allowed(second) == {b"c"}
+
+
+def test_a_vocabulary_that_can_not_be_read_fails_constrained_rows_only() -> None:
+    """Its reason is the row's; nobody else needs it."""
+    broken = Grammars(ModelAssets(**{**_fields(ASSETS), "tokenizer_json": "[]"}))
+    sequence = row(broken, Grammar("regex", "a"))
+    assert sequence.constraint is not None and "object" in sequence.constraint.failure
+
+
+def _fields(assets: ModelAssets) -> dict[str, object]:
+    return {name: getattr(assets, name) for name in assets.__struct_fields__}
