@@ -275,7 +275,7 @@ def test_a_form_after_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -
             {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
             "response_format",
         ),
-        ({"tools": [WEATHER], "guided_regex": "a+"}, "guided_regex"),
+        ({"tools": [WEATHER], "guided_grammar": 'start: "a"'}, "guided_grammar"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from api.chat.tokens import Vocabulary
@@ -137,6 +138,22 @@ def test_what_takes_too_long_is_cut_off_and_remembered() -> None:
         assert "takes longer" in await asyncio.wait_for(verdict(checks, SLOW), 2.0)
 
     run(work, longest_s=3.0, processes=2)
+
+
+def test_a_grammar_that_ends_its_process_is_refused() -> None:
+    """As one does that wants more memory or stack than there is; the next is checked by a new process."""
+
+    async def work(checks: GrammarChecks) -> None:
+        known = {child.pid for child in psutil.Process().children()}
+        slow = asyncio.create_task(verdict(checks, SLOW))
+        while not (mine := [child for child in psutil.Process().children() if child.pid not in known]):
+            assert not slow.done()
+            await asyncio.sleep(0.01)
+        mine[0].kill()
+        assert "too deeply nested" in await slow
+        assert await verdict(checks, FINE[0]) == ""
+
+    run(work)
 
 
 def test_who_gives_up_leaves_no_answer_behind() -> None:
