@@ -12,6 +12,7 @@ import msgspec
 
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
+from api.schemas.converted import Converted
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
 from control.messages import GenerationRequest, Grammar, ModelAssets, Sampling
 
@@ -62,7 +63,7 @@ def _check_ids(param: str, ids: list[int], assets: ModelAssets) -> None:
 
 def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, assets: ModelAssets) -> int:
     """The request's limit, or the rest of the context (and of the memory) where it has none."""
-    asked = request.token_limit
+    asked = _asked(request, min(assets.context_length, assets.kv_tokens) - prompt_tokens)
     if prompt_tokens + (asked or 1) > assets.context_length:
         error = ContextLengthExceeded(prompt_tokens, asked or 1, assets.context_length)
         error.param = _prompt_param(request)
@@ -74,6 +75,13 @@ def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, as
             param=_prompt_param(request) if asked is None else "max_tokens",
         )
     return min(assets.context_length, assets.kv_tokens) - prompt_tokens if asked is None else asked
+
+
+def _asked(request: ChatRequest | CompletionRequest, room: int) -> int | None:
+    """The request's own limit; None, as where it has none, if it may be cut to the `room` that there is."""
+    asked = request.token_limit
+    shrinks = isinstance(request, Converted) and request.limit_shrinks
+    return None if shrinks and asked is not None and 0 < room < asked else asked
 
 
 def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets: ModelAssets) -> Sampling:

@@ -181,7 +181,7 @@ class ToolUseBlock(Shape, tag_field="type", tag="tool_use"):
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "model_context_window_exceeded"]
 
 
 class ThinkingTokens(Shape):

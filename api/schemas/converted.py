@@ -22,10 +22,15 @@ class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
     told_back: dict[str, Any]
     names: Names = {}
 
+    @property
+    def limit_shrinks(self) -> bool:
+        """Anthropic's `max_tokens` is required, so clients send large ones: it may be more than there is room for."""
+        return self.endpoint == "messages"
+
     def told(self, sampling: Sampling) -> dict[str, Any]:
         """`told_back`, with the defaults that the model has filled in."""
         if self.endpoint == "messages":
-            return self.told_back
+            return {**self.told_back, "cut": sampling.max_tokens < (self.token_limit or 0)}
         return {**self.told_back, "temperature": sampling.temperature, "top_p": sampling.top_p}
 
 

@@ -58,6 +58,8 @@ class MessageTeller:
             events += self._close()
             self._stop_sequence = piece.stop
             self._stop_reason = "stop_sequence" if piece.stop else _STOP_REASONS.get(piece.finish, self._ended())
+            if piece.finish == "length" and self._view.told["cut"]:
+                self._stop_reason = "model_context_window_exceeded"
         return events
 
     def end(self, usage: Usage, failure: BaseException | None, now_s: float) -> list[Event]:

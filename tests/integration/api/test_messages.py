@@ -90,6 +90,18 @@ def test_why_it_stopped(claude: Any, leader: ScriptedLeader) -> None:
     assert stopped.content[0].text == "one "
 
 
+def test_a_limit_beyond_the_context(claude: Any, leader: ScriptedLeader) -> None:
+    """Clients send large limits, because one is required: what there is room for is made, and the reason told."""
+    message = claude.messages.create(model="tiny", max_tokens=100_000, messages=HELLO)
+    claimed = leader.claimed[0].params
+    assert claimed.sampling.max_tokens == leader.assets.context_length - len(claimed.prompt)
+    assert (message.stop_reason, message.content[0].text) == ("end_turn", "you said hello")
+    leader.reply = lambda _: "x" * 5000
+    full = claude.messages.create(model="tiny", max_tokens=100_000, messages=HELLO)
+    assert full.stop_reason == "model_context_window_exceeded"
+    assert full.usage.input_tokens + full.usage.output_tokens == leader.assets.context_length
+
+
 def test_blocks_of_a_conversation(claude: Any, leader: ScriptedLeader) -> None:
     """Text in blocks, hints for the cache, and answers that are sent back."""
     first = claude.messages.create(model="tiny", max_tokens=50, messages=HELLO)
@@ -135,7 +147,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
         ({"context_management": {"edits": [{"type": "clear_tool_uses"}]}}, 400, "invalid_request_error", "context_m"),
         ({"mcp_servers": [{"url": "x"}]}, 400, "invalid_request_error", "mcp_servers"),
         ({"model": "gpt-4o"}, 404, "not_found_error", "gpt-4o"),
-        ({"max_tokens": 5000}, 400, "invalid_request_error", "context"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "invalid_request_error", "context"),
     ],
 )
 def test_a_refusal(
