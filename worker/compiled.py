@@ -5,7 +5,9 @@ A host without a compiler, or where one fails, goes on without: whoever asks has
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
@@ -13,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
@@ -20,8 +23,9 @@ import structlog
 log = structlog.get_logger()
 
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
-FOR_THIS_PROCESSOR = ("-march=native",)
-"""Left out, another host may use what the same cache keeps."""
+FOR_THIS_PROCESSOR = ("-march=native", "-O2")
+"""Without the first, another host may use what the same cache keeps. Such sources say themselves what is to be unrolled
+and how it uses vectors; more optimising would only take longer."""
 COMPILE_WITHIN_S = 60.0
 
 _libraries: dict[Path, ctypes.CDLL | None] = {}
@@ -64,7 +68,9 @@ def _load(source: Path, more_flags: tuple[str, ...]) -> ctypes.CDLL | None:
         folder = kept.parent
     except OSError:  # a home that can't be written to: compiled anew by each process
         folder = None
-    with tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
+    with _alone(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
+        if kept.exists():  # by whom this waited for
+            return ctypes.CDLL(str(kept))
         fresh = Path(scratch) / name
         command = [compiler, *FLAGS, *more_flags, "-o", str(fresh), str(source)]
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_WITHIN_S)
@@ -72,6 +78,18 @@ def _load(source: Path, more_flags: tuple[str, ...]) -> ctypes.CDLL | None:
         if folder is not None:
             fresh.replace(kept)  # whole or not at all, however many compile it at the same time
         return loaded
+
+
+@contextlib.contextmanager
+def _alone(folder: Path | None) -> Iterator[None]:
+    """The ranks of a host start together and want the same: one compiles, the others take what it made."""
+    if folder is None:
+        yield
+        return
+    with (folder / "lock").open("w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks: each compiles its own
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _processor() -> str:

@@ -48,8 +48,10 @@ void score(const float* turned, const float* const* queries, int64_t dim, float*
 inline void turn(const float* keys, int64_t dim, float* turned) {
   Floats rows[LANES];
   for (int64_t at = 0; at < dim; at += LANES) {
+#pragma GCC unroll 16
     for (int row = 0; row < LANES; ++row) rows[row] = load(keys + row * dim + at);
     transpose(rows);
+#pragma GCC unroll 16
     for (int row = 0; row < LANES; ++row) store(turned + (at + row) * LANES, rows[row]);
   }
 }

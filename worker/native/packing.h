@@ -1,6 +1,8 @@
 // From rows of weights, as a checkpoint has them, to the panels that product.h reads, and back for a table of embeddings.
 #pragma once
 
+#include <numeric>
+
 #include "product.h"
 
 namespace furrow {
@@ -11,7 +13,21 @@ inline int64_t position(const Linear& linear, int64_t output, int64_t input) {
   return ((output / PANEL * steps + input / per) * PANEL + output % PANEL) * per + input % per;
 }
 
-// Rows of numbers that stay as they are become the outputs from `first` on. Written panel by panel, input by input.
+// A block of inputs of some outputs of one panel, `from` … `to`. Rows are often a power of two apart and would throw each
+// other out of the cache, so a few numbers of each are fetched together.
+template <typename T>
+void place_block(const Linear& linear, const T* rows, int64_t from, int64_t to, int64_t input, T* packed) {
+  constexpr int64_t BLOCK = 64 / sizeof(T);
+  T fetched[PANEL][BLOCK];
+  const int64_t count = std::min(BLOCK, linear.inputs - input);
+  for (int64_t row = 0; row < to - from; ++row)
+    std::memcpy(fetched[row], rows + row * linear.inputs + input, count * sizeof(T));
+  T* out = packed + position(linear, from, input);
+  for (int64_t i = 0; i < count; ++i, out += PANEL)
+    for (int64_t row = 0; row < to - from; ++row) out[row] = fetched[row][i];
+}
+
+// Rows of numbers that stay as they are become the outputs from `first` on.
 template <typename T>
 void place(Hand& hand, const Linear& linear, const T* rows, int64_t count, int64_t first) {
   T* packed = static_cast<T*>(const_cast<void*>(linear.weights));
@@ -19,40 +35,32 @@ void place(Hand& hand, const Linear& linear, const T* rows, int64_t count, int64
   hand.each(back - front + 1, 1, [&](int64_t begin, int64_t end) {
     for (int64_t panel = front + begin; panel < front + end; ++panel) {
       const int64_t from = std::max(first, panel * PANEL), to = std::min(first + count, (panel + 1) * PANEL);
-      for (int64_t input = 0; input < linear.inputs; ++input) {
-        T* out = packed + position(linear, from, input);
-        const T* in = rows + (from - first) * linear.inputs + input;
-        for (int64_t output = from; output < to; ++output, in += linear.inputs) *out++ = *in;
-      }
+      for (int64_t input = 0; input < linear.inputs; input += 64 / sizeof(T))
+        place_block(linear, rows + (from - first) * linear.inputs, from, to, input, packed);
     }
   });
 }
 
-// One output's weights in ± 127 of the largest of them.
-inline void place_bytes(const Linear& linear, const float* row, int64_t output) {
-  Floats most = all(0.0f);
-  float rest = 0.0f;
-  int64_t at = 0;
-  for (; at + LANES <= linear.inputs; at += LANES) most = larger(most, magnitude(load(row + at)));
-  for (; at < linear.inputs; ++at) rest = std::max(rest, std::fabs(row[at]));
-  const float scale = std::max(std::max(largest(most), rest) / 127.0f, 1.17549435e-38f);
-  int8_t* packed = static_cast<int8_t*>(const_cast<void*>(linear.weights));
-  int32_t sum = 0;
-  for (int64_t input = 0; input < linear.inputs; ++input) {
-    const int32_t value = static_cast<int32_t>(std::nearbyintf(row[input] / scale));
-    packed[position(linear, output, input)] = static_cast<int8_t>(value);
-    sum += value;
-  }
+// One output's weights in ± 127 of the largest of them; `bytes` is room for them, rounded up to whole vectors.
+inline void place_bytes(const Linear& linear, const float* row, int64_t output, uint8_t* bytes) {
+  float largest_of_row;
+  scaled_bytes<0>(row, linear.inputs, byte_stride(linear.inputs), bytes, &largest_of_row);
+  const auto* values = reinterpret_cast<const int8_t*>(bytes);
+  const int32_t sum = std::accumulate(values, values + linear.inputs, 0);
+  auto* packed = static_cast<int8_t*>(const_cast<void*>(linear.weights)) + position(linear, output, 0);
+  for (int64_t input = 0; input < linear.inputs; input += Int8::PER, packed += PANEL * Int8::PER)
+    std::memcpy(packed, values + input, Int8::PER);
   const_cast<int32_t*>(linear.sums)[output] = OFFSET * sum;
-  const_cast<float*>(linear.scales)[output] = scale / 127.0f;
+  const_cast<float*>(linear.scales)[output] = largest_of_row / 127.0f / 127.0f;
 }
 
 inline void pack(Hand& hand, const Linear& linear, const void* rows, int64_t count, int64_t first) {
   if (linear.kind == FLOAT32) return place(hand, linear, static_cast<const float*>(rows), count, first);
   if (linear.kind != INT8) return place(hand, linear, static_cast<const uint16_t*>(rows), count, first);
   hand.each(count, 64, [&](int64_t from, int64_t to) {
+    std::vector<uint8_t> bytes(byte_stride(linear.inputs) + LANES);
     for (int64_t row = from; row < to; ++row)
-      place_bytes(linear, static_cast<const float*>(rows) + row * linear.inputs, first + row);
+      place_bytes(linear, static_cast<const float*>(rows) + row * linear.inputs, first + row, bytes.data());
   });
 }
 

@@ -16,6 +16,7 @@ namespace furrow {
 
 constexpr int64_t PANEL = 2 * LANES;
 constexpr int TILE = LANES == 16 ? 8 : 6;  // rows: 2 · TILE sums, two weights and one input fill the registers
+constexpr float SMALLEST = 1.17549435e-38f;   // divides a row of zeros
 constexpr int64_t PIECE_BYTES = 64 * 1024;  // of weights, for a thread at a time
 
 inline int64_t panels(const Linear& linear) { return (linear.outputs + PANEL - 1) / PANEL; }
@@ -125,8 +126,10 @@ inline void panel_product(const Linear& linear, const Rows& inputs, int64_t pane
   }
 }
 
-// A row's values as bytes in ± 127 of its own largest, and that largest; a row with NaN or infinity has NaN for it.
-inline void quantize(const float* row, int64_t count, int64_t room, uint8_t* bytes, float* scale) {
+// A row's values as bytes, its own largest becoming ± 127, each ABOVE its value; and that largest. Where the row holds NaN or
+// infinity the largest is NaN. `bytes` has room for `room` of them and a vector.
+template <int ABOVE>
+void scaled_bytes(const float* row, int64_t count, int64_t room, uint8_t* bytes, float* largest_of_row) {
   Floats most = all(0.0f), poison = all(0.0f);
   float rest = 0.0f, spoilt = 0.0f;
   int64_t at = 0;
@@ -135,13 +138,13 @@ inline void quantize(const float* row, int64_t count, int64_t room, uint8_t* byt
     poison = fma(load(row + at), all(0.0f), poison);
   }
   for (int64_t i = at; i < count; ++i) rest = std::max(rest, std::fabs(row[i])), spoilt += row[i] * 0.0f;
-  const float most_of_all = std::max({largest(most), rest, 1.17549435e-38f});
-  for (int64_t i = 0; i + LANES <= count; i += LANES)
-    store_bytes(bytes + i, plus(rounded(load(row + i) / all(most_of_all) * all(127.0f)), all(OFFSET)));
+  const float divisor = std::max({largest(most), rest, SMALLEST});
+  for (int64_t i = 0; i < at; i += LANES)
+    store_bytes(bytes + i, plus(rounded(load(row + i) / all(divisor) * all(127.0f)), all(ABOVE)));
   for (int64_t i = at; i < count; ++i)
-    bytes[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyintf(row[i] / most_of_all * 127.0f)) + OFFSET);
-  for (int64_t i = count; i < room; ++i) bytes[i] = OFFSET;
-  *scale = most_of_all + spoilt + sum(poison);
+    bytes[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyintf(row[i] / divisor * 127.0f)) + ABOVE);
+  for (int64_t i = count; i < room; ++i) bytes[i] = ABOVE;
+  *largest_of_row = divisor + spoilt + sum(poison);
 }
 
 // Room for rows in the kind of numbers that a layer multiplies; floats stay where they are.
@@ -159,7 +162,7 @@ inline void product(Hand& hand, const Linear& linear, const float* x, int64_t ro
     const int64_t stride = byte_stride(linear.inputs);
     hand.each(rows, 1, [&](int64_t from, int64_t to) {
       for (int64_t row = from; row < to; ++row)
-        quantize(x + row * linear.inputs, linear.inputs, stride, room.bytes + row * stride, room.scales + row);
+        scaled_bytes<OFFSET>(x + row * linear.inputs, linear.inputs, stride, room.bytes + row * stride, room.scales + row);
     });
     inputs = {room.bytes, room.scales, rows, stride / 4};
   }

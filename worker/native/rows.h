@@ -14,7 +14,9 @@ inline void normalize(const Norm& norm, const float* x, int64_t count, float* ou
   for (; at + LANES <= count; at += LANES) squares = fma(load(x + at), load(x + at), squares);
   for (; at < count; ++at) rest += x[at] * x[at];
   const float scale = 1.0f / std::sqrt((sum(squares) + rest) / static_cast<float>(count) + norm.epsilon);
-  for (int64_t i = 0; i < count; ++i) out[i] = x[i] * scale * norm.weight[i];
+  for (at = 0; at + LANES <= count; at += LANES)
+    store(out + at, load(x + at) * all(scale) * load(norm.weight + at));
+  for (; at < count; ++at) out[at] = x[at] * scale * norm.weight[at];
 }
 
 // silu(gate) · up, from both side by side.
@@ -38,13 +40,19 @@ inline void angles(const Model& model, int64_t position, float* out) {
 }
 
 // Turns the pairs of a head, which lie half a head apart, by the position's angles.
-inline void rotate(float* __restrict head, const float* __restrict turns, int64_t dim) {
+inline void rotate(float* head, const float* turns, int64_t dim) {
   const int64_t half = dim / 2;
-  float* __restrict other = head + half;
-  for (int64_t i = 0; i < half; ++i) {
-    const float x = head[i], y = other[i], cosine = turns[i], sine = turns[half + i];
-    head[i] = x * cosine - y * sine;
-    other[i] = y * cosine + x * sine;
+  float* other = head + half;
+  int64_t at = 0;
+  for (; at + LANES <= half; at += LANES) {
+    const Floats x = load(head + at), y = load(other + at), cosine = load(turns + at), sine = load(turns + half + at);
+    store(head + at, x * cosine - y * sine);
+    store(other + at, y * cosine + x * sine);
+  }
+  for (; at < half; ++at) {
+    const float x = head[at], y = other[at], cosine = turns[at], sine = turns[half + at];
+    head[at] = x * cosine - y * sine;
+    other[at] = y * cosine + x * sine;
   }
 }
 

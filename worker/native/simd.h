@@ -153,6 +153,7 @@ template <int STRIDE = 1>
 inline void transpose(Floats (&rows)[LANES]) {
   if constexpr (STRIDE < LANES) {
     using Order = std::make_integer_sequence<int, LANES>;
+#pragma GCC unroll 16
     for (int row = 0; row < LANES; ++row)
       if (!(row & STRIDE)) {
         const Floats low = exchanged<STRIDE, 0>(rows[row], rows[row + STRIDE], Order{});
