@@ -13,6 +13,8 @@ import pytest
 from control import access
 from control.access import ApiKey
 from control.clients import SyncRedis
+from control.connection import run
+from control.keys import KeyKeys
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat, read_all, text_of
 from tests.integration.api.waiting import until
@@ -209,6 +211,21 @@ def test_requests_at_one_time(guarded: ApiProcess, mint: Mint, leader: ScriptedL
         leader.resume()
         response.read()
     until(lambda: ask(guarded, secret).status_code == 200, 10)
+
+
+def test_places_that_a_dead_process_left_are_free(
+    guarded: ApiProcess, mint: Mint, leader: ScriptedLeader, redis_client: SyncRedis
+) -> None:
+    """Those of requests that have ended, or never came to the queue; one that is about to come keeps its place."""
+    key, secret = mint(max_concurrent=3)
+    ended = ask(guarded, secret).headers["x-request-id"]
+    until(lambda: not run(redis_client, access.open_requests(key)), 10)
+    for rid in (ended, "never-came", "about-to-come"):
+        run(redis_client, access.spend(key, rid, "tiny", 1, 5))
+    long_ago = int(redis_client.time()[0] * 1000) - 60_000
+    redis_client.hset(KeyKeys(key.id).open, "never-came", f"{long_ago} tiny")
+    assert ask(guarded, secret).status_code == 200
+    until(lambda: set(run(redis_client, access.open_requests(key))) == {"about-to-come"}, 10)
 
 
 def test_what_was_refused_counts_nothing(guarded: ApiProcess, mint: Mint, leader: ScriptedLeader) -> None:

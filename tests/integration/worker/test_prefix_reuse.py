@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from control import health
+from control.keys import ModelKeys
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
@@ -53,6 +54,8 @@ def test_a_second_turn(scene: LeaderScene) -> None:
     assert scene.answer("second") == scene.answer("alone")
     assert cached(scene, "second") == [kept] + [None] * (NEW - 1)
     assert cached(scene, "alone") == [None] * NEW
+    counted = [scene.redis.client.hget(ModelKeys(MODEL).request(rid), "cached_tokens") for rid in ("second", "alone")]
+    assert counted == [str(kept), None]
 
 
 def end_epoch(scene: LeaderScene) -> None:
