@@ -8,6 +8,7 @@ import anthropic
 from checks import BASE_URL, KEY, MODEL, check, main
 
 client = anthropic.Anthropic(base_url=BASE_URL.removesuffix("/v1"), api_key=KEY, max_retries=0, timeout=60)
+GREEDY = {"temperature": 0}
 ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
 WEATHER: Any = {
     "name": "get_weather",
@@ -16,7 +17,9 @@ WEATHER: Any = {
 
 
 def ask(**fields: Any) -> Any:
-    return client.messages.create(**({"model": MODEL, "messages": ASK, "max_tokens": 24, "temperature": 0} | fields))
+    return client.messages.create(
+        **({"model": MODEL, "messages": ASK, "max_tokens": 24, "extra_body": GREEDY} | fields)
+    )
 
 
 @check("a message, whole")
@@ -28,7 +31,7 @@ def whole() -> None:
 
 @check("a message, streamed, says what the whole one says")
 def streamed() -> None:
-    with client.messages.stream(model=MODEL, messages=ASK, max_tokens=24, temperature=0) as stream:
+    with client.messages.stream(model=MODEL, messages=ASK, max_tokens=24, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == final.content[0].text == ask().content[0].text

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import traceback
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,19 @@ def check(title: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
         return function
 
     return register
+
+
+def terse() -> dict[str, int]:
+    """A `logit_bias` under which a small model that must write JSON comes to its end."""
+    return {str(_token(sign)): 100 if sign == '"' else 50 for sign in '"{}[],:'}
+
+
+def _token(text: str) -> int:
+    body = json.dumps({"model": MODEL, "prompt": text, "add_special_tokens": False}).encode()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+    request = urllib.request.Request(f"{BASE_URL}/tokenize", body, headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)["tokens"][0]
 
 
 def tell(title: str, ok: bool, detail: str = "") -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import instructor
 import openai
-from checks import BASE_URL, KEY, MODEL, check, main
+from checks import BASE_URL, KEY, MODEL, check, main, terse
 from pydantic import BaseModel
 
 ASK: Any = [{"role": "user", "content": "Is a poisoned replica healthy?"}]
@@ -20,7 +20,13 @@ def ask(mode: instructor.Mode) -> Answer:
     inner = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0)
     client = instructor.from_openai(inner, mode=mode)
     return client.chat.completions.create(
-        model=MODEL, messages=ASK, response_model=Answer, max_retries=0, max_tokens=200, temperature=0
+        model=MODEL,
+        messages=ASK,
+        response_model=Answer,
+        max_retries=0,
+        max_tokens=200,
+        temperature=0,
+        logit_bias=terse(),
     )
 
 

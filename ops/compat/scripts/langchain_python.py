@@ -29,6 +29,8 @@ class Told:
 told = Told()
 # None of the configuration that a project around this file may have.
 options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "--asyncio-mode=auto", "-c", os.devnull]
+JSON = "(structured or json_mode)"
+options += ["-k", f"(TestObjects and {JSON}) or (TestChat and not {JSON})"]
 # The client keeps its connections, so all tests share one loop.
 for scope in ("fixture", "test"):
     options += ["-o", f"asyncio_default_{scope}_loop_scope=session"]

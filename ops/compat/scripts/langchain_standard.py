@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from checks import BASE_URL, KEY, MODEL
+from checks import BASE_URL, KEY, MODEL, terse
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 
-class TestFurrow(ChatModelIntegrationTests):
+class TestChat(ChatModelIntegrationTests):
     @property
     def chat_model_class(self) -> type[ChatOpenAI]:
         return ChatOpenAI
@@ -29,3 +29,11 @@ class TestFurrow(ChatModelIntegrationTests):
     @property
     def supports_json_mode(self) -> bool:
         return True
+
+
+class TestObjects(TestChat):
+    """Those that want JSON."""
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {**super().chat_model_params, "logit_bias": terse()}

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import litellm
-from checks import BASE_URL, KEY, MODEL, check, main
+from checks import BASE_URL, KEY, MODEL, check, main, terse
 
 ASK = [{"role": "user", "content": "What is a poisoned replica?"}]
 WHERE: Any = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": KEY, "num_retries": 0, "temperature": 0}
@@ -60,7 +60,7 @@ def tools() -> None:
 def structured() -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema | {"additionalProperties": False}}}
-    answer = litellm.completion(messages=ASK, response_format=form, max_tokens=60, **WHERE)
+    answer = litellm.completion(messages=ASK, response_format=form, logit_bias=terse(), **WHERE)
     assert isinstance(json.loads(answer.choices[0].message.content)["ok"], bool)
 
 

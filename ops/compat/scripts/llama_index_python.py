@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks import BASE_URL, KEY, MODEL, check, main
+from checks import BASE_URL, KEY, MODEL, check, main, terse
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
@@ -40,7 +40,7 @@ async def asynchronous() -> None:
 
 @check("an object by a tool that must be called")
 def structured() -> None:
-    able = llm(is_function_calling_model=True, max_tokens=200)
+    able = llm(is_function_calling_model=True, max_tokens=200, additional_kwargs={"logit_bias": terse()})
     assert isinstance(able.as_structured_llm(Answer).complete("Is it so?").raw, Answer)
 
 

@@ -1,6 +1,6 @@
 // The official client for Node.
 import OpenAI from "openai";
-import { apiKey, assert, baseURL, main, model } from "./checks.mjs";
+import { apiKey, assert, baseURL, main, model, terse } from "./checks.mjs";
 
 const client = new OpenAI({ baseURL, apiKey, maxRetries: 0, timeout: 60_000 });
 const messages = [{ role: "user", content: "What is a poisoned replica?" }];
@@ -82,6 +82,7 @@ await main({
     const schema = { type: "object", properties: { ok: { type: "boolean" } }, required: ["ok"], additionalProperties: false };
     const answer = await client.chat.completions.create({
       ...base,
+      logit_bias: await terse(),
       response_format: { type: "json_schema", json_schema: { name: "a", schema, strict: true } },
     });
     assert(typeof JSON.parse(answer.choices[0].message.content).ok === "boolean", "it is what the schema says");

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import openai
-from checks import BASE_URL, KEY, MODEL, check, main
+from checks import BASE_URL, KEY, MODEL, check, main, terse
 
 client = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0, timeout=60)
 ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
@@ -172,7 +172,8 @@ def structured() -> None:
         "additionalProperties": False,
     }
     answer = ask(
-        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+        logit_bias=terse(),
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}},
     )
     assert isinstance(json.loads(answer.choices[0].message.content)["ok"], bool)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks import BASE_URL, KEY, MODEL, check, main
+from checks import BASE_URL, KEY, MODEL, check, main, terse
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -41,13 +41,17 @@ def history() -> None:
 @check("output by a tool that must be called")
 def tool_output() -> None:
     agent = Agent(model, output_type=ToolOutput(Answer))
-    assert isinstance(agent.run_sync("Is it so?", model_settings={"max_tokens": 200}).output, Answer)
+    assert isinstance(
+        agent.run_sync("Is it so?", model_settings={"max_tokens": 200, "logit_bias": terse()}).output, Answer
+    )
 
 
 @check("output by a JSON schema")
 def native_output() -> None:
     agent = Agent(model, output_type=NativeOutput(Answer))
-    assert isinstance(agent.run_sync("Is it so?", model_settings={"max_tokens": 60}).output, Answer)
+    assert isinstance(
+        agent.run_sync("Is it so?", model_settings={"max_tokens": 200, "logit_bias": terse()}).output, Answer
+    )
 
 
 main()

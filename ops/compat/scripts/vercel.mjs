@@ -2,7 +2,7 @@
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, streamText, tool } from "ai";
 import { z } from "zod";
-import { apiKey, assert, baseURL, main, model } from "./checks.mjs";
+import { apiKey, assert, baseURL, main, model, terse } from "./checks.mjs";
 
 const farm = createOpenAICompatible({ name: "furrow", baseURL, apiKey, supportsStructuredOutputs: true, includeUsage: true });
 const base = { model: farm.chatModel(model), maxOutputTokens: 24, temperature: 0, maxRetries: 0 };
@@ -35,7 +35,8 @@ await main({
     assert(typeof toolCalls[0].input.city === "string", "a city was named");
   },
   "an object by a JSON schema": async () => {
-    const { object } = await generateObject({ ...base, maxOutputTokens: 60, schema: z.object({ ok: z.boolean() }), prompt });
+    const providerOptions = { furrow: { logit_bias: await terse() } };
+    const { object } = await generateObject({ ...base, providerOptions, schema: z.object({ ok: z.boolean() }), prompt });
     assert(typeof object.ok === "boolean", "it is what the schema says");
   },
 });

@@ -30,7 +30,7 @@ def test_a_body_is_never_too_deep_to_be_refused() -> None:
     """A hundred levels are taken, whatever they hold; thousands are a 400 before anything else."""
     assert asked(guided_json=deep(99)) is not None
     body = b'{"messages": [], "guided_json": ' + b"[" * 20_000 + b"]" * 20_000 + b"}"
-    with pytest.raises(RequestError, match="nests too deep"):
+    with pytest.raises(RequestError, match="nested too deeply"):
         parse_chat(body)
 
 
