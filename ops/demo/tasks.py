@@ -39,7 +39,7 @@ SHARES: dict[Task, float] = {
 }
 """How often each task is drawn, in relative numbers."""
 
-TOOL_SHARE = 0.3
+TOOL_SHARE = 0.4
 """Of the conversations: those with tools."""
 
 SYSTEM_MESSAGES = (

@@ -38,6 +38,16 @@ ADD: dict[str, Any] = {
 ASK: list[Any] = [{"role": "user", "content": "Tell me a story about a dog."}]
 
 
+CITY: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
 def fits(call: Any) -> bool:
     """Whether a call names one of the tools and its arguments are what that tool asks for."""
     arguments = json.loads(call.function.arguments)
@@ -88,3 +98,23 @@ def test_a_named_call_streamed_and_whole_agree(client: openai.OpenAI) -> None:
     assert call.type == "function" and fits(call)
     assert parts[0].id is not None and parts[0].function is not None and parts[0].function.name == "add"
     assert "".join(part.function.arguments or "" for part in parts if part.function) == call.function.arguments
+
+
+def test_the_model_calls_a_tool_by_itself(client: openai.OpenAI) -> None:
+    """Asked about the weather it calls the tool, and says the result; without the tool it doesn't know."""
+    asked: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    first = client.chat.completions.create(model="demo", messages=asked, tools=[CITY], temperature=0).choices[0]
+    assert first.finish_reason == "tool_calls"
+    [call] = first.message.tool_calls or []
+    assert call.type == "function" and call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny, 21 degrees"}
+    second = client.chat.completions.create(
+        model="demo",
+        messages=[*asked, first.message, result],  # type: ignore[list-item]
+        tools=[CITY],
+        temperature=0,
+    ).choices[0]
+    assert (second.message.content, second.finish_reason) == ("The weather in Paris: sunny, 21 degrees.", "stop")
+    without = client.chat.completions.create(model="demo", messages=asked, temperature=0).choices[0]
+    assert (without.message.content or "").startswith("I do not know that")

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from ops.demo import MODEL_DIR, evaluate
 from ops.demo.batches import conversation_pieces
-from ops.demo.tasks import Conversation, held_out, training
+from ops.demo.tasks import Conversation, held_out, held_out_with_tools, training
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 LONG_TASKS = ("count long", "overview", "story", "any story")
@@ -118,6 +118,14 @@ def test_held_out_questions_are_answered() -> None:
     outcomes = evaluate.answer_all(model, tokenizer, _short_questions(), rows=60)
     assert len(outcomes) > 40
     assert sum(outcome.stopped for outcome in outcomes) >= 0.95 * len(outcomes)
+    assert sum(outcome.right for outcome in outcomes) >= 0.9 * len(outcomes), evaluate.table(outcomes)
+
+
+def test_tools_are_called_and_their_results_said() -> None:
+    """Of calls with arguments that training never showed, and of results, nine in ten are right."""
+    model, tokenizer = evaluate.load()
+    outcomes = evaluate.answer_all(model, tokenizer, held_out_with_tools(seed=11, per_task=4), rows=60)
+    assert len(outcomes) > 30
     assert sum(outcome.right for outcome in outcomes) >= 0.9 * len(outcomes), evaluate.table(outcomes)
 
 
