@@ -150,6 +150,8 @@ def serve(settings: ApiSettings) -> None:
     # What lives as long as the process is not looked through by each full collection, which every stream would feel.
     gc.collect()
     gc.freeze()
+    # A thread that reads the catalog each second would keep the streams waiting for five milliseconds at a time.
+    sys.setswitchinterval(0.001)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True

@@ -136,4 +136,5 @@ class Replica:
         return [renew(self.lease, 1), health.beat(MODEL, self.lease.replica, 0, beat)]
 
     def tend(self) -> None:
+        """Renew and beat, if it is time."""
         run_every(self._client, self._tending(time.monotonic()))
