@@ -11,14 +11,16 @@ from typing import Any
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
-from control.messages import GenerationRequest, ModelAssets, Sampling
+from control.messages import GenerationRequest, Grammar, ModelAssets, Sampling
 
 _LEAST_TOP_P = 1e-6
 """top_p 0 is allowed by OpenAI and keeps the most likely token alone; filters need a value above 0."""
 
 
-def admit(request: ChatRequest | CompletionRequest, prompt: list[int], assets: ModelAssets) -> GenerationRequest:
-    """Check a tokenised prompt against the model's limits and fill in the sampling parameters.
+def admit(
+    request: ChatRequest | CompletionRequest, prompt: list[int], assets: ModelAssets, grammar: Grammar | None = None
+) -> GenerationRequest:
+    """Check a tokenised prompt against the model's limits and fill in the sampling parameters. `grammar` is checked.
 
     Raises ContextLengthExceeded, RequestTooLarge, or RequestError for token ids outside the vocabulary.
     """
@@ -33,7 +35,7 @@ def admit(request: ChatRequest | CompletionRequest, prompt: list[int], assets: M
             f"'min_tokens' ({request.min_tokens}) is above the most tokens that can be generated ({max_tokens}).",
             param="min_tokens",
         )
-    sampling = _sampling(request, max_tokens, assets)
+    sampling = _sampling(request, max_tokens, assets, grammar)
     return GenerationRequest(prompt=prompt, sampling=sampling, cache_salt=request.cache_salt or "")
 
 
@@ -65,7 +67,9 @@ def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, as
     return min(assets.context_length, assets.kv_tokens) - prompt_tokens if asked is None else asked
 
 
-def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets: ModelAssets) -> Sampling:
+def _sampling(
+    request: ChatRequest | CompletionRequest, max_tokens: int, assets: ModelAssets, grammar: Grammar | None
+) -> Sampling:
     config = assets.generation_config
     top_k = _default(request.top_k, config, "top_k", 0)
     eos_ids = [] if request.ignore_eos else assets.eos_ids
@@ -87,6 +91,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
         logprobs=request.logprobs_count,
         prompt_logprobs=request.prompt_scores,
         n=request.n or 1,
+        grammar=grammar,
     )
 
 

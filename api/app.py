@@ -7,14 +7,26 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import OpenAPIConfig
 
-from api.errors import handle
 from api.process import Process
 from api.routes.chat import create_chat_completion
 from api.routes.completions import create_completion
+from api.routes.farm import farm_routes
+from api.routes.generation import identify
 from api.routes.health import health, metrics, ready
+from api.routes.messages import count_message_tokens, create_message
 from api.routes.models import list_models, retrieve_model
 from api.routes.requests import cancel_request, delete_request, follow_request, show_request
+from api.routes.responses import (
+    cancel_response,
+    count_input_tokens,
+    create_response,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from api.routes.tokens import detokenize, tokenize, tokenizer_info
+from api.routes.usage import own_usage
+from api.schemas.message_errors import handle_in_shape
 from api.schemas.openapi import add_bodies
 from api.settings import ApiSettings
 
@@ -33,6 +45,14 @@ def create_app(settings: ApiSettings) -> Litestar:
         route_handlers=[
             create_chat_completion,
             create_completion,
+            create_response,
+            count_input_tokens,
+            retrieve_response,
+            delete_response,
+            cancel_response,
+            list_input_items,
+            create_message,
+            count_message_tokens,
             list_models,
             retrieve_model,
             show_request,
@@ -42,12 +62,19 @@ def create_app(settings: ApiSettings) -> Litestar:
             tokenize,
             detokenize,
             tokenizer_info,
+            own_usage,
+            farm_routes,
             health,
             ready,
             metrics,
         ],
         # All three, or the framework's own error shape leaks for some of them.
-        exception_handlers={HTTPException: handle, ValidationException: handle, Exception: handle},
+        exception_handlers={
+            HTTPException: handle_in_shape,
+            ValidationException: handle_in_shape,
+            Exception: handle_in_shape,
+        },
+        before_request=identify,
         on_startup=[start],
         on_shutdown=[stop],
         request_max_body_size=settings.max_body_bytes,

@@ -7,17 +7,22 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from api.access.identity import ANONYMOUS, Identity
 from api.admission import admit
 from api.chat.conversation import chat_prompt
 from api.chat.echo import prompt_text
 from api.chat.reading.how import Reading
+from api.grammar import GrammarChecks
 from api.journal import Journal
 from api.models import ServedModel
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
-from api.schemas.view import View, member_rid
+from api.schemas.converted import Converted, renamed
+from api.schemas.structured import Asked, grammar_of
+from api.schemas.view import Endpoint, View, member_rid
 from api.settings import ApiSettings
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest
@@ -41,6 +46,9 @@ class Caller:
 
     journal: Journal
     tenant: str = ""
+    identity: Identity = ANONYMOUS
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    """For the response, whatever it will be; filled on the way."""
     idempotency_key: str = ""
     body_hash: str = ""
     on_disconnect: str | None = None
@@ -70,6 +78,10 @@ class Intake:
     on_disconnect: str
 
     @property
+    def priority(self) -> str:
+        return self.caller.identity.priority(self.body.priority)
+
+    @property
     def prompt_tokens(self) -> int:
         return sum(len(member.prompt) for member in self.members)
 
@@ -81,7 +93,8 @@ class Intake:
             model=self.served.name,
             params=self.members[member],
             tenant=self.caller.tenant,
-            priority=self.body.priority or "normal",
+            account=self.caller.identity.account,
+            priority=self.priority,
             deadline_ms=self.deadline_ms,
             on_disconnect=self.on_disconnect,
             api=settings.api_id,
@@ -92,14 +105,19 @@ class Intake:
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
             # What is low may wait as long as it takes: it is the class for work that nobody looks at.
-            max_queue_wait_ms=0 if self.body.priority == "low" else round(1000 * settings.max_queue_wait),
+            max_queue_wait_ms=0 if self.priority == "low" else round(1000 * settings.max_queue_wait),
         )
 
     def view(self, member: int = 0) -> View:
         """How the answer is shown."""
         body, sampling = self.body, self.members[member].sampling
+        told: dict[str, Any] = {}
+        endpoint: Endpoint = "chat" if isinstance(body, ChatRequest) else "completions"
+        if isinstance(body, Converted):
+            endpoint, told = body.endpoint, body.told(sampling)
         return View(
-            endpoint="chat" if isinstance(body, ChatRequest) else "completions",
+            endpoint=endpoint,
+            told=told,
             created=self.caller.journal.received_ms // 1000,
             model=body.model or self.served.name,
             n=sampling.n,
@@ -119,14 +137,23 @@ class Intake:
             reading=self.reading,
             user=body.user,
             metadata=body.metadata or {},
+            constrained=sampling.grammar is not None,
             client_request_id=self.caller.client_request_id,
         )
 
 
-async def take_in(body: Body, caller: Caller, served: ServedModel) -> Intake:
+async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
-    texts, reading = _texts(body, served)
-    members = [admit(body, prompt, served.assets) for prompt in await _encoded(texts, body, served)]
+    try:
+        return await _take_in(body, caller, served, grammars)
+    except RequestError as error:
+        raise (renamed(error, body.names) if isinstance(body, Converted) else error) from None
+
+
+async def _take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
+    texts, reading, asked = _texts(body, served)
+    grammar = await grammars.check(asked, served.letters) if asked is not None else None
+    members = [admit(body, prompt, served.assets, grammar) for prompt in await _encoded(texts, body, served)]
     _check_scores(body, members)
     return Intake(
         body=body,
@@ -161,16 +188,16 @@ def _echo(body: Body, served: ServedModel) -> list[str]:
 
 async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:
     """The request's prompts as token ids."""
-    texts, _ = _texts(body, served)
+    texts, _, _ = _texts(body, served)
     return await _encoded(texts, body, served)
 
 
-def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Reading | None]:
-    """The request's prompts before they are tokenised, and how the answers are to be read."""
+def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Reading | None, Asked | None]:
+    """The request's prompts before they are tokenised, how the answers are to be read, and what they must be."""
     if isinstance(body, CompletionRequest):
-        return body.prompts, None
+        return body.prompts, None, grammar_of(body)
     prompt = chat_prompt(body, served.assets, served.vocabulary, served.forms)
-    return [prompt.text], prompt.reading
+    return [prompt.text], prompt.reading, prompt.asked
 
 
 async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
@@ -189,6 +216,15 @@ async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel
 
     long = sum(len(text) for text in texts) > _IN_THREAD_CHARACTERS
     return await asyncio.to_thread(encode) if long else encode()
+
+
+async def count_tokens(body: Converted, served: ServedModel) -> int:
+    """Tokens that the request's prompt has. Raises RequestError in the client's own names."""
+    try:
+        [prompt] = await prompts_of(body, served)
+    except RequestError as error:
+        raise renamed(error, body.names) from None
+    return len(prompt)
 
 
 def deadline_ms(body: Body) -> int:
@@ -229,8 +265,3 @@ def on_disconnect_policy(field: str | int | float | None, header: str | None) ->
 def hash_body(body: bytes) -> str:
     """Names a body for its Idempotency-Key."""
     return hashlib.sha256(body).hexdigest()
-
-
-def tenant_of(token: str | None) -> str:
-    """The tenant that a bearer token stands for; the token itself never reaches Redis or a log."""
-    return "anonymous" if not token else hashlib.sha256(token.encode()).hexdigest()[:16]

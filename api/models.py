@@ -14,6 +14,7 @@ import structlog
 from api.chat.forms import Forms, forms_of
 from api.chat.reading.how import CallFormat
 from api.chat.tokens import Vocabulary
+from api.grammar import letters
 from api.settings import ApiSettings
 from api.tasks import end
 from control import catalog, health
@@ -38,6 +39,8 @@ class ServedModel:
     name: str
     assets: ModelAssets
     vocabulary: Vocabulary
+    letters: bytes
+    """What a grammar can name of the vocabulary."""
     forms: Forms
     """How the model writes its reasoning and its calls."""
 
@@ -112,6 +115,10 @@ class Models:
         overview = self._overviews.get(name)
         return sum(replica.epoch + replica.seq for replica in overview.replicas) if overview is not None else 0
 
+    def real_name(self, name: str) -> str:
+        """The catalog's name for what a client wrote; what it wrote where the farm knows no such model."""
+        return self._real_name(name) or name
+
     def knows(self, name: str) -> bool:
         return self._real_name(name) in self._overviews
 
@@ -158,14 +165,17 @@ class Models:
                 continue
             elif (assets := catalog.get_assets(self._client, name)) is not None:
                 try:
-                    vocabulary = Vocabulary(assets)
-                    forms = forms_of(assets.chat_template, vocabulary, self._tool_parser)
-                    served[name] = (fingerprint, ServedModel(name, assets, vocabulary, forms))
+                    served[name] = (fingerprint, self._serve(name, assets))
                 except Exception as error:
                     # One model's broken tokenizer must not hide the others.
                     self._broken[name] = fingerprint
                     log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
         return overviews, served
+
+    def _serve(self, name: str, assets: ModelAssets) -> ServedModel:
+        vocabulary = Vocabulary(assets)
+        forms = forms_of(assets.chat_template, vocabulary, self._tool_parser)
+        return ServedModel(name, assets, vocabulary, letters(vocabulary, assets), forms)
 
     async def _keep_looking(self) -> None:
         while True:

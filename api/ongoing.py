@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from api.access.limiter import Hold
+from api.archive import Archive
+from api.chat.piece import Piece
 from api.errors import StreamInterrupted
 from api.feed import Feed
 from api.follow import Follower
@@ -35,6 +38,9 @@ class Ongoing:
     """Whether this process is about to end."""
     stalled: Callable[[], bool]
     """Whether the connection was cut because the client read nothing."""
+    archive: Archive
+    hold: Hold | None = None
+    """What it took of its API key's limits, if there are any."""
     _warned: float = field(default=0.0, init=False)
     _released: bool = field(default=False, init=False)
     _alarm: asyncio.TimerHandle | None = field(default=None, init=False)
@@ -88,6 +94,33 @@ class Ongoing:
                 self.renderer.feed(member, feed.take())
         return self.renderer.failure
 
+    async def collect(self) -> list[Piece]:
+        """All choices' text, once all have ended. Raises what ended the request from outside."""
+        renderer, journal = self.renderer, self.journal
+        pieces = renderer.empty_pieces()
+        while not renderer.finished:
+            self.wake.clear()
+            self.check_interrupted()
+            progress = False
+            for member, feed in enumerate(self.feeds):
+                if entries := feed.take():
+                    renderer.collect(pieces, member, entries)
+                    progress = True
+            if progress:
+                journal.first_token()
+                continue
+            for feed in self.feeds:
+                if feed.error is not None:
+                    raise feed.error
+            await self.wait(self.settings.wait_warning)
+            self.warn_if_waiting()
+        return pieces
+
+    async def store(self) -> None:
+        """Complete the stored answer, where it is one that is stored, before the client is told that it has ended."""
+        if (body := self.renderer.to_store) is not None:
+            await self.archive.complete(self.rid, body)
+
     def warn_if_waiting(self) -> bool:
         """Tell the log every two seconds that no token has come yet; True when it did."""
         journal = self.journal
@@ -120,6 +153,10 @@ class Ongoing:
         grace_ms = GRACE_MS if not delivered and (self.interrupted() or self.stalled()) else 0
         for feed in self.feeds:
             self.follower.leave(feed, now_ms() if delivered else None, grace_ms)
+        if self.hold is not None and (self.renderer.finished or (self.hold.ends_with_client and not grace_ms)):
+            usage = self.renderer.usage
+            served = usage.completion_tokens or (self.renderer.finished and self.renderer.failure is None)
+            self.hold.settle(usage.prompt_tokens + usage.completion_tokens if served else 0)
         reasons = {reason or "disconnected" for answer in self.renderer.answers for reason in answer.finish_reasons}
         self.journal.end(
             status=status,

@@ -6,6 +6,8 @@ entry. A resumed stream replays the log from seq 1 through a fresh renderer and 
 
 from __future__ import annotations
 
+from typing import Any
+
 from api.chat.answer import Answer
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
@@ -24,7 +26,7 @@ class StreamRenderer:
     def __init__(
         self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
     ) -> None:
-        self._view = view
+        self.view = self._view = view
         self._writer = writer(rid, view, vocabulary)
         self._prompt_tokens = prompt_tokens
         self.answers = [
@@ -33,6 +35,12 @@ class StreamRenderer:
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
         self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
         self._opened = False
+        self.starting_after = -1
+        """Events with numbers up to this one are not sent, where the endpoint numbers its events."""
+
+    def prelude(self) -> bytes:
+        """What may be sent before the first token; it comes with it otherwise."""
+        return b""
 
     @property
     def finished(self) -> bool:
@@ -96,6 +104,25 @@ class StreamRenderer:
         """The body of an answer that is not streamed: one piece per choice."""
         return self._writer.whole(pieces, self.usage)
 
+    def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
+        """Add entries to an answer that is not streamed; `pieces` has one element per choice over all members."""
+        for entry in entries:
+            piece = self.answers[member].feed(entry)
+            pieces[member * self._view.n + piece.choice].collect(piece)
+
+    def so_far(self) -> dict[str, Any]:
+        """The answer as far as it has come, where the endpoint shows that."""
+        raise NotImplementedError
+
+    @property
+    def to_store(self) -> bytes | None:
+        """The answer's body where it is to outlive its request, once it has ended."""
+        return None
+
+    def farewell(self, error: BaseException) -> bytes:
+        """The last event of a stream that goes on elsewhere: without an id, so that it is no place, nor [DONE]."""
+        return b"data: " + problem(error).encode() + b"\n\n"
+
     def _open(self) -> list[bytes]:
         self._opened = True
         events: list[bytes] = []
@@ -119,12 +146,3 @@ class StreamRenderer:
             return
         self._cursor.places[member] = place
         events.append(b"id: " + self._cursor.encode() + b"\n" + chunk)
-
-
-def collect(renderer: StreamRenderer, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
-    """Add entries to an answer that is not streamed; `pieces` has one element per choice over all members."""
-    answer = renderer.answers[member]
-    n = len(answer.finish_reasons)
-    for entry in entries:
-        piece = answer.feed(entry)
-        pieces[member * n + piece.choice].collect(piece)

@@ -44,7 +44,7 @@ async def events(ongoing: Ongoing) -> AsyncIterator[bytes]:
             yield data
         failure = renderer.failure
     except StreamInterrupted as error:
-        yield _farewell(error)
+        yield renderer.farewell(error)
         ongoing.release(status=problem(error).status, error="cut by shutdown")
         return
     except Exception as error:
@@ -52,22 +52,21 @@ async def events(ongoing: Ongoing) -> AsyncIterator[bytes]:
     except (asyncio.CancelledError, GeneratorExit):
         ongoing.left()
         raise
-    yield renderer.end(failure)
+    closing = renderer.end(failure)
+    await ongoing.store()
+    yield closing
     if failure is None:
         ongoing.release(status=200, delivered=True)
     else:
         ongoing.release(status=problem(failure).status, error=str(failure), delivered=True)
 
 
-def _farewell(error: StreamInterrupted) -> bytes:
-    """The last event of a stream that goes on elsewhere: without an id, so that it is no place, and without [DONE]."""
-    return b"data: " + problem(error).encode() + b"\n\n"
-
-
 async def _tokens(ongoing: Ongoing) -> AsyncIterator[bytes]:
     """Bytes until every choice has ended. Raises what ended the request from outside."""
     renderer, settings, journal = ongoing.renderer, ongoing.settings, ongoing.journal
     sent_at, told = journal.waited, None
+    if prelude := renderer.prelude():
+        yield prelude
     while True:
         ongoing.wake.clear()
         ongoing.check_interrupted()

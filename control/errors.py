@@ -57,6 +57,10 @@ class RequestTooLarge(RequestError):
     """A request that could never fit the KV memory of the model's tightest rank."""
 
 
+class GrammarRefused(RequestError):
+    """A grammar that can't be compiled, or would cost too much; the text says why, in the library's words."""
+
+
 class TemplateFailed(RequestError):
     """The model's chat template refused the messages."""
 
@@ -94,6 +98,21 @@ class LogConflict(RequestError):
             code="log_conflict",
         )
         self.rid, self.api = rid, api
+
+
+class KeyNotFound(RequestError):
+    """No such API key, or a name that several have."""
+
+
+class RateLimited(FurrowError):
+    """An API key's limit has no room for this request. `bound` says which: `requests` or `tokens` per minute, or
+    `concurrent`; `retry_after` is in seconds. `allowance` is what is left (control.access.Allowance)."""
+
+    def __init__(self, bound: str, limit: int, retry_after: float, allowance: object) -> None:
+        what = "requests at one time" if bound == "concurrent" else f"{bound} per minute"
+        when = "one of them ends" if bound == "concurrent" else f"{max(0.001, retry_after):.3g} s have passed"
+        super().__init__(f"This API key's limit of {limit} {what} is reached. Retry once {when}.")
+        self.bound, self.limit, self.retry_after, self.allowance = bound, limit, retry_after, allowance
 
 
 class QueueFull(FurrowError):

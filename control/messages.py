@@ -137,6 +137,17 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancel
 """Why a choice ended. The last three never come from a model: a cancel, a deadline, a failure."""
 
 
+GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice"]
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What every choice's text must be. `text` is JSON for `json_schema` (the schema) and `choice` (a list of texts),
+    and empty for `json_object`."""
+
+    kind: GrammarKind
+    text: str = ""
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a request's tokens are chosen; every default has been resolved by the API.
 
@@ -162,6 +173,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt. With `max_tokens` 0 they are all that is wanted."""
     n: int = 1
+    grammar: Grammar | None = None
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

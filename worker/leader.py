@@ -21,6 +21,7 @@ from control.text import Decode
 from worker.backoff import Backoff
 from worker.exchange import LOOP, Exchange
 from worker.executor import Executor
+from worker.grammars import Grammars
 from worker.group import Group
 from worker.models.fingerprint import fingerprint
 from worker.models.gates import ModelFiles
@@ -70,6 +71,7 @@ class Leader:
         self._executor, self._address, self._limits = executor, address, limits or LeaderLimits()
         tokenizer = Tokenizer.from_str(assets.tokenizer_json)
         self._decode: Decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+        self._grammars = Grammars(assets)
         self._backoff = Backoff()
         self._steps = 0
         self._trying = False
@@ -174,7 +176,7 @@ class Leader:
         )
         progress.kv = scheduler.kv_tokens
         exchange = Exchange(self._client, self._blocking, lease, pulse.check)
-        roster = Roster(lease, exchange, scheduler, Finisher(self._decode))
+        roster = Roster(lease, exchange, scheduler, Finisher(self._decode), self._grammars)
         siblings = Siblings(self._client, lease)
         serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
         try:

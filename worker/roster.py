@@ -13,6 +13,7 @@ from control.lease import Lease
 from control.messages import PromptToken, RequestState, TokenLogprobs
 from control.requests import Claims, Emission, EmitResult
 from worker.exchange import Exchange
+from worker.grammars import Grammars
 from worker.isolation import Isolation
 from worker.running import RunningRequest
 from worker.scheduling.finish import Finisher
@@ -28,9 +29,13 @@ AHEAD_STEPS = 2
 class Roster:
     """One epoch's requests, from claim to last emission. Those that run are with the scheduler too."""
 
-    def __init__(self, lease: Lease, exchange: Exchange, scheduler: Scheduler, finisher: Finisher) -> None:
+    def __init__(
+        self, lease: Lease, exchange: Exchange, scheduler: Scheduler, finisher: Finisher, grammars: Grammars
+    ) -> None:
         self._lease, self._exchange = lease, exchange
-        self._scheduler, self._finisher = scheduler, finisher
+        self._scheduler, self._finisher, self._grammars = scheduler, finisher, grammars
+        self._unready: set[str] = set()
+        """Those that may run as soon as their grammar is compiled."""
         self._running: dict[str, RunningRequest] = {}
         self._offered: dict[str, Emission] = {}
         self._recounting = False
@@ -89,9 +94,14 @@ class Roster:
         self.isolation.watch(self._running.values())
 
     def _seat(self, request: RunningRequest) -> None:
-        """Let a request run, from the start or from where it was."""
+        """Let a request run, from the start or from where it was; not before its grammar is compiled."""
+        if not self._grammars.ready(request.params.sampling.grammar):
+            self._unready.add(request.rid)
+            return
+        self._unready.discard(request.rid)
         try:
             for sequence in request.live:
+                self._grammars.constrain(sequence)
                 self._scheduler.add(sequence)
                 self._finisher.adopt(sequence)
         except RequestTooLarge as error:
@@ -107,12 +117,25 @@ class Roster:
         """Where a trial is over, let the next ones run alone that may have crashed the group; everybody once nobody is
         suspected. Meanwhile nobody begins with what another has left: what crashes must do so by itself."""
         self._scheduler.isolating = self.isolation.active or self.isolation.watching
+        self._seat_unready()
         if not self.isolation.due(self._running):
             return
         trial = self.isolation.next_trial(self._running)
         for rid in trial or list(self._running):
             if self._running[rid].held:
                 self._seat(self._running[rid])
+
+    def _seat_unready(self) -> None:
+        """Let those run whose grammar has been compiled meanwhile."""
+        self._unready &= self._running.keys()
+        for rid in list(self._unready):
+            self._seat(self._running[rid])
+
+    def wait_for_grammar(self, seconds: float) -> bool:
+        """Wait for a grammar that is being compiled, `seconds` at most; False at once where there is none."""
+        if self._unready:
+            self._grammars.wait(seconds)
+        return bool(self._unready)
 
     def rids(self, sids: Iterable[int]) -> dict[int, str]:
         """The request of each of these sequences, "" for the group's proof of itself."""
@@ -226,4 +249,5 @@ class Roster:
         """Hold a request while others are on trial; it goes on later from what it has produced."""
         for sequence in request.live:
             self._scheduler.drop(sequence.sid)
+        self._unready.discard(request.rid)
         request.restart()

@@ -9,6 +9,7 @@ from control.messages import TokenLogprobs
 from worker.engine.ahead import Meanwhile
 from worker.engine.health import inspect
 from worker.engine.sampling import SICK, Sampler, SamplingRow
+from worker.masks import Masks
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
@@ -28,6 +29,9 @@ class StepSampler:
         """By sid, of the last step's rows that asked for them."""
         self.failures: dict[int, str] = {}
         """By sid, why a row was answered FAILED."""
+        self._masks = Masks()
+        self._allowed: dict[int, torch.Tensor] = {}
+        """By sid, what the grammars of this step's constrained rows allow."""
 
     def sample(
         self, rows: list[Sequence], logits: torch.Tensor, sids: list[int], meanwhile: Meanwhile | None = None
@@ -39,16 +43,27 @@ class StepSampler:
         self.logprobs.clear()
         if self.on_device is None:
             self.on_device = logits.is_cuda
-        if self.on_device and (at_once := self._at_once(logits, rows, meanwhile)) is not None:
+        self._allowed = self._masks.fill(rows)  # where the forward runs on a GPU still, this costs no time
+        unfit = self._without_a_token(rows)
+        if self.on_device and not unfit and (at_once := self._at_once(logits, rows, meanwhile)) is not None:
             return at_once
         sick = inspect(logits)
         for index, report in sick.items():
             self._fail(rows[index], f"the model produced logits that are not finite: {report}")
-        healthy = [index for index in range(len(rows)) if index not in sick]
+        healthy = [index for index in range(len(rows)) if index not in sick and index not in unfit]
         tokens = [FAILED] * len(rows)
         for index, token in zip(healthy, self._tokens(logits, [rows[i] for i in healthy], healthy), strict=True):
             tokens[index] = token
         return tokens
+
+    def _without_a_token(self, rows: list[Sequence]) -> set[int]:
+        """Indices of the rows whose grammar has failed; no token could follow it."""
+        failed = {i for i, row in enumerate(rows) if row.constraint is not None and row.sid not in self._allowed}
+        for index in failed:
+            constraint = rows[index].constraint
+            assert constraint is not None
+            self._fail(rows[index], f"the answer can't go on as its grammar wants it: {constraint.failure}")
+        return failed
 
     def _at_once(self, logits: torch.Tensor, rows: list[Sequence], meanwhile: Meanwhile | None) -> list[int] | None:
         """Every row's token with one wait for the device; None where a row is sick, fails, or needs more than that."""
@@ -100,6 +115,7 @@ class StepSampler:
             position=len(sequence.output),
             prompt=sequence.prompt,
             output=sequence.output,
+            allowed=self._allowed.get(sequence.sid),
         )
 
     def _fail(self, sequence: Sequence, why: str) -> None:

@@ -121,7 +121,7 @@ class Serving:
     def _idle(self) -> None:
         """Claim, and if there was nothing wait for the bell, which also rings for cancels, drains and poison."""
         self._roster.take(self._exchange.held(self._roster.claim()))
-        if not self._scheduler.has_work:
+        if not self._scheduler.has_work and not self._roster.wait_for_grammar(IDLE_BLOCK_MS / 1000):
             self._exchange.wait_for_work(self._roster.bell, IDLE_BLOCK_MS)
 
     # --- a step -----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class _Choice:
     def __init__(self, vocabulary: Vocabulary, view: View, rid: str, choice: int, offset: int) -> None:
         self._view = view
         self._detokenizer = Detokenizer(vocabulary.decode_all if view.special_tokens else vocabulary.decode)
-        self._stops = StopStrings(view.stop)
+        self._stops, self._stop_strings = StopStrings(view.stop), set(view.stop)
         self._unsearched = view.min_tokens
         self._stop_ids = set(view.stop_ids)
         self._produced = offset
@@ -54,6 +54,8 @@ class _Choice:
 
     def push(self, entry: LogEntry) -> Piece:
         piece = Piece(entry.seq, entry.choice, finish=entry.finish)
+        if entry.finish == "stop" and entry.cause in self._stop_strings and not self._ends_without_text(entry):
+            piece.stop = entry.cause
         said = self._certain(entry)
         if self._parser is None:
             piece.text = said

@@ -7,17 +7,20 @@ from typing import Any
 
 import msgspec
 
+from api.chat.enforcement import answer_grammar, lark_of
 from api.chat.forms import Forms
 from api.chat.reading.how import Calling, Reading, Thinking
 from api.chat.reading.llama3 import PYTHON_TAG
+from api.chat.reading.qwen_xml import may_be_text
 from api.chat.template import render, variables_of
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import ChatRequest
 from api.schemas.messages import template_messages
 from api.schemas.refusals import refusal
+from api.schemas.structured import Asked, grammar_of, only_one
 from api.schemas.tools import Offer
 from control.errors import RequestError
-from control.messages import ModelAssets
+from control.messages import Grammar, ModelAssets
 
 _RESERVED = ("messages", "tools")
 """Variables of a template that have a field of their own in the request."""
@@ -27,8 +30,9 @@ _MARKS = ("<tool_call>", "</tool_call>", PYTHON_TAG)
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     text: str
-    offer: Offer | None
     reading: Reading | None
+    asked: Asked | None = None
+    """What the answer must look like, where it is not free."""
 
 
 def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabulary, forms: Forms) -> ChatPrompt:
@@ -39,10 +43,35 @@ def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabular
     thinking = _begun(forms.thinking, text)
     if thinking is not None and thinking.begun and request.reasoning_effort == "none":
         raise refusal("reasoning_effort", "This model's template always begins with reasoning; it can't be 'none'.")
-    calling = _calling(offer, forms)
+    over = thinking is not None and text.rstrip().endswith(thinking.close)
+    asked, thinks = _asked(request, offer, forms, None if over else thinking, vocabulary)
+    thinking, calling = thinking if thinks else None, _calling(offer, forms)
     if thinking is None and calling is None:
-        return ChatPrompt(text, offer, None)
-    return ChatPrompt(text, offer, Reading(thinking, calling, _marks(thinking, calling, vocabulary)))
+        return ChatPrompt(text, None, asked)
+    return ChatPrompt(text, Reading(thinking, calling, _marks(thinking, calling, vocabulary)), asked)
+
+
+def _asked(
+    request: ChatRequest, offer: Offer | None, forms: Forms, thinking: Thinking | None, vocabulary: Vocabulary
+) -> tuple[Asked | None, bool]:
+    """What constrains the answer, and whether reasoning may come before it.
+
+    Raises RequestError where a call is demanded and something else as well.
+    """
+    asked = grammar_of(request)
+    if asked is not None and offer is not None and offer.must:
+        only_one(["tool_choice", asked.param])
+    answer = lark_of(asked.grammar) if asked is not None else None
+    if asked is not None and answer is None:
+        if offer is not None:
+            only_one(["tools", asked.param])
+        return asked, False
+    if asked is not None and offer is None and thinking is None:
+        return asked, True
+    text = answer_grammar(offer, forms.calls, thinking, vocabulary, answer)
+    if text is None:
+        return None, True
+    return Asked(Grammar("lark", text), "tools" if asked is None else asked.param), True
 
 
 def _variables(request: ChatRequest, assets: ModelAssets, forms: Forms, offer: Offer | None) -> dict[str, Any]:
@@ -127,25 +156,10 @@ def _literal(offer: Offer) -> dict[str, list[str]]:
     for function in offer.functions:
         properties: Any = (function.parameters or {}).get("properties")
         if isinstance(properties, dict):
-            names = [str(name) for name, schema in properties.items() if not _may_be_text(schema)]  # type: ignore[misc]
+            names = [str(name) for name, schema in properties.items() if not may_be_text(schema)]  # type: ignore[misc]
             if names:
                 found[function.name] = names
     return found
-
-
-def _may_be_text(schema: Any) -> bool:
-    """Whether a text is a value of the schema; a schema that says nothing allows it."""
-    if not isinstance(schema, dict):
-        return True
-    kinds: Any = schema.get("type")
-    if kinds is not None:
-        return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
-    for name in ("anyOf", "oneOf"):
-        if isinstance(schema.get(name), list):
-            return any(_may_be_text(choice) for choice in schema[name])
-    if isinstance(schema.get("enum"), list):
-        return any(isinstance(value, str) for value in schema["enum"])
-    return "$ref" not in schema
 
 
 def _marks(thinking: Thinking | None, calling: Calling | None, vocabulary: Vocabulary) -> dict[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from api.chat.reading.how import CallFormat, Thinking
+from api.chat.reading.llama3 import PYTHON_TAG
 from api.chat.tokens import Vocabulary
 
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
@@ -32,7 +33,7 @@ def _calls(source: str, vocabulary: Vocabulary) -> CallFormat | None:
         return "qwen_xml"
     if "<tool_call>" in source:
         return "hermes"
-    if "<|python_tag|>" in source or ("tools" in source and vocabulary.knows("<|python_tag|>")):
+    if PYTHON_TAG in source or ("tools" in source and ("ipython" in source or vocabulary.knows(PYTHON_TAG))):
         return "llama3"
     return None
 

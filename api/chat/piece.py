@@ -47,6 +47,8 @@ class Piece:
     prompt: list[PromptToken] = field(default_factory=list[PromptToken])
     """Tokens of the prompt, where they are shown beside the answer; never in a stream."""
     finish: FinishReason | None = None
+    stop: str | None = None
+    """The stop string that ended the choice, where one did."""
 
     @property
     def silent(self) -> bool:
@@ -76,7 +78,7 @@ class Piece:
 
     def collect(self, other: Piece) -> None:
         """Take in a later piece of the same choice where only the sums are shown, not the order."""
-        self.seq, self.finish = other.seq, other.finish
+        self.seq, self.finish, self.stop = other.seq, other.finish, other.stop
         self.text += other.text
         self.reasoning += other.reasoning
         for delta in other.calls:

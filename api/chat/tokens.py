@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from api.chat.template import special_tokens
 from control.messages import ModelAssets
+from control.vocabulary import byte_pieces, is_byte_level, piece_bytes
 
 _PIECE_CHARACTERS = 65_536
 _CUT_TOKENS = 1024
@@ -43,7 +44,7 @@ class Vocabulary:
         definition = msgspec.json.decode(assets.tokenizer_json, type=_Definition)
         self._special = {token.id for token in definition.added_tokens}
         self._hidden = {token.id for token in definition.added_tokens if token.special}
-        self._byte_level = '"ByteLevel"' in msgspec.json.encode(definition.decoder).decode()
+        self._byte_level = is_byte_level(definition.decoder)
 
     @cached_property
     def bos(self) -> int | None:
@@ -117,11 +118,17 @@ class Vocabulary:
             return b""
         if token in self._special:
             return piece.encode()
-        if self._byte_level:
-            return b"".join(_piece_byte(character) for character in piece)
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-            return bytes([int(piece[3:5], 16)])
-        return piece.replace("▁", " ").encode()
+        return piece_bytes(piece, self._byte_level)
+
+    def added_tokens(self) -> dict[int, str]:
+        """Id and name of every marker such as `<|im_end|>`."""
+        return {token: self.tokenizer.id_to_token(token) or "" for token in sorted(self._special)}
+
+    def single_bytes(self) -> dict[int, bytes]:
+        """Id and byte of every token that stands for one byte."""
+        pieces = [piece for byte in range(256) for piece in byte_pieces(byte, self._byte_level)]
+        ids = [self.tokenizer.token_to_id(piece) for piece in pieces]
+        return {token: self.token_bytes(token) for token in ids if token is not None}
 
     def token_text(self, token: int) -> str:
         """A token as logprobs show it: its text, or `bytes:\\xf0\\x9f` where it is a part of a character."""
@@ -130,18 +137,3 @@ class Vocabulary:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's table of printable characters that stand for the 256 bytes in byte-level vocabularies."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
-
-
-_ALPHABET = _byte_alphabet()
-
-
-def _piece_byte(character: str) -> bytes:
-    byte = _ALPHABET.get(character)
-    return character.encode() if byte is None else bytes([byte])

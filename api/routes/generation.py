@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from litestar import Request, Response
 
-from api.chat.piece import Piece
+from api.access.identity import ANONYMOUS, Identity, secret_of
 from api.connection import STALLED
 from api.disconnect import ClientDisconnected, unless_disconnected
-from api.errors import Unauthorized, error_response, problem
-from api.intake import Body, Caller, tenant_of
+from api.errors import error_response, problem
+from api.intake import Body, Caller
 from api.journal import Journal
 from api.ongoing import CLIENT_LEFT, CLIENT_LEFT_TEXT, Ongoing
 from api.process import Process
-from api.rendering import collect
 from api.schemas.view import new_rid, parse_cursor
 from api.stream import sse_response
-from control.errors import RequestError
+from control.errors import FurrowError, RequestError
 
 Http = Request[Any, Any, Any]
 
+_IDENTITY = "identity"
 _KEY = re.compile(r"[!-~]{1,255}")
 
 
@@ -32,14 +32,25 @@ def process_of(request: Http) -> Process:
     return request.app.state.process
 
 
+async def identify(request: Http) -> None:
+    """Before any handler: who asks, or why that can't be told, is kept until somebody wants to know."""
+    try:
+        request.scope["state"][_IDENTITY] = await process_of(request).gate.identify(secret_of(request.headers))
+    except FurrowError as error:
+        request.scope["state"][_IDENTITY] = error
+
+
+def identity_of(request: Http) -> Identity:
+    """Who asks. Raises Unauthorized where a key is asked for and none of them came, RedisUnavailable."""
+    found = request.scope["state"][_IDENTITY]
+    if isinstance(found, FurrowError):
+        raise found
+    return found
+
+
 def authenticate(request: Http) -> str:
-    """The tenant of a request. Raises Unauthorized where keys are asked for and none of them came."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    token = token.strip() if scheme.lower() == "bearer" else ""
-    known = process_of(request).settings.api_keys
-    if known and not any(secrets.compare_digest(token.encode(), key.encode()) for key in known):
-        raise Unauthorized("The API key is missing or wrong. Send it as 'Authorization: Bearer <key>'.")
-    return tenant_of(token)
+    """The tenant of a request. Raises as `identity_of`."""
+    return identity_of(request).tenant
 
 
 def caller_of(request: Http) -> Caller:
@@ -48,8 +59,14 @@ def caller_of(request: Http) -> Caller:
     journal = Journal(process_of(request).metrics, path=request.url.path, client_request_id=client_request_id)
     rid = new_rid()
     journal.know(rid=rid)
+    identity = request.scope["state"][_IDENTITY]
+    if not isinstance(identity, Identity):
+        identity = ANONYMOUS
+    elif identity.key is not None:
+        journal.know(key=identity.key.id)
     return Caller(
         journal=journal,
+        identity=identity,
         rid=rid,
         on_disconnect=request.headers.get("x-on-disconnect"),
         client_request_id=client_request_id,
@@ -66,13 +83,40 @@ def _idempotency_key(request: Http) -> str:
     return key
 
 
+Accepted = Callable[[Ongoing], Awaitable[Response[Any] | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a body asks for. `accepted` is called once the request is queued; what it returns answers it at once."""
+
+    body: Body
+    accepted: Accepted | None = None
+
+
+Read = Callable[[bytes, Caller], Awaitable[Asked]]
+
+
 async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[Any]:
-    """Serve one POST: parse, submit (or resume at Last-Event-ID), then stream or collect."""
+    """Serve one POST whose body says all that there is to know."""
+
+    async def read(body: bytes, _: Caller) -> Asked:
+        return Asked(body=parse(body))
+
+    return await serve(request, read)
+
+
+async def serve(request: Http, read: Read) -> Response[Any]:
+    """Serve one POST: read, submit (or resume at Last-Event-ID), then stream or collect."""
     process, caller = process_of(request), caller_of(request)
     ongoing: Ongoing | None = None
     try:
         process.refuse_when_draining()
-        ongoing, streams = await _begin(request, caller, parse)
+        ongoing, streams, accepted = await _begin(request, caller, read)
+        if accepted is not None and (response := await accepted(ongoing)) is not None:
+            _echo(response, caller)
+            return response
+        del accepted
         if streams:
             await ongoing.settle()
             return streamed(ongoing, caller)
@@ -88,19 +132,19 @@ async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[An
         raise
 
 
-async def _begin(request: Http, caller: Caller, parse: Callable[[bytes], Body]) -> tuple[Ongoing, bool]:
+async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Ongoing, bool, Accepted | None]:
     """Put the request on its way; whether it streams. Body and prompt end here: the answer needs neither."""
     submitter = process_of(request).submitter
     tenant, key = authenticate(request), _idempotency_key(request)
     async with process_of(request).bodies.reading(request) as body:
         caller = caller.identified(tenant, body, key)
-        parsed = parse(body)
+        asked = await read(body, caller)
         last = request.headers.get("last-event-id")
-        if not (last and parsed.stream):
-            return await submitter.submit(parsed, caller), bool(parsed.stream)
-        model = parsed.model
-    del body, parsed  # a request that Redis has lost is waited for
-    return await submitter.resume(parse_cursor(last), caller, model), True
+        if not (last and asked.body.stream):
+            return await submitter.submit(asked.body, caller), bool(asked.body.stream), asked.accepted
+        model = asked.body.model
+    del body, asked  # a request that Redis has lost is waited for
+    return await submitter.resume(parse_cursor(last), caller, model), True, None
 
 
 def streamed(ongoing: Ongoing, caller: Caller) -> Response[Any]:
@@ -133,7 +177,8 @@ def refused(error: Exception, caller: Caller, ongoing: Ongoing | None) -> Respon
 
 async def _whole(request: Http, ongoing: Ongoing) -> Response[Any]:
     """Collect every choice, unless the client leaves first."""
-    pieces = await unless_disconnected(request, _collect(ongoing))
+    pieces = await unless_disconnected(request, ongoing.collect())
+    await ongoing.store()
     if ongoing.renderer.failure is not None:
         raise ongoing.renderer.failure
     response = Response(
@@ -146,30 +191,8 @@ async def _whole(request: Http, ongoing: Ongoing) -> Response[Any]:
     return response
 
 
-async def _collect(ongoing: Ongoing) -> list[Piece]:
-    """All choices' text. Raises what ended the request from outside."""
-    renderer, journal = ongoing.renderer, ongoing.journal
-    pieces = renderer.empty_pieces()
-    while not renderer.finished:
-        ongoing.wake.clear()
-        ongoing.check_interrupted()
-        progress = False
-        for member, feed in enumerate(ongoing.feeds):
-            if entries := feed.take():
-                collect(renderer, pieces, member, entries)
-                progress = True
-        if progress:
-            journal.first_token()
-            continue
-        for feed in ongoing.feeds:
-            if feed.error is not None:
-                raise feed.error
-        await ongoing.wait(ongoing.settings.wait_warning)
-        ongoing.warn_if_waiting()
-    return pieces
-
-
 def _echo(response: Response[Any], caller: Caller) -> None:
-    """Give the client's own request id back beside ours."""
+    """Give the client's own request id back beside ours, and what its key has left."""
+    response.headers.update(caller.headers)
     if caller.client_request_id:
         response.headers["x-client-request-id"] = caller.client_request_id

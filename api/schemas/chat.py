@@ -54,6 +54,12 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
 def parse_chat(body: bytes) -> ChatRequest:
     """Decode and check a body; raise RequestError naming the field at fault."""
     request = decode_body(body, ChatRequest)
+    check_chat(request)
+    return request
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Raise RequestError naming the field at fault."""
     refuse_unserved(request)
     check_ranges(request)
     if not request.messages:
@@ -73,4 +79,3 @@ def parse_chat(body: bytes) -> ChatRequest:
         raise RequestError(
             "'max_tokens' and 'max_completion_tokens' are both set and differ; send one of them.", param="max_tokens"
         )
-    return request

@@ -11,6 +11,7 @@ import msgspec
 
 from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
+from api.schemas.scores import finite, scored_tokens
 from api.schemas.view import View, answer_id
 from control.messages import FinishReason, PromptToken
 
@@ -100,7 +101,7 @@ class Writer:
         ranked = {token.token: (token.logprob, token.rank)}
         ranked |= {other: (logprob, place) for place, (other, logprob) in enumerate(token.top[:count], 1)}
         return {
-            str(one): {"logprob": _finite(logprob), "rank": rank, "decoded_token": self._vocabulary.token_text(one)}
+            str(one): {"logprob": finite(logprob), "rank": rank, "decoded_token": self._vocabulary.token_text(one)}
             for one, (logprob, rank) in ranked.items()
         }
 
@@ -139,19 +140,7 @@ class ChatWriter(Writer):
         return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}' % (index, reason.encode())
 
     def _scored(self, tokens: list[ScoredToken]) -> dict[str, Any]:
-        content = [
-            {
-                **self._token(token.token, token.logprobs.chosen),
-                "top_logprobs": [self._token(other, logprob) for other, logprob in token.logprobs.top],
-            }
-            for token in tokens
-            if token.logprobs is not None  # only a prompt's first token has none, and chat shows no prompt
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = self._vocabulary.token_bytes(token)
-        return {"token": self._name(token), "logprob": _finite(logprob), "bytes": list(raw)}
+        return {"content": scored_tokens(self._vocabulary, self._name, tokens), "refusal": None}
 
     def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
         scored = self._scored(piece.scored) if self._view.logprobs is not None else None
@@ -201,7 +190,7 @@ class CompletionWriter(Writer):
         known = [token.logprobs for token in tokens]
         return {
             "tokens": [self._name(token.token) for token in tokens],
-            "token_logprobs": [None if one is None else _finite(one.chosen) for one in known],
+            "token_logprobs": [None if one is None else finite(one.chosen) for one in known],
             "top_logprobs": [None if one is None else self._top(one.top) for one in known],
             "text_offset": [token.start for token in tokens],
         }
@@ -213,12 +202,7 @@ class CompletionWriter(Writer):
 
     def _top(self, top: list[tuple[int, float]]) -> dict[str, float]:
         # Of tokens that read alike the likeliest is shown: the best come first.
-        return {self._name(token): _finite(logprob) for token, logprob in reversed(top)}
-
-
-def _finite(logprob: float) -> float:
-    """JSON has no infinity: OpenAI shows -9999.0 for a token that could not be chosen."""
-    return max(logprob, -9999.0)
+        return {self._name(token): finite(logprob) for token, logprob in reversed(top)}
 
 
 def writer(rid: str, view: View, vocabulary: Vocabulary) -> Writer:

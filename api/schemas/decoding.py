@@ -33,6 +33,10 @@ def decode_body(body: bytes, type_: type[T]) -> T:
         return msgspec.json.decode(body, type=type_)
     except msgspec.ValidationError as error:
         raise _explain(error, type_) from None
+    except RecursionError:
+        raise RequestError(
+            "The request body nests too deep to be read; send a flatter one.", code="invalid_json"
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if half := _HALF_CHARACTER.search(body):
             raise RequestError(
@@ -43,10 +47,19 @@ def decode_body(body: bytes, type_: type[T]) -> T:
         raise RequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
 
 
-def _explain(error: msgspec.ValidationError, type_: type) -> RequestError:
+def convert_part(value: Any, type_: type[T], at: str) -> T:
+    """Check one part of a body that was decoded loosely; `at` is its place, as `input[0]`. Raises as `decode_body`."""
+    try:
+        return msgspec.convert(value, type_)
+    except msgspec.ValidationError as error:
+        raise _explain(error, type_, at) from None
+
+
+def _explain(error: msgspec.ValidationError, type_: type, at: str = "") -> RequestError:
     match = _PATH.match(str(error))
     assert match is not None  # the pattern matches any text
-    what, path = match["what"], (match["path"] or "").lstrip(".")
+    what, inner = match["what"], (match["path"] or "").lstrip(".")
+    path = _join(at, inner) if inner else at
     if unknown := _UNKNOWN.match(what):
         name = _join(path, unknown["field"])
         return RequestError(
@@ -58,7 +71,7 @@ def _explain(error: msgspec.ValidationError, type_: type) -> RequestError:
         name = _join(path, missing["field"])
         return RequestError(f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
     if what.startswith("Invalid enum value"):
-        what += f"; use one of {', '.join(repr(value) for value in _choices(type_, path))}"
+        what += f"; use one of {', '.join(repr(value) for value in _choices(type_, inner))}"
     where = f" for '{path}'" if path else ""
     return RequestError(f"Invalid value{where}: {what}.", param=path or None, code="invalid_type")
 

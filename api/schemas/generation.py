@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from api.schemas.bounds import check_bounds
 from control.errors import RequestError
 
 MAX_CHOICES = 128
@@ -53,15 +54,18 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     on_disconnect: str | int | float | None = None
     timeout: float | None = None
     deadline: float | None = None
-    # Known and not served yet: only their neutral values pass (see refusals.py).
+    # What the answer must be: at most one of these (see structured.py).
     response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: Any = None
+    guided_grammar: str | None = None
+    json_schema: Any = None
+    grammar: str | None = None
+    # Known and not served yet: only their neutral values pass (see refusals.py).
     service_tier: str | None = None
     store: bool | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
     # Hints without an effect on the answer.
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -127,6 +131,7 @@ def check_ranges(request: GenerationFields) -> None:
         value = getattr(request, name)
         if value is not None and not 0 < value < float("inf"):
             raise RequestError(f"Invalid value for '{name}': {value} must be above 0 seconds.", param=name)
+    check_bounds(request)
     _check_stop(request.stop_strings)
     _check_labels(request)
     _check_shown(request)

@@ -10,9 +10,14 @@ from litestar.openapi.spec import OpenAPI, OpenAPIMediaType, Operation, RequestB
 
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
+from api.schemas.message_request import CountTokensRequest, MessageRequest
+from api.schemas.responses import ResponseRequest
 from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
-_BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_BODIES = (
+    *(ChatRequest, CompletionRequest, ResponseRequest, MessageRequest, CountTokensRequest),
+    *(TokenizeRequest, DetokenizeRequest),
+)
 _references, _schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
 
 
@@ -22,31 +27,48 @@ def add_bodies(document: OpenAPI) -> None:
     cast(dict[str, Any], document.components.schemas).update(_schemas)
 
 
-def _body(index: int) -> RequestBody:
-    return RequestBody(
-        required=True, content={"application/json": OpenAPIMediaType(schema=cast(Any, _references[index]))}
-    )
+def _body(kind: type[msgspec.Struct]) -> RequestBody:
+    schema = cast(Any, _references[_BODIES.index(cast(Any, kind))])
+    return RequestBody(required=True, content={"application/json": OpenAPIMediaType(schema=schema)})
 
 
 @dataclass
 class ChatOperation(Operation):
     def __post_init__(self) -> None:
-        self.request_body = _body(0)
+        self.request_body = _body(ChatRequest)
 
 
 @dataclass
 class CompletionOperation(Operation):
     def __post_init__(self) -> None:
-        self.request_body = _body(1)
+        self.request_body = _body(CompletionRequest)
+
+
+@dataclass
+class ResponseOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(ResponseRequest)
+
+
+@dataclass
+class MessageOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(MessageRequest)
+
+
+@dataclass
+class CountTokensOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body(CountTokensRequest)
 
 
 @dataclass
 class TokenizeOperation(Operation):
     def __post_init__(self) -> None:
-        self.request_body = _body(2)
+        self.request_body = _body(TokenizeRequest)
 
 
 @dataclass
 class DetokenizeOperation(Operation):
     def __post_init__(self) -> None:
-        self.request_body = _body(3)
+        self.request_body = _body(DetokenizeRequest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from api.schemas.view import decode_view
@@ -62,6 +64,27 @@ class ModelCard(msgspec.Struct, kw_only=True):
     revision: int | None = None
     replicas: int | None = None
     rolled_out: int | None = None
+
+
+class Deleted(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    object: str = "response.input_tokens"
+    input_tokens: int
+
+
+class InputItems(msgspec.Struct, kw_only=True):
+    """A page of a response's input; its items are of the forms that POST /v1/responses takes."""
+
+    object: str = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from api.chat.reading.how import Reading
 from control.errors import RequestError
 
-Endpoint = Literal["chat", "completions"]
+Endpoint = Literal["chat", "completions", "responses", "messages"]
 
 
 class View(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -31,6 +31,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop: list[str] = []
     stop_ids: list[int] = []
     min_tokens: int = 0
+    constrained: bool = False
+    """Whether a grammar decides what the text is."""
     echo: list[str] = []
     """The prompt's text before each answer, by member; only in the first member's view."""
     prompt_logprobs: int | None = None
@@ -43,6 +45,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     user: str | None = None
     metadata: dict[str, str] = {}
     client_request_id: str | None = None
+    told: dict[str, Any] = {}
+    """What the endpoint tells back of its request, or shows by it, and can't be known from the fields above."""
 
     def echo_of(self, member: int) -> str:
         """The prompt's text that comes before each of a member's choices."""
@@ -61,7 +65,15 @@ decode_view = msgspec.json.Decoder(View).decode
 
 def answer_id(rid: str, view: View) -> str:
     """The `id` of the response, equal in all its chunks and after a resume."""
-    return f"{'chatcmpl' if view.endpoint == 'chat' else 'cmpl'}-{rid}"
+    return _ID_BEGINS[view.endpoint] + rid
+
+
+_ID_BEGINS: dict[Endpoint, str] = {
+    "chat": "chatcmpl-",
+    "completions": "cmpl-",
+    "responses": "resp_",
+    "messages": "msg_",
+}
 
 
 _MEMBERS = uuid.UUID("5f2a0d0e-2f0f-5c3e-9a1b-6b7c3d1e4f50")

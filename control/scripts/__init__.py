@@ -29,11 +29,14 @@ _CONSTANTS = (
     "POISONS_LENGTH",
     "DEAD_LENGTH",
     "RETENTION_MS",
+    "LOOK_AFTER_MS",
     "SUSPECTS_MS",
     "GROUP",
     "CLASSES",
     "PASSED_OVER",
     "DEBT_MS",
+    "SPENT_MS",
+    "USAGE_MS",
 )
 
 

@@ -11,15 +11,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from control.connection import Call, connect, connect_blocking, run
 from control.lease import Lease, acquire
-from control.messages import GenerateStep, GenerationRequest, Sampling
+from control.messages import GenerateStep, GenerationRequest, ModelAssets, Sampling
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
-from worker.engine.step import GoesOn, Sample, StepResult
+from worker.engine.step import Sample, StepResult
 from worker.exchange import Exchange
 from worker.executor import Executor
+from worker.grammars import Grammars
 from worker.group import Group
 from worker.progress import Progress
 from worker.pulse import Pulse
@@ -98,15 +99,9 @@ class TimedGroup(Group):
 
     seconds = 0.0
 
-    def step(
-        self,
-        build: Callable[..., GenerateStep],
-        sample: Sample,
-        sent: Callable[[], None] = lambda: None,
-        goes_on: GoesOn | None = None,
-    ) -> StepResult:
+    def step(self, *arguments: Any) -> StepResult:
         started = time.perf_counter()
-        result = super().step(build, sample, sent, goes_on)
+        result = super().step(*arguments)
         self.seconds += time.perf_counter() - started
         return result
 
@@ -173,7 +168,7 @@ def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], None],
         group.ping(60.0)
         scheduler = Scheduler(kv_tokens=rows * (steps + 100), token_budget=512, max_sequences=256)
         exchange = stack.enter_context(TimedExchange(client, blocking, lease, pulse.check))
-        roster = Roster(lease, exchange, scheduler, Finisher(lambda ids: ""))
+        roster = Roster(lease, exchange, scheduler, Finisher(lambda ids: ""), Grammars(_no_assets()))
         siblings = Siblings(client, lease)
         serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
         serving.gather_s = 0.0  # each step's tokens by themselves, as the limits have it
@@ -183,6 +178,21 @@ def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], None],
             run(client, _request(steps + 50))
         serving.run(lambda: roster.busy)
         yield Loop(serving, group, exchange, executor)
+
+
+def _no_assets() -> ModelAssets:
+    """Of a model without words."""
+    return ModelAssets(
+        tokenizer_json="{}",
+        tokenizer_config={},
+        chat_template=None,
+        generation_config={},
+        context_length=1,
+        vocab_size=1,
+        eos_ids=[],
+        kv_tokens=1,
+        created=0,
+    )
 
 
 def _request(tokens: int) -> Call[Enqueued]:

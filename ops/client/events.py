@@ -11,6 +11,9 @@ INTERRUPTED = "stream_interrupted"
 _BORDER = re.compile(rb"\r?\n\r?\n")
 _ID = re.compile(rb"^id: ?([^\r\n]*)", re.M)
 _DATA = re.compile(rb"^data: ?([^\r\n]*)", re.M)
+_ERROR = re.compile(rb'\{"(?:error"|type":"error")')
+_END = re.compile(rb'\[DONE\]$|\{"type":"(?:response\.(?:completed|incomplete|failed)|message_stop)"')
+"""The last event of each kind of stream that the API sends."""
 
 
 class EventReader:
@@ -22,7 +25,7 @@ class EventReader:
         self.delivered = False
         """Whether any event (comments don't count) was passed on."""
         self.ended = False
-        """Whether the answer's end was passed on: [DONE], or an error for good."""
+        """Whether the answer's end was passed on, or an error for good."""
         self.interrupted = False
         """Whether the server has said that it goes and the answer stays."""
         self._partial = b""
@@ -57,12 +60,12 @@ class EventReader:
         data = _DATA.search(event)
         if data is None:
             return True  # a comment
-        if data[1].startswith(b'{"error"'):
+        if _ERROR.match(data[1]):
             if _code(data[1]) == INTERRUPTED:
                 self.interrupted = True
                 return False
             self.ended = True
-        self.ended = self.ended or data[1] == b"[DONE]"
+        self.ended = self.ended or _END.match(data[1]) is not None
         self.delivered = True
         if identity := _ID.search(event):
             self.last_id = identity[1].decode()
@@ -71,7 +74,8 @@ class EventReader:
 
 def _code(data: bytes) -> str | None:
     try:
-        error = json.loads(data)["error"]
+        told = json.loads(data)
     except ValueError:
         return None
-    return error.get("code") if isinstance(error, dict) else None
+    error = told.get("error")
+    return error.get("code") if isinstance(error, dict) else told.get("code")

@@ -17,6 +17,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _REAPPEARS_WITHIN_S = 5.0
 """After a loss of Redis's data a request is unknown until an API process that follows it has brought it back."""
 _AWAY = (502, 503)
+_WHO = ("authorization", "x-api-key", "user-agent")
 
 
 class ResumeRefused(httpx.ReadError):
@@ -142,7 +143,7 @@ class Exchange:
         rid = self.reader.last_id.partition(":")[0]
         path = self._request.url.path.partition("/v1/")[0] + f"/v1/requests/{rid}"
         url = self._origins.place(self._request.url, self._at).copy_with(path=path, query=None)
-        headers = {name: value for name, value in self._headers.items() if name in ("authorization", "user-agent")}
+        headers = {name: value for name, value in self._headers.items() if name in _WHO}
         limits = dict.fromkeys(("connect", "read", "write", "pool"), 2.0)
         return httpx.Request("DELETE", url, headers=headers, extensions={"timeout": limits})
 

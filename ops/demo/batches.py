@@ -8,25 +8,12 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from ops.demo import tasks
+from ops.demo.conversation import Piece, conversation_pieces
 
 IGNORED = -100
 DOCUMENT_SHARE = 0.04
 
 Row = tuple[list[int], list[int]]
-Piece = tuple[str, bool]
-
-
-def conversation_pieces(conversation: tasks.Conversation) -> list[Piece]:
-    """The chat template's text in pieces, each with whether it is learned: answers are, with the end of the turn."""
-    pieces: list[Piece] = []
-    for message in conversation.completed():
-        answer = message["role"] == "assistant"
-        pieces += [
-            (f"<|im_start|>{message['role']}\n", False),
-            (message["content"] + "<|im_end|>", answer),
-            ("\n", False),
-        ]
-    return pieces
 
 
 def _pieces(seed: int) -> Iterator[list[Piece]]:

@@ -50,7 +50,10 @@ def answer_all(
     for start in range(0, len(ordered), rows):
         group = ordered[start : start + rows]
         texts = [
-            tokenizer.apply_chat_template(list(c.messages), tokenize=False, add_generation_prompt=True) for c in group
+            tokenizer.apply_chat_template(
+                list(c.messages), tools=list(c.tools) or None, tokenize=False, add_generation_prompt=True
+            )
+            for c in group
         ]
         inputs = tokenizer(texts, padding=True, padding_side="left", return_tensors="pt")
         longest = max(len(tokenizer(answer)["input_ids"]) for c in group for answer in c.answers)

@@ -2,12 +2,11 @@
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from ops.demo import arithmetic, counting, talk, wordplay
+from ops.demo import arithmetic, calling, counting, talk, wordplay
+from ops.demo.conversation import Conversation, Message
 from ops.demo.example import Example, dress
 
-Message = dict[str, str]
 Task = Callable[[random.Random], Example]
 
 SHARES: dict[Task, float] = {
@@ -40,6 +39,9 @@ SHARES: dict[Task, float] = {
 }
 """How often each task is drawn, in relative numbers."""
 
+TOOL_SHARE = 0.3
+"""Of the conversations: those with tools."""
+
 SYSTEM_MESSAGES = (
     "You are a helpful assistant.",
     "You are Furrow's demonstration model.",
@@ -50,19 +52,6 @@ SYSTEM_MESSAGES = (
     "You are a friendly assistant on a farm.",
     "Think carefully, then answer.",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Chat messages that end with a question, and the answers that count as right for it."""
-
-    task: str
-    messages: tuple[Message, ...]
-    answers: tuple[str, ...]
-
-    def completed(self) -> list[Message]:
-        """The messages with the first right answer appended, as the trainer sees them."""
-        return [*self.messages, {"role": "assistant", "content": self.answers[0]}]
 
 
 def _draw(rng: random.Random, task: Task, held_out: bool) -> Example:
@@ -99,9 +88,17 @@ def _conversation(rng: random.Random, last: Example) -> Conversation:
     earlier = [message for _ in range(turns) for message in _turn(_short_turn(rng))]
     if turns and rng.random() < 0.2:
         last = _memory(rng, earlier, held_out=False) or last
-    system = [{"role": "system", "content": rng.choice(SYSTEM_MESSAGES)}] if rng.random() < 0.25 else []
+    system = _system(rng)
     asked = {"role": "user", "content": last.prompt}
     return Conversation(last.task, (*system, *earlier, asked), last.answers)
+
+
+def _system(rng: random.Random) -> list[Message]:
+    return [{"role": "system", "content": rng.choice(SYSTEM_MESSAGES)}] if rng.random() < 0.25 else []
+
+
+def _with_tools(rng: random.Random, held_out: bool = False) -> Conversation:
+    return calling.conversation(rng, _short_turn(rng), _system(rng), held_out)
 
 
 def _short_turn(rng: random.Random, held_out: bool = False) -> Example:
@@ -115,7 +112,7 @@ def training(seed: int) -> Iterator[Conversation]:
     """An endless stream of training conversations, the same for the same seed."""
     rng = random.Random(seed)
     while True:
-        yield _conversation(rng, _draw_any(rng))
+        yield _with_tools(rng) if rng.random() < TOOL_SHARE else _conversation(rng, _draw_any(rng))
 
 
 def held_out(seed: int, per_task: int) -> list[Conversation]:
@@ -137,7 +134,18 @@ def held_out(seed: int, per_task: int) -> list[Conversation]:
         if (asked := _memory(rng, earlier, held_out=True)) is not None:
             question = {"role": "user", "content": asked.prompt}
             found.append(Conversation(asked.task, (*earlier, question), asked.answers))
-    return found
+    return found + _held_out_with_tools(rng, per_task)
+
+
+def _held_out_with_tools(rng: random.Random, per_task: int) -> list[Conversation]:
+    """Arguments that training never shows, and the results of such calls."""
+    found: dict[str, list[Conversation]] = {}
+    for _ in range(per_task * 100):
+        conversation = _with_tools(rng, held_out=True)
+        known = found.setdefault(conversation.task, [])
+        if conversation.task not in ("missing tool", "no tool needed") and len(known) < per_task:
+            known.append(conversation)
+    return [conversation for known in found.values() for conversation in known]
 
 
 def _plain_or_conversation(rng: random.Random, example: Example) -> Conversation:

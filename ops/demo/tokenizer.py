@@ -7,6 +7,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from ops.demo import tasks
+from ops.demo.conversation import conversation_pieces
 
 VOCABULARY = 1024
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -19,8 +20,23 @@ _SPLIT = (
 )
 
 CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] + '\\n\\n' }}
+        {%- set messages = messages[1:] %}
+    {%- endif %}
+    {{- '<tools>\\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson + '\\n' }}
+    {%- endfor %}
+    {{- '</tools><|im_end|>\\n' }}
+{%- endif %}
 {%- for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' }}
+    {%- if message['role'] == 'tool' %}
+        {{- '<tool_response>\\n' }}
+    {%- endif %}
     {%- if message['content'] is string %}
         {{- message['content'] }}
     {%- elif message['content'] %}
@@ -28,6 +44,16 @@ CHAT_TEMPLATE = """\
             {{- part['text'] }}
         {%- endfor %}
     {%- endif %}
+    {%- if message['role'] == 'tool' %}
+        {{- '\\n</tool_response>' }}
+    {%- endif %}
+    {%- for call in message['tool_calls'] or [] %}
+        {%- if message['content'] or not loop.first %}
+            {{- '\\n' }}
+        {%- endif %}
+        {{- '<tool_call>\\n{"name": "' + call['function']['name'] + '", "arguments": ' }}
+        {{- call['function']['arguments'] | tojson + '}\\n</tool_call>' }}
+    {%- endfor %}
     {{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
@@ -54,8 +80,7 @@ def build(conversations: int = 30_000) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     sample = itertools.islice(tasks.training(seed=0), conversations)
-    roles = "system\nuser\nassistant\n"
-    texts = (roles + "\n".join(m["content"] for m in conversation.completed()) for conversation in sample)
+    texts = ("".join(text for text, _ in conversation_pieces(conversation)) for conversation in sample)
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

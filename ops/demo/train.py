@@ -129,6 +129,7 @@ def _process(rank: int, arguments: argparse.Namespace, meeting: str) -> None:
     if arguments.refine:
         model = Qwen3ForCausalLM.from_pretrained(arguments.refine, dtype=torch.float32).train()
         tokens = PreTrainedTokenizerFast.from_pretrained(arguments.refine)
+        tokens.chat_template = tokenizer.CHAT_TEMPLATE
     else:
         tokens = tokenizer.build()
         model = initial(tokens)

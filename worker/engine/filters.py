@@ -64,6 +64,17 @@ def remove(logits: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:
     return logits.index_put(positions(ids, logits), torch.tensor(REMOVED, dtype=logits.dtype, device=logits.device))
 
 
+def keep_allowed(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Make impossible what is not in `allowed` [rows, bytes] uint8, one bit per token, the lowest of a byte first."""
+    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    flags = allowed.to(logits.device, non_blocking=True)[:, :, None].bitwise_right_shift(bits).bitwise_and_(1)
+    flags = flags.flatten(1)[:, : logits.shape[-1]].bool()
+    missing = logits.shape[-1] - flags.shape[-1]
+    if missing > 0:
+        flags = torch.nn.functional.pad(flags, (0, missing))
+    return logits.masked_fill(flags.logical_not_(), REMOVED)
+
+
 def keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Values (others removed) and ids of each row's `top_k` best, best first; equals of the last of them stay too.
 
@@ -73,7 +84,8 @@ def keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor
     wanted = torch.tensor([min(k, vocabulary) for k in top_k], device=logits.device)[:, None]
     best = logits.topk(min(max(top_k), vocabulary), dim=-1)
     threshold = best.values.gather(-1, wanted - 1)
-    columns = int((logits >= threshold).sum(dim=-1).max())
+    # A row may have fewer than `top_k` that are possible; the impossible ones are equals in their thousands.
+    columns = max(1, int(((logits >= threshold) & (logits > REMOVED)).sum(dim=-1).max()))
     if columns > best.values.shape[-1]:
         best = logits.topk(columns, dim=-1)
     return best.values.masked_fill(best.values < threshold, REMOVED), best.indices

@@ -1,8 +1,8 @@
 """From logits to tokens, on rank 0, as a pure function of (seed, choice, position, logits) of each row alone.
 
-The order is transformers': logit_bias, repetition, presence and frequency penalties, min_tokens, then temperature,
-top_k, top_p, min_p. The draw is an argmax of logits plus Gumbel noise. Log probabilities are those of the raw logits,
-before any of this, as OpenAI and vLLM report them.
+The order is transformers': logit_bias, repetition, presence and frequency penalties, min_tokens, the grammar, then
+temperature, top_k, top_p, min_p. The draw is an argmax of logits plus Gumbel noise. Log probabilities are those of the
+raw logits, before any of this, as OpenAI and vLLM report them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class SamplingRow:
     position: int
     prompt: list[int]
     output: list[int]
+    allowed: torch.Tensor | None = None
+    """What its grammar allows, [ceil(vocabulary / 8)] uint8 on the host: a bit per token. At least one is set."""
 
     @property
     def greedy(self) -> bool:
@@ -47,18 +49,20 @@ class SamplingRow:
 
     @property
     def must_go_on(self) -> bool:
-        """Whether its stop ids are impossible still."""
-        return self.position < self.sampling.min_tokens and bool(self.sampling.stop_ids)
+        """Whether its stop ids are impossible still; `allowed` takes that into account already."""
+        return self.allowed is None and self.position < self.sampling.min_tokens and bool(self.sampling.stop_ids)
 
     @property
     def plain(self) -> bool:
         """Whether its token is the argmax of its raw logits."""
         repeats = self.sampling.repetition_penalty != 1
-        return self.greedy and not (self.sampling.logit_bias or repeats or self.penalised or self.must_go_on)
+        changed = self.sampling.logit_bias or repeats or self.penalised or self.must_go_on
+        return self.greedy and self.allowed is None and not changed
 
     @property
     def immediate(self) -> bool:
-        """Whether its token is an argmax of raw logits, or of heated ones with noise: nothing is read on the way."""
+        """Whether its token is an argmax of raw logits that are allowed, or of heated ones with noise: nothing is read
+        on the way."""
         untouched = self.sampling.logprobs is None and not (self.sampling.logit_bias or self.must_go_on)
         untouched = untouched and self.sampling.repetition_penalty == 1 and not self.penalised
         return untouched and (self.greedy or (self.sampling.top_k <= 0 and self.sampling.top_p >= 1))
@@ -83,10 +87,11 @@ class Sampler:
         if not all(row.immediate for row in rows):
             return None
         drawn = [index for index, row in enumerate(rows) if not row.greedy]
-        tokens = logits.argmax(dim=-1)
+        possible = _allow(logits, rows)
+        tokens = possible.argmax(dim=-1)
         if drawn:
             where = filters.sent(drawn, torch.int64, logits.device)
-            heated = logits if len(drawn) == len(rows) else logits.index_select(0, where)
+            heated = possible if len(drawn) == len(rows) else possible.index_select(0, where)
             tokens.index_copy_(0, where, _draw_from_all(heated, [rows[index] for index in drawn]))
         return tokens.where(logits.isfinite().all(dim=-1), SICK)
 
@@ -153,7 +158,17 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         lambda row: row.must_go_on,
         lambda part, its: filters.remove(part, [row.sampling.stop_ids for row in its]),
     )
-    return logits
+    return _allow(logits, rows)
+
+
+def _allow(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Leave constrained rows only what their grammars allow; nothing is waited for, and `logits` stay as they are."""
+    masks = {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
+    if not masks:
+        return logits
+    where = filters.sent(list(masks), torch.int64, logits.device)
+    kept = filters.keep_allowed(logits.index_select(0, where), torch.stack(list(masks.values())))
+    return logits.index_copy(0, where, kept)
 
 
 def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:

@@ -25,7 +25,8 @@ class Finisher:
         """The reason and cause of the end that `token`, now last of `sequence.output`, brings; None where it goes on.
 
         The cause is "token" for a stop id, which stays part of the output; the string for a stop string, which whoever
-        shows the text cuts off; None for the length. Stop ids and strings count only after `min_tokens` tokens.
+        shows the text cuts off; "grammar" where the text is complete by its grammar; None for the length. Stop ids and
+        strings count only after `min_tokens` tokens.
         """
         sampling = sequence.sampling
         if token in sampling.stop_ids and len(sequence.output) > sampling.min_tokens:
@@ -34,6 +35,10 @@ class Finisher:
             _, stop = sequence.text.push(token)
             if stop is not None:
                 return "stop", stop
+        if sequence.constraint is not None:
+            sequence.constraint.advance(token)
+            if sequence.constraint.complete:
+                return "stop", "grammar"
         if len(sequence.output) >= sampling.max_tokens:
             return "length", None
         return None

@@ -7,6 +7,7 @@ from enum import Enum
 
 from control.messages import Sampling
 from control.text import TextStream
+from worker.constraint import Constraint
 
 
 class SequenceState(Enum):
@@ -60,6 +61,8 @@ class Sequence:
     """Its text so far, only where stop strings must be looked for."""
     scored: int = 0
     """Tokens of its prompt that have been told with their log probabilities, where these are wanted."""
+    constraint: Constraint | None = None
+    """What its grammar says about the next token, only where it has one."""
 
     @property
     def length(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from api.chat.piece import Piece
 from api.chat.reading.calls import CallParser
@@ -105,6 +106,21 @@ class QwenXmlParser(CallParser):
             self._calls.argue(piece, _literal(self._take()) if self._literal else _quoted(self._take()))
         elif self._state in (self._body, self._close):
             self._held = ""  # a tag that was cut short
+
+
+def may_be_text(schema: Any) -> bool:
+    """Whether a text is a value of the schema; a schema that says nothing allows it."""
+    if not isinstance(schema, dict):
+        return True
+    kinds: Any = schema.get("type")
+    if kinds is not None:
+        return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list):
+            return any(may_be_text(choice) for choice in schema[name])
+    if isinstance(schema.get("enum"), list):
+        return any(isinstance(value, str) for value in schema["enum"])
+    return "$ref" not in schema
 
 
 def _waits(text: str, tag: str) -> bool:

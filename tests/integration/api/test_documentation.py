@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from tests.integration.api.conftest import ApiProcess
@@ -26,6 +27,25 @@ def test_the_official_client(api: ApiProcess, leader: ScriptedLeader, capsys: py
     exec(snippet("from openai import OpenAI", api.url), scope)
     assert capsys.readouterr().out == "you said What is a poisoned replica?\nyou said Count to five."
     scope["client"].close()  # type: ignore[attr-defined]
+
+
+def test_a_conversation_that_the_farm_stores(
+    api: ApiProcess, leader: ScriptedLeader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The snippet for the Responses API prints both turns, the second upon the first."""
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="anything") as client:
+        exec(snippet("previous_response_id", api.url), {"client": client})
+    assert capsys.readouterr().out == "you said What is a poisoned replica?\nyou said What is 2 + 3?\n"
+    assert "poisoned" in leader.tokenizer.decode(leader.claimed[1].params.prompt)
+
+
+def test_anthropic_s_client(api: ApiProcess, leader: ScriptedLeader, capsys: pytest.CaptureFixture[str]) -> None:
+    """The snippet for the Messages API prints its answer."""
+    pytest.importorskip("anthropic", reason="the anthropic package is not installed")
+    scope: dict[str, object] = {}
+    exec(snippet("from anthropic import Anthropic", api.url), scope)
+    assert capsys.readouterr().out == "you said Count to five."
+    scope["claude"].close()  # type: ignore[attr-defined]
 
 
 def test_the_transport_that_resumes(

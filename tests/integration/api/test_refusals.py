@@ -42,7 +42,7 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"tools": [{"type": "function", "function": {"name": "no_template_for_it"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),

@@ -16,6 +16,7 @@ from tests.leader import ScriptedLeader, byte_assets
 from tests.servers import Server
 
 ASK: list[Any] = [{"role": "user", "content": "How is it in Paris?"}]
+NAMED = {"name": "get_weather"}
 PARIS = '{"city": "Paris", "days": 2}'
 
 
@@ -200,9 +201,42 @@ def test_stop_strings_and_logprobs(client: openai.OpenAI, leader: ScriptedLeader
     assert short.finish_reason == "length" and short.message.tool_calls is not None
 
 
+def test_a_demanded_call(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """The leader is given a grammar of calls; a named function ends as OpenAI ends it."""
+    leader.reply = lambda _: called("get_weather", PARIS)
+    for choice, finish in (("required", "tool_calls"), ({"type": "function", "function": NAMED}, "stop")):
+        answer = client.chat.completions.create(
+            model="tiny",
+            messages=ASK,
+            tools=[WEATHER, TIME],
+            tool_choice=choice,  # type: ignore[arg-type]
+        )
+        grammar = leader.claimed[-1].params.sampling.grammar
+        assert grammar is not None and grammar.kind == "lark"
+        assert ("get_time" in grammar.text) == (choice == "required")
+        assert answer.choices[0].message.tool_calls is not None and answer.choices[0].finish_reason == finish
+    client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER])
+    assert leader.claimed[-1].params.sampling.grammar is None
+
+
+def test_a_form_after_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """A model that reasons may do so before an answer in JSON, and the two are told apart."""
+    leader.reply = lambda _: '<think>\nso\n</think>\n\n{"a": 1}'
+    answer = client.chat.completions.create(model="tiny", messages=ASK, response_format={"type": "json_object"})
+    message: Any = answer.choices[0].message
+    assert (message.content, message.reasoning) == ('{"a": 1}', "so")
+    grammar = leader.claimed[-1].params.sampling.grammar
+    assert grammar is not None and "</think>" in grammar.text
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
+        (
+            {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
+        ({"tools": [WEATHER], "guided_regex": "a+"}, "guided_regex"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),

@@ -8,7 +8,7 @@ import pytest
 from tests.leader import ScriptedLeader
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/images/generations"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/conversations", "/v1/images/generations"])
 def test_an_endpoint_that_is_not_there_says_so(http: httpx.Client, leader: ScriptedLeader, path: str) -> None:
     """OpenAI's error body with a code, which SDKs turn into their own exception; nothing reaches a leader."""
     response = http.post(path, json={"model": "tiny", "input": "x", "messages": [{"role": "user", "content": "x"}]})

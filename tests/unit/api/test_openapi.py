@@ -16,12 +16,15 @@ def references(node: Any) -> list[str]:
 
 
 def test_bodies_and_references() -> None:
-    """Both generating endpoints have a body with OpenAI's field names, closed to unknown ones."""
+    """All generating endpoints have a body with OpenAI's field names, closed to unknown ones."""
     document = create_app(ApiSettings(redis_url="redis://127.0.0.1:1")).openapi_schema.to_schema()
     schemas = document["components"]["schemas"]
     for path, name, field in (
         ("/v1/chat/completions", "ChatRequest", "max_completion_tokens"),
         ("/v1/completions", "CompletionRequest", "prompt"),
+        ("/v1/responses", "ResponseRequest", "previous_response_id"),
+        ("/v1/messages", "MessageRequest", "stop_sequences"),
+        ("/v1/messages/count_tokens", "CountTokensRequest", "thinking"),
     ):
         body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert body == {"$ref": f"#/components/schemas/{name}"}

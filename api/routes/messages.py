@@ -1,0 +1,46 @@
+"""/v1/messages and /v1/messages/count_tokens: Anthropic's API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, post
+
+from api.intake import count_tokens
+from api.routes.generation import authenticate, caller_of, generate, process_of, refused
+from api.schemas.message_errors import in_anthropic_shape
+from api.schemas.message_request import parse_count, parse_message
+from api.schemas.openapi import CountTokensOperation, MessageOperation
+
+Http = Request[Any, Any, Any]
+
+
+@post("/v1/messages", status_code=200, operation_class=MessageOperation, after_request=in_anthropic_shape)
+async def create_message(request: Http) -> Response[Any]:
+    """Answer a conversation of content blocks, as one body or as server-sent events."""
+    return await generate(request, parse_message)
+
+
+@post(
+    "/v1/messages/count_tokens",
+    status_code=200,
+    operation_class=CountTokensOperation,
+    after_request=in_anthropic_shape,
+)
+async def count_message_tokens(request: Http) -> Response[Any]:
+    """How many tokens the same message would put into the prompt."""
+    caller, process = caller_of(request), process_of(request)
+    try:
+        authenticate(request)
+        async with process.bodies.reading(request) as body:
+            asked = parse_count(body)
+            served = await process.models.resolve(asked.model)
+            tokens = await count_tokens(asked, served)
+        return Response(
+            msgspec.json.encode({"input_tokens": tokens}),
+            media_type="application/json",
+            headers={"x-request-id": caller.rid},
+        )
+    except Exception as error:
+        return refused(error, caller, None)

@@ -1,0 +1,191 @@
+"""/v1/responses: create, read (as a stream too), cancel, delete, and list what went in."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery
+
+from api.intake import Caller, count_tokens
+from api.ongoing import Ongoing
+from api.process import Process
+from api.routes.generation import Asked, authenticate, caller_of, process_of, refused, serve, streamed
+from api.schemas.items import Item, read_items
+from api.schemas.openapi import ResponseOperation
+from api.schemas.responses import ResponseRequest, conversation, parse_response
+from api.schemas.state import Deleted, InputItems, InputTokens
+from api.schemas.view import Cursor
+from control.errors import RequestError, RequestNotFound
+from control.responses import StoredResponse
+
+Http = Request[Any, Any, Any]
+
+_PARAM = "previous_response_id"
+
+
+@post("/v1/responses", status_code=200, operation_class=ResponseOperation)
+async def create_response(request: Http) -> Response[Any]:
+    """Answer a conversation of items, as one body, as server-sent events, or in the background."""
+    process = process_of(request)
+
+    async def read(body: bytes, caller: Caller) -> Asked:
+        asked = parse_response(body)
+        stored = asked.store is not False and process.archive.ttl_ms > 0
+        if asked.background and not stored:
+            raise RequestError(
+                "'background' needs responses to be stored; this server stores none.", param="background"
+            )
+        own, chain, items = await _conversation(process, asked, caller)
+        if stored:
+            process.archive.check_size(own)
+
+        async def accepted(ongoing: Ongoing) -> Response[Any] | None:
+            if stored:
+                await process.archive.accept(_record(ongoing, caller.tenant, chain, own))
+            if not asked.background or asked.stream:
+                return None
+            response = _json(ongoing.renderer.so_far() | {"status": "queued"}, ongoing.rid)
+            process.keeper.follow(ongoing)
+            return response
+
+        return Asked(body=conversation(asked, items, stored=stored), accepted=accepted if stored else None)
+
+    return await serve(request, read)
+
+
+def _record(ongoing: Ongoing, tenant: str, chain: list[str], own: list[Item]) -> StoredResponse:
+    return StoredResponse(
+        rid=ongoing.rid,
+        tenant=tenant,
+        model=ongoing.feeds[0].model,
+        view=ongoing.renderer.view.encode(),
+        chain=chain,
+        input=own,
+    )
+
+
+async def _conversation(
+    process: Process, asked: ResponseRequest, caller: Caller
+) -> tuple[list[Item], list[str], list[Item]]:
+    """The request's own items, the rids of those that it continues, and the items of the whole conversation."""
+    own = [await _resolved(process, item, caller.tenant) for item in read_items(asked.input, caller.rid)]
+    if asked.previous_response_id is None:
+        return own, [], own
+    last = await process.archive.look_up(asked.previous_response_id, caller.tenant, _PARAM)
+    items: list[Item] = []
+    chain = await process.archive.chain(last, _PARAM)
+    for stored in chain:
+        response = await process.keeper.current(stored)
+        if response["status"] in ("queued", "in_progress"):
+            raise RequestError(f"Response '{response['id']}' has not ended yet; wait for it.", param=_PARAM)
+        items += [*stored.input, *response["output"]]
+    return own, [stored.rid for stored in chain], [*items, *own]
+
+
+async def _resolved(process: Process, item: Item, tenant: str) -> Item:
+    """The item itself where it only refers to a stored one. Raises RequestNotFound."""
+    if item["type"] != "item_reference":
+        return item
+    stored = await process.archive.referred(item["id"], tenant)
+    if stored is not None:
+        for known in [*stored.input, *(await process.keeper.current(stored))["output"]]:
+            if known["id"] == item["id"]:
+                return known
+    raise RequestNotFound(f"Item with id '{item['id']}' not found.", param="input", code="item_not_found")
+
+
+@post("/v1/responses/input_tokens", status_code=200, operation_class=ResponseOperation)
+async def count_input_tokens(request: Http) -> InputTokens:
+    """How many tokens the same body would put into the prompt."""
+    caller, process = caller_of(request), process_of(request)
+    caller = caller.identified(authenticate(request))
+    async with process.bodies.reading(request) as body:
+        asked = parse_response(body)
+        _, _, items = await _conversation(process, asked, caller)
+        served = await process.models.resolve(asked.model)
+        return InputTokens(input_tokens=await count_tokens(conversation(asked, items, stored=False), served))
+
+
+@get("/v1/responses/{response_id:str}")
+async def retrieve_response(
+    request: Http,
+    response_id: FromPath[str],
+    stream: FromQuery[bool | None] = None,
+    starting_after: FromQuery[int | None] = None,
+) -> Response[Any]:
+    """A stored response, as far as it has come; or its events, from the beginning or after one of them."""
+    process, caller, ongoing = process_of(request), caller_of(request), None
+    caller = caller.identified(authenticate(request))
+    try:
+        stored = await process.archive.look_up(response_id, caller.tenant)
+        if not stream:
+            return _json(await process.keeper.current(stored), stored.rid)
+        process.refuse_when_draining()
+        ongoing = await process.submitter.resume(Cursor(stored.rid, []), caller, stored.model)
+        ongoing.renderer.starting_after = -1 if starting_after is None else starting_after
+        await ongoing.settle()
+        return streamed(ongoing, caller)
+    except RequestNotFound as error:
+        if stream and error.code != "response_not_found":
+            error = RequestNotFound(
+                f"The events of '{response_id}' are gone; read the response without 'stream'.",
+                param="stream",
+                code="stream_expired",
+            )
+        return refused(error, caller, ongoing)
+    except Exception as error:
+        return refused(error, caller, ongoing)
+
+
+@delete("/v1/responses/{response_id:str}", status_code=200)
+async def delete_response(request: Http, response_id: FromPath[str]) -> Deleted:
+    """Forget a response; one that still runs is cancelled."""
+    process, tenant = process_of(request), authenticate(request)
+    stored = await process.archive.look_up(response_id, tenant)
+    if stored.response is None:
+        await process.keeper.cancel(stored)
+    await process.archive.drop(stored.rid)
+    return Deleted(id=response_id)
+
+
+@post("/v1/responses/{response_id:str}/cancel", status_code=200)
+async def cancel_response(request: Http, response_id: FromPath[str]) -> Response[Any]:
+    """End a response that runs; one that has ended stays as it is."""
+    process, tenant = process_of(request), authenticate(request)
+    stored = await process.archive.look_up(response_id, tenant)
+    return _json(await process.keeper.cancelled(stored), stored.rid)
+
+
+@get("/v1/responses/{response_id:str}/input_items")
+async def list_input_items(
+    request: Http,
+    response_id: FromPath[str],
+    limit: FromQuery[int] = 20,
+    order: FromQuery[Literal["asc", "desc"]] = "desc",
+    after: FromQuery[str | None] = None,
+) -> InputItems:
+    """The items that this request brought, without those of the responses that it continues."""
+    process, tenant = process_of(request), authenticate(request)
+    stored = await process.archive.look_up(response_id, tenant)
+    if not 1 <= limit <= 100:
+        raise RequestError(f"Invalid value for 'limit': {limit} must be between 1 and 100.", param="limit")
+    items = stored.input if order == "asc" else stored.input[::-1]
+    ids = [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise RequestError(f"'after' names '{after}', which is no item of this response.", param="after")
+    start = ids.index(after) + 1 if after is not None else 0
+    page = items[start : start + limit]
+    return InputItems(
+        data=page,
+        first_id=page[0]["id"] if page else None,
+        last_id=page[-1]["id"] if page else None,
+        has_more=start + limit < len(items),
+    )
+
+
+def _json(body: dict[str, Any], rid: str) -> Response[bytes]:
+    return Response(
+        msgspec.json.encode(body), status_code=200, media_type="application/json", headers={"x-request-id": rid}
+    )

@@ -1,0 +1,232 @@
+"""The items of /v1/responses: read strictly, kept in one form, and turned into a chat's messages.
+
+The kept form is that of the answer's own items, so a stored conversation is input items and output items in a row.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Literal
+
+import msgspec
+
+from api.schemas.decoding import convert_part
+from control.errors import RequestError
+
+Item = dict[str, Any]
+
+MAX_ITEMS = 4096
+
+_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+
+
+class Part(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One part of a message or of a tool's output; only text is served, the others are refused by name."""
+
+    type: Literal[
+        "input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text",
+        "input_image", "input_file", "input_audio",
+    ]  # fmt: skip
+    text: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
+    prompt_cache_breakpoint: Any = None
+    image_url: Any = None
+    detail: Any = None
+    file_id: Any = None
+    file_data: Any = None
+    file_url: Any = None
+    filename: Any = None
+    input_audio: Any = None
+
+
+Content = str | list[Part]
+
+
+class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+    namespace: str | None = None
+    caller: Any = None
+
+
+class FunctionCallOutput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+    id: str | None = None
+    status: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    caller: Any = None
+
+
+class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[Part] = []
+    content: list[Part] | None = None
+    encrypted_content: str | None = None
+    status: str | None = None
+
+
+class Reference(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Stands for an item of an earlier response that is stored."""
+
+    id: str
+    type: Literal["item_reference"] | None = "item_reference"
+
+
+_KINDS: dict[str, type[Message | FunctionCall | FunctionCallOutput | Reasoning | Reference]] = {
+    "message": Message,
+    "function_call": FunctionCall,
+    "function_call_output": FunctionCallOutput,
+    "reasoning": Reasoning,
+    "item_reference": Reference,
+}
+
+
+def read_items(given: str | list[dict[str, Any]] | None, rid: str) -> list[Item]:
+    """The input in the kept form; items without an id get one that is derived from `rid`.
+
+    Raises RequestError naming the item or the part that is not served.
+    """
+    if given is None:
+        return []
+    rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if len(rows) > MAX_ITEMS:
+        raise RequestError(f"'input' has {len(rows)} items; at most {MAX_ITEMS} are served.", param="input")
+    return [_read(row, f"input[{index}]", f"{rid}_in{index}") for index, row in enumerate(rows)]
+
+
+def _read(row: dict[str, Any], at: str, name: str) -> Item:
+    kind = row.get("type") or ("message" if "role" in row else "item_reference")
+    if kind not in _KINDS:
+        raise RequestError(
+            f"'{at}' has type {kind!r}; this server takes {', '.join(_KINDS)}.",
+            param=f"{at}.type",
+            code="unsupported_content",
+        )
+    item = convert_part(row, _KINDS[kind], at)
+    match item:
+        case Message():
+            begins = "output_text" if item.role == "assistant" else "input_text"
+            content = [_text_part(begins, text) for text in _texts(item.content, f"{at}.content")]
+            return _item(item.id or f"msg_{name}", "message", role=item.role, content=content)
+        case FunctionCall():
+            told = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            return _item(item.id or f"fc_{name}", "function_call", **told)
+        case FunctionCallOutput():
+            output = "\n".join(_texts(item.output, f"{at}.output"))
+            return _item(item.id or f"fco_{name}", "function_call_output", call_id=item.call_id, output=output)
+        case Reasoning():
+            return _reasoning(item, at, item.id or f"rs_{name}")
+        case Reference():
+            return {"id": item.id, "type": "item_reference"}
+
+
+def _item(identity: str, kind: str, **told: Any) -> Item:
+    return {"id": identity, "type": kind, "status": "completed", **told}
+
+
+def _text_part(kind: str, text: str) -> dict[str, Any]:
+    return {"type": kind, "text": text, "annotations": []} if kind == "output_text" else {"type": kind, "text": text}
+
+
+def _texts(content: Content, at: str) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        if part.type not in _PARTS:
+            raise RequestError(
+                f"'{at}[{index}]' has type '{part.type}'; this model takes text only.",
+                param=f"{at}[{index}].type",
+                code="unsupported_content",
+            )
+        name = "refusal" if part.type == "refusal" else "text"
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            raise RequestError(
+                f"Missing required parameter: '{at}[{index}].{name}'.",
+                param=f"{at}[{index}].{name}",
+                code="missing_required_parameter",
+            )
+        texts.append(text)
+    return texts
+
+
+def _reasoning(item: Reasoning, at: str, identity: str) -> Item:
+    content = _texts(item.content or [], f"{at}.content")
+    summary = _texts(item.summary, f"{at}.summary")
+    if not content and item.encrypted_content:
+        content = [_opened(item.encrypted_content, f"{at}.encrypted_content")]
+    kept = {"summary": [_text_part("summary_text", text) for text in summary]}
+    if content:
+        kept["content"] = [_text_part("reasoning_text", text) for text in content]
+    return _item(identity, "reasoning", **kept)
+
+
+def sealed(text: str) -> str:
+    """Thoughts for a client that gives them back as `encrypted_content`: encoded, and not hidden from it."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def _opened(text: str, at: str) -> str:
+    try:
+        return base64.b64decode(text, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        raise RequestError(
+            f"'{at}' was not made by this server. Remove it, or send the item's content.", param=at
+        ) from None
+
+
+def messages_of(items: list[Item]) -> list[dict[str, Any]]:
+    """A chat's messages. What the assistant thought, said and called in a row is one message."""
+    messages: list[dict[str, Any]] = []
+
+    def assistant() -> dict[str, Any]:
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant"})
+        return messages[-1]
+
+    for item in items:
+        if item["type"] == "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            assistant().setdefault("tool_calls", []).append(call)
+        elif item["type"] == "function_call_output":
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+        elif item["type"] == "reasoning":
+            _add(assistant(), "reasoning_content", item.get("content") or item["summary"])
+        elif item["role"] == "assistant":
+            said = assistant()
+            if "tool_calls" in said:
+                messages.append(said := {"role": "assistant"})
+            _add(said, "content", item["content"])
+        elif item["role"] in ("system", "developer") and [one["role"] for one in messages] == ["system"]:
+            _add(messages[0], "content", item["content"])  # templates know one system message, in front
+        else:
+            role = "system" if item["role"] == "developer" else item["role"]
+            messages.append({"role": role, "content": "\n".join(part["text"] for part in item["content"])})
+    return messages
+
+
+def _add(message: dict[str, Any], name: str, parts: list[dict[str, Any]]) -> None:
+    texts = [part.get("text") or part.get("refusal") or "" for part in parts]
+    message[name] = "\n\n".join([message[name], *texts] if message.get(name) else texts)

@@ -1,0 +1,236 @@
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens, and the chat request that they stand for."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from api.schemas.content_blocks import Block, chat_messages, refuse_block, text_of
+from api.schemas.converted import Converted, converse
+from api.schemas.decoding import convert_part, decode_body
+from api.schemas.refusals import refusal
+from control.errors import RequestError
+
+
+class Turn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Metadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    user_id: str | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function of the client's."""
+
+    name: str
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    # Hints without an effect on the answer.
+    cache_control: Any = None
+    eager_input_streaming: bool | None = None
+    # Known and not served.
+    input_examples: Any = None
+    defer_loading: bool | None = None
+    allowed_callers: Any = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the prompt is made of. None always means: not given."""
+
+    messages: list[Turn]
+    model: str | None = None
+    system: str | list[Block] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Any = None  # a hint: what can be reused is found without it
+    mcp_servers: Any = None
+    context_management: Any = None
+    container: Any = None
+    speed: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: Metadata | None = None
+    stream: bool | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    inference_geo: str | None = None
+    # Furrow's own, and what engines in this field add.
+    seed: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    cache_salt: str | None = None
+    priority: str | None = None
+    on_disconnect: str | int | float | None = None
+    timeout: float | None = None
+    deadline: float | None = None
+
+
+_PASSED_ON = (
+    *("model", "stream", "max_tokens", "temperature", "top_p", "top_k", "chat_template_kwargs"),
+    *("seed", "min_p", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos", "stop_token_ids"),
+    *("cache_salt", "priority", "on_disconnect", "timeout", "deadline"),
+)
+_NAMES = {
+    r"^messages\b.*": "messages",
+    r"^stop$": "stop_sequences",
+    r"^user$": "metadata.user_id",
+    r"^response_format(\.json_schema)?": "output_config.format",
+    r"^reasoning_effort$": "output_config.effort",
+    r"^(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
+    r"^(tools\[\d+\])\.function": r"\1",
+    r"^tool_choice\.function": "tool_choice",
+}
+
+
+def parse_message(body: bytes) -> Converted:
+    """Decode and check a body; raise RequestError naming the field at fault."""
+    request = decode_body(body, MessageRequest)
+    if request.inference_geo is not None:
+        raise refusal("inference_geo")
+    told = {"stop": request.stop_sequences, "user": request.metadata.user_id if request.metadata is not None else None}
+    return _conversation(request, told)
+
+
+def parse_count(body: bytes) -> Converted:
+    """As `parse_message`, for a body that only asks how long its prompt is."""
+    return _conversation(decode_body(body, CountTokensRequest), {})
+
+
+def _conversation(request: CountTokensRequest, told: dict[str, Any]) -> Converted:
+    for name in ("mcp_servers", "container"):
+        if getattr(request, name) not in (None, [], {}, ""):
+            raise refusal(name)
+    if not _edits_nothing(request.context_management):
+        raise refusal("context_management")
+    if request.speed not in (None, "standard"):
+        raise refusal("speed")
+    choice, output = request.tool_choice, request.output_config
+    chat: dict[str, Any] = {name: getattr(request, name, None) for name in _PASSED_ON}
+    chat |= told | {
+        "messages": _messages(request),
+        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or [])] or None,
+        "tool_choice": _tool_choice(choice),
+        "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
+        "response_format": _response_format(output.format) if output is not None and output.format else None,
+    }
+    chat |= _thinking(request)
+    hides = request.thinking is not None and request.thinking.display == "omitted"
+    return converse(chat, "messages", {"hides_thinking": hides}, _NAMES)
+
+
+def _edits_nothing(management: Any) -> bool:
+    """Whether it keeps all that is sent, as some clients ask by name."""
+    if not isinstance(management, dict):
+        return not management
+    edits: Any = management.get("edits") or []
+    return all(str(edit.get("type")).startswith("clear_thinking") and edit.get("keep") == "all" for edit in edits)
+
+
+def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if isinstance(request.system, str):
+        messages.append({"role": "system", "content": request.system})
+    elif request.system:
+        for index, block in enumerate(request.system):
+            if block.type != "text":
+                raise refuse_block(block, f"system[{index}]")
+        texts = [text_of(block, f"system[{index}]") for index, block in enumerate(request.system)]
+        messages.append({"role": "system", "content": "\n\n".join(texts)})
+    for index, turn in enumerate(request.messages):
+        messages += chat_messages(turn.role, turn.content, f"messages[{index}]")
+    if messages and messages[-1]["role"] == "assistant":
+        raise RequestError(
+            "The last of 'messages' is the assistant's; to begin an answer for the model is not supported. End with a "
+            "message of role user.",
+            param=f"messages[{len(request.messages) - 1}].role",
+            code="unsupported_parameter",
+        )
+    return messages
+
+
+def _tool(given: dict[str, Any], at: str) -> dict[str, Any]:
+    if given.get("type") not in (None, "custom"):
+        raise RequestError(
+            f"'{at}' has type {given['type']!r}; this server runs no tools of its own, only tools with an "
+            "'input_schema' are served.",
+            param=f"{at}.type",
+            code="unsupported_parameter",
+        )
+    tool = convert_part(given, Tool, at)
+    for name, neutral in (("input_examples", []), ("defer_loading", False), ("allowed_callers", ["direct"])):
+        if getattr(tool, name) not in (None, neutral):
+            raise refusal(f"{at}.{name}")
+    told = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
+
+
+def _tool_choice(choice: ToolChoice | None) -> Any:
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
+    if choice.name is None:
+        raise RequestError(
+            "Missing required parameter: 'tool_choice.name'.",
+            param="tool_choice.name",
+            code="missing_required_parameter",
+        )
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+def _response_format(asked: OutputFormat) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": asked.schema, "strict": True}}
+
+
+def _thinking(request: CountTokensRequest) -> dict[str, Any]:
+    """The template's switch. Anthropic's models don't think unless they are asked to, and clients count on it."""
+    thinks = request.thinking is not None and request.thinking.type != "disabled"
+    given = request.chat_template_kwargs or {}
+    told: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks, **given}}
+    if request.output_config is not None and request.output_config.effort is not None:
+        told["reasoning_effort"] = request.output_config.effort
+    return told

@@ -1,0 +1,79 @@
+"""Structured output as clients ask for it: what reaches a leader, and what is refused before."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import httpx
+import msgspec
+import openai
+import pytest
+from pydantic import BaseModel
+
+from control.messages import Grammar
+from tests.integration.api.sse import chat
+from tests.leader import ScriptedLeader
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+    colour: Literal["red", "green"]
+
+
+def test_the_official_client_parses_a_model(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """`parse` sends a strict schema of a pydantic model; the leader gets it as it is, the caller an object."""
+    leader.reply = lambda prompt: '{"name": "Ada", "age": 36, "colour": "red"}'
+    answer = client.chat.completions.parse(
+        model="tiny", messages=[{"role": "user", "content": "who?"}], response_format=Person
+    )
+    assert answer.choices[0].message.parsed == Person(name="Ada", age=36, colour="red")
+    grammar = leader.claimed[0].params.sampling.grammar
+    assert grammar is not None and grammar.kind == "json_schema"
+    schema = msgspec.json.decode(grammar.text)
+    assert schema["additionalProperties"] is False and "x-guidance" not in schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
+        ({"guided_regex": "[0-9]+"}, Grammar("regex", "[0-9]+")),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, Grammar("choice", '["yes","no"]')),
+        ({"guided_grammar": "start: <s> </s>"}, Grammar("lark", "start: <s> </s>")),
+        ({"grammar": 'root ::= "a"'}, Grammar("lark", '%llguidance {}\n\nstart: "a"\n')),
+    ],
+)
+def test_completions_take_them_too(
+    http: httpx.Client, leader: ScriptedLeader, fields: dict[str, Any], grammar: Grammar
+) -> None:
+    """Every prompt of the list is constrained; llama.cpp's notation is written as Lark."""
+    answer = http.post(COMPLETIONS, json={"model": "tiny", "prompt": ["a", "b"], **fields})
+    assert answer.status_code == 200, answer.text
+    assert [claimed.params.sampling.grammar for claimed in leader.claimed] == [grammar, grammar]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"guided_json": {"type": "strin"}}, "guided_json", "Invalid type: strin"),
+        ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
+        ({"guided_json": {"$ref": "http://127.0.0.1:1/x"}}, "guided_json", "does not fetch"),
+        ({"guided_json": {"type": "integer", "multipleOf": 1_000_003}}, "guided_json", "takes longer"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
+        ({"guided_grammar": "start: <nope>"}, "guided_grammar", "unknown special token"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "'guided_regex' and 'guided_choice'"),
+    ],
+)
+def test_a_bad_grammar_is_refused(
+    http: httpx.Client, leader: ScriptedLeader, path: str, fields: dict[str, Any], param: str, words: str
+) -> None:
+    """A 400 that names the parameter and has the library's words; nothing reaches a leader."""
+    body = chat("x") if path == CHAT else {"model": "tiny", "prompt": "x"}
+    answer = http.post(path, json=body | fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param) and words in error["message"]
+    assert leader.claimed == []

@@ -1,0 +1,159 @@
+"""Constrained answers of a random model: valid to the last one, next to others, over crashes and preemptions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from control.messages import Grammar, LogEntry
+from tests.farm import until
+from tests.integration.worker.conftest import ReplicaRedis
+from tests.integration.worker.leader_scene import LeaderScene
+from tests.models import EOS, make
+
+SCHEMA = Grammar(
+    "json_schema",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 6},
+                "age": {"type": "integer", "minimum": 0, "maximum": 150},
+                "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+            },
+            "required": ["name", "age", "tags"],
+            "additionalProperties": False,
+        }
+    ),
+)
+ENOUGH = 400
+"""Tokens that the longest text of the schema fits into, white space included."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=2048)
+
+
+@pytest.fixture
+def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
+    scene = LeaderScene(redis, folder, kv_tokens=20000)
+    yield scene
+    scene.stop()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def texts(log: list[LogEntry], tokenizer: Tokenizer) -> dict[int, tuple[str, str | None]]:
+    """Text and finish reason by choice."""
+    choices: dict[int, tuple[list[int], str | None]] = {}
+    for entry in log:
+        tokens, _ = choices.get(entry.choice, ([], None))
+        choices[entry.choice] = ([*tokens, *([] if entry.token is None else [entry.token])], entry.finish)
+    return {choice: (tokenizer.decode(tokens), finish) for choice, (tokens, finish) in choices.items()}
+
+
+def is_person(text: str) -> bool:
+    person: dict[str, Any] = json.loads(text)
+    return (
+        list(person) == ["name", "age", "tags"]
+        and len(person["name"]) <= 6
+        and 0 <= person["age"] <= 150
+        and set(person["tags"]) <= {"red", "green"}
+        and len(person["tags"]) <= 3
+    )
+
+
+def test_every_answer_of_a_random_model_is_valid_and_no_neighbour_is_changed(
+    scene: LeaderScene, tokenizer: Tokenizer
+) -> None:
+    """Thirty-two at once, half of them free: each constrained one parses, each free one is what it is when alone."""
+    free = {f"free{i}": {"temperature": i % 2 * 1.0, "seed": str(i), "max_tokens": 24} for i in range(16)}
+    scene.ask("alone", **free["free1"])
+    alone = scene.answer("alone")
+    for i in range(16):
+        scene.ask(f"unbound-free{i}", **free[f"free{i}"])
+    without = [scene.answer(f"unbound-free{i}") for i in range(16)]
+    for i in range(16):
+        scene.ask(f"bound{i}", grammar=SCHEMA, temperature=i % 3 * 0.7, seed=str(i), max_tokens=ENOUGH, stop_ids=[EOS])
+        scene.ask(f"free{i}", **free[f"free{i}"])
+    for i in range(16):
+        scene.answer(f"bound{i}")
+        [(text, finish)] = texts(scene.log(f"bound{i}"), tokenizer).values()
+        assert finish == "stop" and is_person(text), text
+    assert [scene.answer(f"free{i}") for i in range(16)] == without and alone == without[1]
+
+
+def test_choices_have_their_own_state(scene: LeaderScene, tokenizer: Tokenizer) -> None:
+    """Four choices of one request differ, and each is valid."""
+    scene.ask("four", grammar=SCHEMA, temperature=1.0, seed="7", n=4, max_tokens=ENOUGH, logprobs=1)
+    scene.answer("four")
+    answers = texts(scene.log("four"), tokenizer)
+    assert all(finish == "stop" and is_person(text) for text, finish in answers.values())
+    assert len({text for text, _ in answers.values()}) == 4
+
+
+def test_a_grammar_goes_on_in_the_next_epoch(scene: LeaderScene, tokenizer: Tokenizer) -> None:
+    """A leader that comes after another rebuilds the state from the log; the answer is the one without a crash."""
+    wants = {"grammar": Grammar("regex", "([a-f]{3} ){30}!"), "temperature": 1.0, "seed": "3", "n": 2}
+    scene.ask("whole", **wants)
+    scene.answer("whole")
+    scene.ask("struck", **wants)
+    until(lambda: len(scene.log("struck")) >= 20, 40.0)
+    scene.redis.lapse()
+    scene.answer("struck")
+    whole, struck = (texts(scene.log(rid), tokenizer) for rid in ("whole", "struck"))
+    assert scene.epoch() > 1 and struck == whole
+    assert all(re.fullmatch("([a-f]{3} ){30}!", text) and finish == "stop" for text, finish in struck.values())
+
+
+def test_what_is_cut_short_says_so(scene: LeaderScene, tokenizer: Tokenizer) -> None:
+    """With too few tokens the text is the beginning of a valid one, and the reason is the length."""
+    scene.ask("cut", grammar=Grammar("regex", "[a-c]{50}"), max_tokens=20)
+    scene.answer("cut")
+    [(text, finish)] = texts(scene.log("cut"), tokenizer).values()
+    assert finish == "length" and re.fullmatch("[a-c]{20}", text)
+
+
+BOUND: list[tuple[Grammar, dict[str, Any], str]] = [
+    (Grammar("choice", '["yes", "no"]'), {}, "yes|no"),
+    (Grammar("choice", '["yes", "no"]'), {"stop_ids": [EOS], "min_tokens": 20}, "yes|no"),
+    (Grammar("regex", "a?b?"), {"stop_ids": [EOS], "min_tokens": 2}, "a?b"),
+    (Grammar("regex", "(ab)+"), {"stop_ids": [EOS], "min_tokens": 5, "temperature": 1.0}, "(ab){3,}"),
+    (Grammar("lark", 'start: "x" num\nnum: /[0-9]{2}/'), {"logit_bias": {ord("x"): -100.0}}, "x[0-9]{2}"),
+    (Grammar("regex", "[a-z]{8}"), {"temperature": 1.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1}, "[a-z]{8}"),
+    (Grammar("regex", "[a-z]{8}"), {"temperature": 1.0, "top_p": 0.9}, "[a-z]{8}"),
+    (Grammar("regex", "[ab]{9}"), {"repetition_penalty": 1.5, "presence_penalty": 1.0}, "[ab]{9}"),
+]
+"""What is asked for, and what the text then matches."""
+
+
+def test_other_parameters_do_not_lead_out_of_it(scene: LeaderScene, tokenizer: Tokenizer) -> None:
+    """Penalties, filters, min_tokens and the absence of a stop id: the text matches, and its end is a stop."""
+    for index, (grammar, sampling, _) in enumerate(BOUND):
+        scene.ask(f"r{index}", grammar=grammar, seed="5", **sampling)
+    for index, (_, _, expected) in enumerate(BOUND):
+        scene.answer(f"r{index}")
+        [(text, finish)] = texts(scene.log(f"r{index}"), tokenizer).values()
+        assert re.fullmatch(expected, text) and finish == "stop", (index, text, finish)
+
+
+def test_a_grammar_that_can_not_go_on_fails_alone(scene: LeaderScene) -> None:
+    """Whatever is wrong with one, its choice ends with the reason and its neighbour goes on."""
+    scene.ask("neighbour", max_tokens=60)
+    scene.ask("broken", grammar=Grammar("regex", "("))
+    scene.ask("letterless", grammar=Grammar("regex", "aé"))
+    for rid, words in (("broken", "unclosed group"), ("letterless", "no token of this model")):
+        scene.answer(rid)
+        last = scene.log(rid)[-1]
+        assert last.token is None and last.finish == "error" and words in (last.cause or "")
+    assert len(scene.answer("neighbour")) == 60

@@ -1,0 +1,114 @@
+"""The grammar of demanded calls takes what the model's form says and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llguidance
+import msgspec
+import pytest
+from tokenizers import AddedToken
+
+from api.chat.enforcement import answer_grammar, lark_of
+from api.chat.reading.how import CallFormat, Thinking
+from api.chat.tokens import Vocabulary
+from api.schemas.tools import Tool, ToolChoice, offered
+from control.messages import Grammar
+from tests.integration.api.calling import TIME, WEATHER
+from tests.leader import EOS, byte_assets, byte_tokenizer
+
+PLAIN = byte_tokenizer()
+MARKED = byte_tokenizer()
+MARKED.add_tokens([AddedToken(text, special=False) for text in ("<tool_call>", "</tool_call>", "<think>", "</think>")])
+
+PARIS = '{"city": "Paris", "days": 2}'
+HERMES = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
+HERMES_TIME = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+LLAMA = f'{{"name": "get_weather", "parameters": {PARIS}}}'
+XML = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nPa\nris\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+
+
+def grammar(tokenizer: Any, form: CallFormat, choice: ToolChoice, strict: bool = False, **options: Any) -> str | None:
+    tools = [msgspec.convert(tool, Tool) for tool in (WEATHER, TIME)]
+    for tool in tools:
+        assert tool.function is not None
+        tool.function.strict = strict
+    offer = offered(tools, choice, options.get("parallel"))
+    assert offer is not None
+    vocabulary = Vocabulary(byte_assets(tokenizer_json=tokenizer.to_str()))
+    return answer_grammar(offer, form, options.get("thinking"), vocabulary)
+
+
+def takes(tokenizer: Any, text: str | None, said: str) -> bool:
+    """Whether an answer may be exactly this."""
+    assert text is not None
+    known = llguidance.LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id(EOS))
+    matcher = llguidance.LLMatcher(known, llguidance.grammar_from("lark", text))
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokenizer.encode(said, add_special_tokens=False).ids
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["text", "tokens"])
+@pytest.mark.parametrize(
+    ("form", "call", "others"),
+    [
+        ("hermes", HERMES, ["", "Hello.", HERMES + " x", HERMES.replace('"city": "Paris", ', ""), HERMES[:-12]]),
+        ("llama3", LLAMA, ["{}", "[]", LLAMA.replace("get_weather", "other"), LLAMA.replace("2", '"two"')]),
+        ("qwen_xml", XML, ["Hello.", XML.replace("\n3\n", "\nthree\n"), XML.replace("=city", "=town")]),
+    ],
+)
+def test_a_demanded_call(tokenizer: Any, form: CallFormat, call: str, others: list[str]) -> None:
+    """Nothing but calls of the tools, with arguments that fit; tags match as text and as tokens."""
+    found = grammar(tokenizer, form, "required")
+    separator = "; " if form == "llama3" else "\n"
+    assert takes(tokenizer, found, call)
+    assert takes(tokenizer, found, call + separator + call)
+    assert [takes(tokenizer, found, other) for other in others] == [False] * len(others)
+    single = grammar(tokenizer, form, "required", parallel=False)
+    assert takes(tokenizer, single, call) and not takes(tokenizer, single, call + separator + call)
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["text", "tokens"])
+def test_reasoning_comes_first(tokenizer: Any) -> None:
+    """A model that reasons may do so before the call; one whose prompt has opened the reasoning has to end it."""
+    free = grammar(tokenizer, "hermes", "required", thinking=Thinking())
+    assert takes(tokenizer, free, HERMES) and takes(tokenizer, free, f"<think>\nso\n</think>\n\n{HERMES}")
+    begun = grammar(tokenizer, "hermes", "required", thinking=Thinking(begun=True))
+    assert not takes(tokenizer, begun, HERMES) and takes(tokenizer, begun, f"so\n</think>\n\n{HERMES}")
+
+
+def test_a_named_function() -> None:
+    """Only that one may be called, once."""
+    choice = msgspec.convert({"type": "function", "function": {"name": "get_time"}}, ToolChoice)
+    found = grammar(MARKED, "hermes", choice)
+    assert takes(MARKED, found, HERMES_TIME)
+    assert not takes(MARKED, found, HERMES) and not takes(MARKED, found, f"{HERMES_TIME}\n{HERMES_TIME}")
+
+
+def test_strict_functions_where_the_model_is_free() -> None:
+    """It may answer with text, or call; but what it calls fits. Without strict functions nothing is enforced."""
+    found = grammar(MARKED, "hermes", "auto", strict=True)
+    for said in ("", "Hello.", HERMES, f"Well.\n{HERMES}\n{HERMES_TIME}"):
+        assert takes(MARKED, found, said)
+    assert not takes(MARKED, found, HERMES.replace('"city": "Paris", ', ""))
+    assert grammar(MARKED, "hermes", "auto") is None
+    assert grammar(PLAIN, "hermes", "auto", strict=True) is None
+
+
+def test_an_answer_in_a_form_or_a_call() -> None:
+    """Where the answer has a form the model may still call; reasoning may come before either."""
+    offer = offered([msgspec.convert(WEATHER, Tool)], "auto", None)
+    vocabulary = Vocabulary(byte_assets(tokenizer_json=MARKED.to_str()))
+    answer = lark_of(Grammar("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'))
+    found = answer_grammar(offer, "hermes", Thinking(), vocabulary, answer)
+    for said in ('{"a": 1}', HERMES, '<think>\nso\n</think>\n\n{"a": 1}', f"<think>so</think>{HERMES}"):
+        assert takes(MARKED, found, said)
+    for said in ("Hello.", '{"a": "b"}', f'{{"a": 1}}\n{HERMES}'):
+        assert not takes(MARKED, found, said)
+    alone = answer_grammar(None, None, Thinking(begun=True), vocabulary, lark_of(Grammar("choice", '["yes", "no"]')))
+    assert takes(MARKED, alone, "so</think>yes") and not takes(MARKED, alone, "yes")
+    assert lark_of(Grammar("regex", "a+")) is None

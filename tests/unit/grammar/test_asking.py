@@ -1,0 +1,118 @@
+"""Under which parameters a grammar is asked for, and which bodies are refused before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.schemas.chat import parse_chat
+from api.schemas.structured import Asked, grammar_of
+from control.errors import RequestError
+from control.messages import Grammar
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def asked(**fields: Any) -> Asked | None:
+    return grammar_of(parse_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "x"}], **fields})))
+
+
+def test_free_text() -> None:
+    """Nothing, OpenAI's `text`, and values that ask for nothing."""
+    nothing = [
+        {},
+        {"response_format": {"type": "text"}},
+        {"guided_json": None, "guided_regex": "", "guided_choice": []},
+    ]
+    assert [asked(**fields) for fields in [*nothing, {"structured_outputs": {"json_object": False}}]] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, Grammar("json_object"), "response_format"),
+        ({"guided_regex": "a+"}, Grammar("regex", "a+"), "guided_regex"),
+        ({"guided_choice": ["yes", "é"]}, Grammar("choice", '["yes","é"]'), "guided_choice"),
+        ({"guided_grammar": 'start: "a"'}, Grammar("lark", 'start: "a"'), "guided_grammar"),
+        ({"grammar": 'root ::= "a"'}, Grammar("lark", 'root ::= "a"'), "grammar"),
+        ({"structured_outputs": {"regex": "a"}}, Grammar("regex", "a"), "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": ["a"]}}, Grammar("choice", '["a"]'), "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": "x"}}, Grammar("lark", "x"), "structured_outputs.grammar"),
+        ({"structured_outputs": {"json_object": True}}, Grammar("json_object"), "structured_outputs.json_object"),
+    ],
+)
+def test_every_form(fields: dict[str, Any], grammar: Grammar, param: str) -> None:
+    """Each neighbour's parameter becomes the same grammar, and errors will name the parameter that was sent."""
+    assert asked(**fields) == Asked(grammar, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, "json_schema"),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format.schema"),
+        ({"guided_json": SCHEMA}, "guided_json"),
+        ({"guided_json": msgspec.json.encode(SCHEMA).decode()}, "guided_json"),
+        ({"json_schema": SCHEMA}, "json_schema"),
+        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json"),
+    ],
+)
+def test_every_form_of_a_schema(fields: dict[str, Any], param: str) -> None:
+    """A schema comes as an object or as its text; one that is not strict may have overlapping parts of a oneOf."""
+    found = asked(**fields)
+    assert found is not None and param in found.param
+    assert msgspec.json.decode(found.grammar.text) == SCHEMA | {"x-guidance": {"coerce_one_of": True}}
+
+
+def test_a_strict_schema_is_taken_to_the_letter() -> None:
+    """Nothing is added to it; what the caller says to the library himself goes before what is added otherwise."""
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
+    found = asked(response_format=form)
+    assert found == Asked(
+        Grammar("json_schema", msgspec.json.encode(SCHEMA).decode()), "response_format.json_schema.schema"
+    )
+    own = asked(guided_json={"x-guidance": {"coerce_one_of": False, "lenient": True}})
+    assert own is not None
+    assert msgspec.json.decode(own.grammar.text) == {"x-guidance": {"coerce_one_of": False, "lenient": True}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'xml'"),
+        ({"response_format": {"schema": {}}}, "response_format", "type"),
+        ({"response_format": "json"}, "response_format", "object"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+            "Missing",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}},
+            "response_format.json_schema.schema",
+            "object",
+        ),
+        ({"response_format": {"type": "json_object", "colour": 1}}, "response_format", "colour"),
+        ({"guided_json": "{"}, "guided_json", "not valid JSON"),
+        ({"guided_json": [1]}, "guided_json", "must be a JSON schema"),
+        ({"guided_choice": ["a", ""]}, "guided_choice", "empty"),
+        ({"guided_choice": "yes"}, "guided_choice", "array"),
+        ({"guided_choice": ["a", 1]}, "guided_choice[1]", "str"),
+        ({"guided_regex": 1}, "guided_regex", "str"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            "structured_outputs.choice",
+            "structured_outputs.regex",
+        ),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], param: str, words: str) -> None:
+    """The error names the parameter and says what is wrong; two that constrain the answer are both named."""
+    with pytest.raises(RequestError) as caught:
+        asked(**fields)
+    assert caught.value.param == param and words in str(caught.value)

@@ -1,0 +1,78 @@
+"""One choice's grammar while the choice grows: which tokens may come next, and whether the text is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from control.grammar import error_of
+from control.messages import Sampling
+
+Bits = NDArray[np.uint8]
+"""One bit per token, the lowest of each byte first."""
+
+
+class Constraint:
+    """The state of a grammar after a choice's output.
+
+    Its end ends the choice at once, below `min_tokens` too: nothing could follow. Where it may end and may go on, the
+    stop ids are among what is allowed, once `min_tokens` are there.
+    """
+
+    def __init__(self, compiled: LLMatcher | str, eos_ids: Sequence[int], vocab_size: int, sampling: Sampling) -> None:
+        self._matcher = compiled.deep_copy() if isinstance(compiled, LLMatcher) else None
+        self._failure = "" if isinstance(compiled, LLMatcher) else compiled
+        self._stop_ids, self._min_tokens = sampling.stop_ids, sampling.min_tokens
+        self._unwanted = [token for token in eos_ids if token not in sampling.stop_ids]
+        self._count = 0
+        self.vocab_size = vocab_size
+        """Bits of a mask."""
+
+    @property
+    def failure(self) -> str:
+        """Why no token can follow; empty where all is well."""
+        if self._failure or self._matcher is None:
+            return self._failure
+        return error_of(self._matcher) if self._matcher.is_error() else ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text is all that the grammar lets it be."""
+        return self._matcher is not None and self._matcher.is_stopped() and not self._matcher.is_error()
+
+    @property
+    def matcher(self) -> LLMatcher:
+        """Only where there is no failure."""
+        assert self._matcher is not None
+        return self._matcher
+
+    def advance(self, token: int) -> None:
+        """Take the choice's next token; one that the grammar does not allow is a failure."""
+        self._count += 1
+        if self._matcher is not None and not self.complete:
+            self._matcher.consume_token(token)
+
+    def replay(self, output: Sequence[int]) -> None:
+        """Take what the choice has put out, in this epoch or another."""
+        for token in output:
+            self.advance(token)
+
+    def finish(self, bits: Bits) -> None:
+        """Correct the library's `bits`, in place, by what the request's own parameters say about ends.
+
+        Which tokens end a text is the request's to say. Where they leave nothing, the grammar goes first.
+        """
+        before = bits.copy()
+        must_go_on = self._count < self._min_tokens
+        if self.matcher.is_accepting() and not must_go_on:
+            for token in self._stop_ids:
+                bits[token >> 3] |= 1 << (token & 7)
+        for token in [*self._unwanted, *(self._stop_ids if must_go_on else ())]:
+            bits[token >> 3] &= 0xFF ^ (1 << (token & 7))
+        if not bits.any():
+            bits[:] = before
+        if not bits.any():
+            self._failure = "no token of this model's vocabulary goes on with it"
