@@ -10,7 +10,8 @@
 
 namespace furrow {
 
-constexpr int QUERIES = 8;         // that meet a vector of keys at once
+constexpr int CHAINS = 4;
+constexpr int QUERIES = LANES / CHAINS;  // that meet a vector of keys at once: as many sums as registers hold
 constexpr int64_t TOKENS = 16;     // of a chunk, whose heads share the work of turning keys
 constexpr int WIDEST = LANES / 2;  // vectors of a value that are summed at once, for two heads
 
@@ -30,26 +31,33 @@ inline int64_t first_seen(const Task& task, int64_t token) {
   return task.window ? std::max<int64_t>(0, task.position + token + 1 - task.window) : 0;
 }
 
-// scores[i] (LANES) of `COUNT` queries, scaled before, against LANES keys that were turned.
+// scores[i] (LANES) of `COUNT` queries, scaled before, against LANES keys that were turned. Each is summed in CHAINS parts, so
+// that a processor need not wait for one addition to begin the next.
 template <int COUNT>
 void score(const float* turned, const float* const* queries, int64_t dim, float* const* scores) {
-  Floats sums[COUNT];
-#pragma GCC unroll 8
-  for (int i = 0; i < COUNT; ++i) sums[i] = all(0.0f);
-  for (int64_t at = 0; at < dim; ++at) {
-    const Floats keys = load(turned + at * LANES);
-#pragma GCC unroll 8
-    for (int i = 0; i < COUNT; ++i) sums[i] = fma(all(queries[i][at]), keys, sums[i]);
+  Floats sums[COUNT][CHAINS];
+#pragma GCC unroll 16
+  for (int i = 0; i < COUNT * CHAINS; ++i) sums[i / CHAINS][i % CHAINS] = all(0.0f);
+  for (int64_t at = 0; at < dim; at += CHAINS) {
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT * CHAINS; ++i) {
+      const int chain = i / COUNT, query = i % COUNT;
+      sums[query][chain] = fma(all(queries[query][at + chain]), load(turned + (at + chain) * LANES), sums[query][chain]);
+    }
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < COUNT; ++i) store(scores[i], sums[i]);
+#pragma GCC unroll 4
+  for (int i = 0; i < COUNT; ++i) store(scores[i], (sums[i][0] + sums[i][1]) + (sums[i][2] + sums[i][3]));
 }
 
+// Keys are read across, which a processor doesn't foresee, so those of the next turn are asked for on the way.
 inline void turn(const float* keys, int64_t dim, float* turned) {
   Floats rows[LANES];
   for (int64_t at = 0; at < dim; at += LANES) {
 #pragma GCC unroll 16
-    for (int row = 0; row < LANES; ++row) rows[row] = load(keys + row * dim + at);
+    for (int row = 0; row < LANES; ++row) {
+      __builtin_prefetch(keys + (LANES + row) * dim + at);
+      rows[row] = load(keys + row * dim + at);
+    }
     transpose(rows);
 #pragma GCC unroll 16
     for (int row = 0; row < LANES; ++row) store(turned + (at + row) * LANES, rows[row]);
@@ -114,7 +122,7 @@ inline void attend(const Task& task, float* scratch) {
     for (int64_t at = 0; at < task.dim; ++at) asked[query * task.dim + at] = from[at] * task.scale;
   }
   using Score = void (*)(const float*, const float* const*, int64_t, float* const*);
-  static constexpr Score by_count[] = {score<1>, score<2>, score<3>, score<4>, score<5>, score<6>, score<7>, score<8>};
+  static constexpr Score by_count[] = {score<1>, score<2>, score<3>, score<4>};
   for (int64_t block = 0; block < room; block += LANES) {
     turn(task.keys + (start + block) * task.dim, task.dim, turned);
     for (int64_t query = 0; query < queries; query += QUERIES) {

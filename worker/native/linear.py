@@ -101,8 +101,8 @@ class SharedEmbedding(nn.Module):
 
 
 def _zeros(count: int, kind: torch.dtype) -> Tensor:
-    """Memory in large pages where it is worth some: weights are read from front to back, and looking up where each small
-    page lies takes a part of that time."""
+    """Memory in large pages where it is worth some: to look up where each small page lies takes a part of the time in
+    which weights are read from front to back."""
     if count * kind.itemsize < WORTH_LARGE_PAGES:
         return torch.zeros(count, dtype=kind)
     memory = mmap.mmap(-1, count * kind.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
