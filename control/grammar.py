@@ -21,8 +21,9 @@ from control.vocabulary import TokenBytes
 MAX_CHARACTERS = 131_072
 """Of a grammar's text."""
 
-_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,40}"
-"""What JSON may have between two of its words: enough to be indented, and not so much that a model stays in it."""
+_WHITE_SPACE = r"( |\n[ ]{0,24})"
+"""What JSON may have between two of its words: a space, or a new line with its indentation. With more, a model that was
+not made for JSON stays in it for as long as it may."""
 _LIMITS = LLParserLimits(verbose_errors=False)
 _MESSAGE_CHARACTERS = 400
 _NO_TOKENS = "<non-verbose/>"

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import openai
 import pytest
+from pydantic import BaseModel
 
 pytestmark = pytest.mark.timeout(180)
+
+
+class Verdict(BaseModel):
+    word: Literal["yes", "no", "perhaps"]
+    sure: bool
+
 
 QUESTION = [{"role": "user", "content": "What is a poisoned replica?"}]
 
@@ -57,6 +66,16 @@ def test_choices_differ_by_their_noise_and_repeat_by_their_seed(client: openai.O
     first = sample(7)
     assert len(set(first)) == 3
     assert sample(7) == first != sample(8)
+
+
+def test_an_answer_is_parsed_into_a_model(client: openai.OpenAI) -> None:
+    """Every choice of a hot model is what the schema says, whole and streamed."""
+    asked = {"model": "demo", "messages": QUESTION, "seed": 1, "max_tokens": 200, "response_format": Verdict}
+    whole = client.chat.completions.parse(**asked, n=2)
+    assert all(isinstance(choice.message.parsed, Verdict) for choice in whole.choices)
+    with client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion()
+    assert streamed.choices[0].message.parsed == whole.choices[0].message.parsed
 
 
 def test_a_stop_string_ends_the_answer_and_is_cut_off(client: openai.OpenAI) -> None:
