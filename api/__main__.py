@@ -15,8 +15,8 @@ from api.app import create_app
 from api.chat.reading.how import CallFormat
 from api.server import Server
 from api.settings import ApiSettings
-from control import logs
-from control.connection import connect
+from control import access, logs
+from control.connection import connect, run
 from control.errors import FurrowError
 from control.listening import free_port
 from control.process import die_with_parent
@@ -34,7 +34,9 @@ from control.settings import Settings
     multiple=True,
     help="NAME for the only model, NAME=MODEL for one of several, or * to let any name mean the only one. Repeatable.",
 )
-@click.option("--api-key", "api_keys", multiple=True, help="Ask clients for one of these keys. Repeatable.")
+@click.option("--api-key", "api_keys", multiple=True, help="A fixed key that clients may bring. Repeatable.")
+@click.option("--keys", is_flag=True, help="Ask for an API key, as is done anyway where others can reach --host.")
+@click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
 @click.option("--grace", default=30.0, show_default=True, help="Seconds that open streams may go on after SIGTERM.")
 @click.option(
     "--reader-timeout",
@@ -70,6 +72,8 @@ def main(
     port: int,
     served_model_names: tuple[str, ...],
     api_keys: tuple[str, ...],
+    keys: bool,
+    no_auth: bool,
     grace: float,
     reader_timeout: float,
     keep_alive: float,
@@ -85,10 +89,13 @@ def main(
         settings = Settings.from_environment()
         if settings.has_parent:
             die_with_parent()
+        asks = access.asks_for_key(host, api_keys, keys, no_auth)
         port = free_port(host, port)
         logs.configure(settings.log_format, settings.log_level)
         client = connect(settings.redis_url)
         wait_until_ready(client, settings.redis_wait_s, lambda line: click.echo(line, err=True))
+        if asks and not api_keys:
+            click.echo(f"furrow api: {access.why_asked(host, run(client, access.count()))}", err=True)
         client.close()
     except FurrowError as error:
         click.echo(f"furrow api: {error}", err=True)
@@ -100,6 +107,7 @@ def main(
             port=port,
             served_model_names=served_model_names,
             api_keys=api_keys,
+            require_keys=asks,
             grace=grace,
             reader_timeout=reader_timeout,
             keep_alive=keep_alive,

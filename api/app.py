@@ -10,6 +10,8 @@ from litestar.openapi import OpenAPIConfig
 from api.process import Process
 from api.routes.chat import create_chat_completion
 from api.routes.completions import create_completion
+from api.routes.farm import farm_routes
+from api.routes.generation import identify
 from api.routes.health import health, metrics, ready
 from api.routes.messages import count_message_tokens, create_message
 from api.routes.models import list_models, retrieve_model
@@ -23,6 +25,7 @@ from api.routes.responses import (
     retrieve_response,
 )
 from api.routes.tokens import detokenize, tokenize, tokenizer_info
+from api.routes.usage import own_usage
 from api.schemas.message_errors import handle_in_shape
 from api.schemas.openapi import add_bodies
 from api.settings import ApiSettings
@@ -59,6 +62,8 @@ def create_app(settings: ApiSettings) -> Litestar:
             tokenize,
             detokenize,
             tokenizer_info,
+            own_usage,
+            farm_routes,
             health,
             ready,
             metrics,
@@ -69,6 +74,7 @@ def create_app(settings: ApiSettings) -> Litestar:
             ValidationException: handle_in_shape,
             Exception: handle_in_shape,
         },
+        before_request=identify,
         on_startup=[start],
         on_shutdown=[stop],
         request_max_body_size=settings.max_body_bytes,

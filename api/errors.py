@@ -33,6 +33,10 @@ class Unauthorized(errors.RequestError):
     """The server asks for an API key and the request brought none that it knows."""
 
 
+class Forbidden(errors.RequestError):
+    """The key is known and does not open this."""
+
+
 class GenerationFailed(errors.FurrowError):
     """A request ended in an error after it was accepted: a failure in the group, a cancel, its deadline.
 
@@ -81,6 +85,8 @@ class Problem(msgspec.Struct):
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
             headers["retry-after-ms"] = str(max(1, round(self.retry_after * 1000)))
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
         if self.final:
             headers["x-should-retry"] = "false"
         if self.allow is not None:
@@ -93,13 +99,19 @@ _LONGEST_RETRY_S = 60.0
 
 _STATUS: list[tuple[type[errors.RequestError], int]] = [
     (Unauthorized, 401),
+    (Forbidden, 403),
     (errors.ModelNotFound, 404),
     (errors.RequestNotFound, 404),
+    (errors.KeyNotFound, 404),
+    (errors.LetterNotFound, 404),
     (errors.LogConflict, 409),
     (errors.IdempotencyConflict, 409),
     (errors.RequestTooLarge, 413),
     (errors.TemplateFailed, 422),
 ]
+
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
 def problem(error: BaseException, asked: str = "this request") -> Problem:
@@ -109,14 +121,18 @@ def problem(error: BaseException, asked: str = "this request") -> Problem:
     """
     if isinstance(error, errors.RequestError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
-        kind = {401: "authentication_error", 404: "not_found_error"}.get(status, "invalid_request_error")
+        kind = _KINDS.get(status, "invalid_request_error")
         found = _problem(status, str(error), kind, error.param, error.code or _default_code(error))
         found.final = status == 409
         return found
     if isinstance(error, errors.QueueFull):
         return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(error.retry_after))
+    if isinstance(error, errors.RateLimited):
+        return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", error.retry_after)
     if isinstance(error, TooManyBodies):
         return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(1.0))
+    if isinstance(error, (errors.SettingsError, errors.DevicesError)):
+        return _problem(400, str(error), "invalid_request_error", None, "invalid_setting")
     if isinstance(error, errors.ModelUnavailable):
         return _problem(503, str(error), "server_error", None, "model_unavailable", error.retry_after)
     if isinstance(error, errors.RedisUnavailable):
@@ -149,6 +165,7 @@ def _default_code(error: errors.RequestError) -> str | None:
         errors.RequestTooLarge: "request_too_large",
         errors.TemplateFailed: "template_failed",
         Unauthorized: "invalid_api_key",
+        Forbidden: "forbidden",
     }
     return names.get(type(error))
 

@@ -7,9 +7,10 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from api.access.identity import ANONYMOUS, Identity
 from api.admission import admit
 from api.chat.conversation import chat_prompt
 from api.chat.echo import prompt_text
@@ -45,6 +46,9 @@ class Caller:
 
     journal: Journal
     tenant: str = ""
+    identity: Identity = ANONYMOUS
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    """For the response, whatever it will be; filled on the way."""
     idempotency_key: str = ""
     body_hash: str = ""
     on_disconnect: str | None = None
@@ -74,6 +78,10 @@ class Intake:
     on_disconnect: str
 
     @property
+    def priority(self) -> str:
+        return self.caller.identity.priority(self.body.priority)
+
+    @property
     def prompt_tokens(self) -> int:
         return sum(len(member.prompt) for member in self.members)
 
@@ -85,7 +93,8 @@ class Intake:
             model=self.served.name,
             params=self.members[member],
             tenant=self.caller.tenant,
-            priority=self.body.priority or "normal",
+            account=self.caller.identity.account,
+            priority=self.priority,
             deadline_ms=self.deadline_ms,
             on_disconnect=self.on_disconnect,
             api=settings.api_id,
@@ -96,7 +105,7 @@ class Intake:
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
             # What is low may wait as long as it takes: it is the class for work that nobody looks at.
-            max_queue_wait_ms=0 if self.body.priority == "low" else round(1000 * settings.max_queue_wait),
+            max_queue_wait_ms=0 if self.priority == "low" else round(1000 * settings.max_queue_wait),
         )
 
     def view(self, member: int = 0) -> View:
@@ -256,8 +265,3 @@ def on_disconnect_policy(field: str | int | float | None, header: str | None) ->
 def hash_body(body: bytes) -> str:
     """Names a body for its Idempotency-Key."""
     return hashlib.sha256(body).hexdigest()
-
-
-def tenant_of(token: str | None) -> str:
-    """The tenant that a bearer token stands for; the token itself never reaches Redis or a log."""
-    return "anonymous" if not token else hashlib.sha256(token.encode()).hexdigest()[:16]

@@ -115,6 +115,10 @@ class Models:
         overview = self._overviews.get(name)
         return sum(replica.epoch + replica.seq for replica in overview.replicas) if overview is not None else 0
 
+    def real_name(self, name: str) -> str:
+        """The catalog's name for what a client wrote; what it wrote where the farm knows no such model."""
+        return self._real_name(name) or name
+
     def knows(self, name: str) -> bool:
         return self._real_name(name) in self._overviews
 

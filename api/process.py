@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from api.access.identity import Gate
+from api.access.keyring import Keyring
+from api.access.limiter import Limiter
 from api.archive import Archive
 from api.bodies import Bodies
 from api.canary import Canary
@@ -31,12 +34,16 @@ class Process:
         """Set when the grace is over: what still runs is told to go on elsewhere."""
         self.client = hardened(connect_async(settings.redis_url))
         self.batches = Batches(self.client)
-        self._sync_client = connect(settings.redis_url)
+        self.sync_client = connect(settings.redis_url)
+        """For what reads much and seldom, in a thread."""
         self.metrics = Metrics()
+        self.keyring = Keyring(self.batches)
+        self.gate = Gate(settings, self.keyring)
+        self.limiter = Limiter(self.batches)
         self.bodies = Bodies(settings.max_bodies_bytes)
-        self.models = Models(self._sync_client, settings)
+        self.models = Models(self.sync_client, settings)
         self.follower = Follower(self.client, self.batches, settings)
-        self.orphans = OrphanReaper(self._sync_client)
+        self.orphans = OrphanReaper(self.sync_client)
         self.heartbeat = Heartbeat(self.client, settings)
         self.canary = Canary(self.batches, self.models, self.follower, settings)
         self.grammars = GrammarChecks()
@@ -47,6 +54,7 @@ class Process:
             self.follower,
             self.archive,
             self.grammars,
+            self.limiter,
             settings,
             lambda: self.interrupted,
         )
@@ -54,6 +62,7 @@ class Process:
 
     def start(self) -> None:
         self.heartbeat.start()
+        self.keyring.start()
         self.models.start()
         self.follower.start()
         self.orphans.start()
@@ -73,8 +82,10 @@ class Process:
         await self.keeper.stop()
         await self.follower.stop()
         await self.grammars.stop()
+        await self.limiter.stop()
+        await self.keyring.stop()
         await self.orphans.stop()
         await self.models.stop()
         await self.heartbeat.stop()
         await self.client.aclose()
-        self._sync_client.close()
+        self.sync_client.close()

@@ -49,6 +49,7 @@ def origin_of(feed: Feed, followed: Followed, api: str, now_ms: int) -> Enqueue 
         model=feed.model,
         params=decode_request(followed.params),
         tenant=feed.tenant,
+        account=fields.get("account", ""),
         priority=fields["priority"],
         deadline_ms=(left_ms + now_ms - received_ms) or 1,  # 0 would mean none
         on_disconnect=fields["on_disconnect"],

@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from api.chat.reading.how import CallFormat
+from control.listening import is_loopback
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -25,7 +26,9 @@ class ApiSettings:
     served_model_names: tuple[str, ...] = ()
     """Aliases: `public` names the only model, `public=model` one of several, `*` lets any name mean the only model."""
     api_keys: tuple[str, ...] = ()
-    """If any are given, a request must bring one of them as its bearer token."""
+    """Fixed secrets that open this process, beside the farm's own keys. If any are given, a key is asked for."""
+    require_keys: bool = False
+    """Whether a request must bring a key."""
     tool_parser: CallFormat | None = None
     """The form in which every model writes its calls; None: what its template shows."""
     api_id: str = field(default_factory=_api_id)
@@ -52,3 +55,12 @@ class ApiSettings:
     """How long open streams may go on after SIGTERM."""
     reader_timeout: float = 60.0
     """How long a client may take nothing while data waits for it."""
+
+    @property
+    def asks_for_key(self) -> bool:
+        return self.require_keys or bool(self.api_keys)
+
+    @property
+    def farm_open(self) -> bool:
+        """Whether the operator's routes need no key: only where nobody else can come, and no key is asked for."""
+        return not self.asks_for_key and is_loopback(self.host)

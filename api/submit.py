@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from api.access.limiter import Hold, Limiter
 from api.archive import Archive
 from api.backpressure import Backpressure
 from api.errors import ShuttingDown
@@ -39,27 +40,32 @@ class Submitter:
         follower: Follower,
         archive: Archive,
         grammars: GrammarChecks,
+        limiter: Limiter,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
         self._batches, self._models, self._follower = batches, models, follower
-        self._archive, self._grammars = archive, grammars
+        self._archive, self._grammars, self._limiter = archive, grammars, limiter
         self._settings, self._interrupted = settings, interrupted
         self._backpressure = Backpressure()
 
     async def submit(self, body: Body, caller: Caller) -> Ongoing:
         """Check, tokenise and enqueue; an Idempotency-Key that is known joins the request that runs.
 
-        Raises RequestError and its kin, QueueFull, ModelUnavailable, RedisUnavailable.
+        Raises RequestError and its kin, RateLimited, QueueFull, ModelUnavailable, RedisUnavailable.
         """
         served = await self._models.resolve(body.model)
         caller.journal.know(model=served.name)
-        whose = served.name, caller.tenant, body.priority or "normal"
+        caller.identity.check_model(body.model, served.name)
+        whose = served.name, caller.tenant, caller.identity.priority(body.priority)
         if not caller.idempotency_key:  # with one it may join what is in the queue already
             self._backpressure.check(*whose)
         intake = await take_in(body, caller, served, self._grammars)
         caller.journal.know(prompt_tokens=intake.prompt_tokens)
         await self._follower.subscribe(served.name)
+        hold = await self._limiter.begin(
+            caller.identity.key, caller.rid, served.name, intake.members, intake.on_disconnect, caller.headers
+        )
         first, feeds, wake = caller.rid, list[Feed](), asyncio.Event()
         try:
             for member in range(len(intake.members)):
@@ -77,14 +83,18 @@ class Submitter:
                 feeds[-1].position = enqueued.position
         except BaseException as error:
             self._abandon(feeds)
+            if hold is not None:
+                hold.refund()
             if isinstance(error, QueueFull):
                 self._backpressure.note(*whose, error)
             raise
         caller.journal.know(rid=first)
         if first != caller.rid:
+            if hold is not None:
+                hold.settle(0)  # the tokens are those of the request that was joined
             return await self._join(first, caller, served, feeds, wake)
         renderer = renderer_of(first, intake.view(), served.vocabulary, intake.prompt_tokens)
-        return self._ongoing(first, renderer, feeds, wake, caller)
+        return self._ongoing(first, renderer, feeds, wake, caller, hold)
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Ongoing:
         """Follow a request that is known by its id, and suppress what the cursor says was sent; no places: nothing.
@@ -159,7 +169,8 @@ class Submitter:
         prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds)
         caller.journal.know(prompt_tokens=prompt_tokens)
         renderer = renderer_of(rid, view, served.vocabulary, prompt_tokens, cursor)
-        return self._ongoing(rid, renderer, feeds, wake, caller)
+        hold = self._limiter.held(caller.identity.key, rid, view.members)
+        return self._ongoing(rid, renderer, feeds, wake, caller, hold)
 
     def _abandon(self, feeds: list[Feed]) -> None:
         for feed in feeds:
@@ -172,6 +183,7 @@ class Submitter:
         feeds: list[Feed],
         wake: asyncio.Event,
         caller: Caller,
+        hold: Hold | None,
     ) -> Ongoing:
         return Ongoing(
             rid=rid,
@@ -184,4 +196,5 @@ class Submitter:
             interrupted=self._interrupted,
             stalled=caller.stalled,
             archive=self._archive,
+            hold=hold,
         )

@@ -19,14 +19,18 @@ def put_spec(client: SyncRedis, spec: ModelSpec, *, again: bool = False) -> int:
     """Make `spec` the desired state and return its revision, which grows only when something changed, or `again`."""
     # The specification first: a name in the set whose specification is not there yet would be nothing.
     revision = run(client, _put_spec(spec, "again" if again else "change"))
-    run(client, read("SADD", keys.MODELS, spec.name, parse=int))
+    _know(client, spec)
     return revision
 
 
 def restore_spec(client: SyncRedis, spec: ModelSpec) -> None:
     """Bring a specification back that Redis has lost; one that is there stays."""
     run(client, _put_spec(spec, "restore"))
-    run(client, read("SADD", keys.MODELS, spec.name, parse=int))
+    _know(client, spec)
+
+
+def _know(client: SyncRedis, spec: ModelSpec) -> None:
+    run_every(client, [read("SADD", known, spec.name, parse=int) for known in (keys.MODELS, keys.METERED)])
 
 
 def _put_spec(spec: ModelSpec, mode: str) -> Call[int]:

@@ -100,6 +100,21 @@ class LogConflict(RequestError):
         self.rid, self.api = rid, api
 
 
+class KeyNotFound(RequestError):
+    """No such API key, or a name that several have."""
+
+
+class RateLimited(FurrowError):
+    """An API key's limit has no room for this request. `bound` says which: `requests` or `tokens` per minute, or
+    `concurrent`; `retry_after` is in seconds. `allowance` is what is left (control.access.Allowance)."""
+
+    def __init__(self, bound: str, limit: int, retry_after: float, allowance: object) -> None:
+        what = "requests at one time" if bound == "concurrent" else f"{bound} per minute"
+        when = "one of them ends" if bound == "concurrent" else f"{max(0.001, retry_after):.3g} s have passed"
+        super().__init__(f"This API key's limit of {limit} {what} is reached. Retry once {when}.")
+        self.bound, self.limit, self.retry_after, self.allowance = bound, limit, retry_after, allowance
+
+
 class QueueFull(FurrowError):
     """The model's queue is at its bound. `retry_after` is in seconds, from the measured drain rate; `bound` says which
     bound it is: the requests or the tokens that may wait, or the longest wait to be expected."""

@@ -10,6 +10,7 @@ import msgspec
 from control import catalog, keys
 from control.clients import SyncRedis
 from control.connection import read, run, run_every
+from control.errors import SettingsError
 from control.messages import Assignment, encode
 from control.placement import Host
 
@@ -44,6 +45,18 @@ def living_hosts(client: SyncRedis) -> list[Host]:
     ]
 
 
+def drained_hosts(client: SyncRedis) -> set[str]:
+    """Those that get nothing new."""
+    return run(client, read("SMEMBERS", keys.DRAINED, parse=set))
+
+
+def living_apis(client: SyncRedis) -> list[str]:
+    """Ids of the API processes that beat now."""
+    known = run(client, read("SMEMBERS", keys.APIS, parse=sorted))
+    beats = run_every(client, [read("EXISTS", keys.api(name), parse=bool) for name in known])
+    return [name for name, beat in zip(known, beats, strict=True) if beat]
+
+
 def drain(client: SyncRedis, host_id: str, drained: bool = True) -> bool:
     """Keep replicas away from the host and let those that it has move, or undo that; False if nothing changed."""
     return run(client, read("SADD" if drained else "SREM", keys.DRAINED, host_id, parse=bool))
@@ -72,6 +85,18 @@ def assign(client: SyncRedis, host_id: str, assignment: Assignment) -> None:
 def withdraw(client: SyncRedis, host_id: str, assignment: Assignment, at_once: bool = False) -> None:
     """Ask the host to drain and stop the ranks, or to stop them at once; it removes the assignment when it has."""
     assign(client, host_id, msgspec.structs.replace(assignment, withdrawn=True, at_once=at_once))
+
+
+def drain_replica(client: SyncRedis, model: str, replica: str) -> list[tuple[str, Assignment]]:
+    """Ask every part of the replica to go; (host, assignment) of each. Raises SettingsError if no host has it."""
+    held = [(host, one) for host in known_hosts(client) for one in assignments(client, host)]
+    parts = [(host, one) for host, one in held if (one.spec.name, one.replica) == (model, replica)]
+    if not parts:
+        names = sorted({one.replica for _, one in held if one.spec.name == model})
+        raise SettingsError(f"model '{model}' has no replica '{replica}'; it has {', '.join(names) or 'none'}")
+    for host, assignment in parts:
+        withdraw(client, host, assignment)
+    return parts
 
 
 def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str) -> None:

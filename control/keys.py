@@ -34,6 +34,11 @@ RETENTION_MS = 120_000
 LOOK_AFTER_MS = 20_000
 """How often a stored response that has not ended is looked after; well below the retention, or its end is lost."""
 
+SPENT_MS = 86_400_000
+"""Life of what a request took of its API key's limits, where nobody settles it."""
+USAGE_MS = 400 * 86_400_000
+"""How long a day's usage can be read."""
+
 GROUP = "leaders"
 """The consumer group on every queue; a consumer is a replica id, stable over epochs."""
 CLASSES = ("high", "normal", "low")
@@ -126,6 +131,9 @@ class ModelKeys:
     def assets(self) -> str:  # hash: leader -> api (tokenizer, template, generation config, context length)
         return f"{self.base}assets"
 
+    def usage(self, day: int) -> str:  # hash `key:kind` -> count, per day since 1970: every end -> operator; 400 days
+        return f"{self.base}usage:{day}"
+
     def replica(self, replica: str) -> ReplicaKeys:
         return ReplicaKeys(self.model, replica)
 
@@ -183,6 +191,35 @@ class ReplicaKeys:
         return f"{self.base}status"
 
 
+@dataclass(frozen=True, slots=True)
+class KeyKeys:
+    """Keys that belong to one API key; they share a slot of their own, which is no model's."""
+
+    key_id: str
+
+    @property
+    def record(self) -> str:  # hash: operator -> apis; until 90 days after it is revoked
+        return f"{PREFIX}key:{{{self.key_id}}}"
+
+    @property
+    def used(self) -> str:  # string, Unix seconds: apis, once a minute -> operator; 400 days
+        return f"{self.record}:used"
+
+    @property
+    def bucket(self) -> str:  # hash requests, tokens, at: spend, settle -> the same; until it is full again
+        return f"{self.record}:bucket"
+
+    @property
+    def open(self) -> str:  # hash rid -> `ms model`, of a key with max_concurrent: spend -> settle; 1 day
+        return f"{self.record}:open"
+
+    def spent(self, rid: str) -> str:  # string `requests tokens`: spend -> settle; 1 day
+        return f"{self.record}:spent:{rid}"
+
+
+API_KEYS = f"{PREFIX}keys"  # set of ids of API keys: operator -> all
+API_KEYS_VERSION = f"{PREFIX}keys:version"  # string, counts changes of any API key: operator -> apis
+METERED = f"{PREFIX}metered"  # set of names of all models ever loaded: operator -> operator (usage)
 MODELS = f"{PREFIX}models"  # set of model names: operator -> all
 PLACEMENT_LOCK = f"{PREFIX}placement:lock"  # string host: agents; 2 s
 DRAINED = f"{PREFIX}drained"  # set of host ids: operator -> placement; until the drain is undone

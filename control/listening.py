@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 from control.errors import SettingsError
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`; a name other than `localhost` is taken not to be it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def free_port(host: str, port: int) -> int:

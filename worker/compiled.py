@@ -20,19 +20,23 @@ import structlog
 log = structlog.get_logger()
 
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
-"""Nothing of this processor in particular: another host may use the same cache."""
+FOR_THIS_PROCESSOR = ("-march=native",)
+"""Left out, another host may use what the same cache keeps."""
 COMPILE_WITHIN_S = 60.0
 
 _libraries: dict[Path, ctypes.CDLL | None] = {}
 _lock = threading.Lock()
 
 
-def library(source: Path) -> ctypes.CDLL | None:
-    """The loaded library of `source`, which may take a second the first time; None where there is no way to it."""
+def library(source: Path, *, for_this_processor: bool = False) -> ctypes.CDLL | None:
+    """The loaded library of `source` and the headers beside it; None where there is no way to it.
+
+    May take some seconds the first time. A source that is compiled for this processor runs on none with less.
+    """
     with _lock:
         if source not in _libraries:
             try:
-                _libraries[source] = _load(source)
+                _libraries[source] = _load(source, FOR_THIS_PROCESSOR if for_this_processor else ())
             except (OSError, subprocess.SubprocessError) as error:
                 output = getattr(error, "stderr", None) or b""
                 log.warning("could not compile", source=source.name, error=str(error), output=output.decode()[-2000:])
@@ -40,12 +44,13 @@ def library(source: Path) -> ctypes.CDLL | None:
         return _libraries[source]
 
 
-def _load(source: Path) -> ctypes.CDLL | None:
+def _load(source: Path, more_flags: tuple[str, ...]) -> ctypes.CDLL | None:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     words = (
         source.read_bytes(),
-        " ".join(FLAGS).encode(),
-        platform.machine().encode(),
+        *(header.read_bytes() for header in sorted(source.parent.glob("*.h"))),
+        " ".join(FLAGS + more_flags).encode(),
+        (_processor() if more_flags else platform.machine()).encode(),
         platform.libc_ver()[1].encode(),
     )
     name = f"{source.stem}-{hashlib.sha256(b'|'.join(words)).hexdigest()[:24]}.so"
@@ -61,12 +66,19 @@ def _load(source: Path) -> ctypes.CDLL | None:
         folder = None
     with tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
         fresh = Path(scratch) / name
-        command = [compiler, *FLAGS, "-o", str(fresh), str(source)]
+        command = [compiler, *FLAGS, *more_flags, "-o", str(fresh), str(source)]
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_WITHIN_S)
         loaded = ctypes.CDLL(str(fresh))
         if folder is not None:
             fresh.replace(kept)  # whole or not at all, however many compile it at the same time
         return loaded
+
+
+def _processor() -> str:
+    """The kind of processor and all that it can do, which a cluster's shared home may meet several of."""
+    kept = ("model name", "flags", "Features", "CPU part")
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+    return "\n".join(line for line in lines if line.startswith(kept))
 
 
 def _cache() -> Path:

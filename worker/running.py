@@ -111,7 +111,10 @@ class RunningRequest:
         if sequence is None:
             raise RuntimeError(f"request {self.rid}: choice {choice} has ended and can't go on")
         seq = len(self.history) + 1
-        return seq, sequence.begun_with or None if seq == 1 else None
+        cached = sequence.begun_with or None if seq == 1 else None
+        if cached:
+            self.times["cached_tokens"] = cached
+        return seq, cached
 
     def end(self, finish: FinishReason, cause: str) -> None:
         """End every choice that still runs, without a token."""

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from litestar import Request, Response
 
+from api.access.identity import ANONYMOUS, Identity, secret_of
 from api.connection import STALLED
 from api.disconnect import ClientDisconnected, unless_disconnected
-from api.errors import Unauthorized, error_response, problem
-from api.intake import Body, Caller, tenant_of
+from api.errors import error_response, problem
+from api.intake import Body, Caller
 from api.journal import Journal
 from api.ongoing import CLIENT_LEFT, CLIENT_LEFT_TEXT, Ongoing
 from api.process import Process
 from api.schemas.view import new_rid, parse_cursor
 from api.stream import sse_response
-from control.errors import RequestError
+from control.errors import FurrowError, RequestError
 
 Http = Request[Any, Any, Any]
 
+_IDENTITY = "identity"
 _KEY = re.compile(r"[!-~]{1,255}")
 
 
@@ -31,15 +32,25 @@ def process_of(request: Http) -> Process:
     return request.app.state.process
 
 
+async def identify(request: Http) -> None:
+    """Before any handler: who asks, or why that can't be told, is kept until somebody wants to know."""
+    try:
+        request.scope["state"][_IDENTITY] = await process_of(request).gate.identify(secret_of(request.headers))
+    except FurrowError as error:
+        request.scope["state"][_IDENTITY] = error
+
+
+def identity_of(request: Http) -> Identity:
+    """Who asks. Raises Unauthorized where a key is asked for and none of them came, RedisUnavailable."""
+    found = request.scope["state"][_IDENTITY]
+    if isinstance(found, FurrowError):
+        raise found
+    return found
+
+
 def authenticate(request: Http) -> str:
-    """The tenant of a request. Raises Unauthorized where keys are asked for and none of them came."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    # Anthropic's clients send their key under a name of its own.
-    token = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-    known = process_of(request).settings.api_keys
-    if known and not any(secrets.compare_digest(token.encode(), key.encode()) for key in known):
-        raise Unauthorized("The API key is missing or wrong. Send it as 'Authorization: Bearer <key>'.")
-    return tenant_of(token)
+    """The tenant of a request. Raises as `identity_of`."""
+    return identity_of(request).tenant
 
 
 def caller_of(request: Http) -> Caller:
@@ -48,8 +59,14 @@ def caller_of(request: Http) -> Caller:
     journal = Journal(process_of(request).metrics, path=request.url.path, client_request_id=client_request_id)
     rid = new_rid()
     journal.know(rid=rid)
+    identity = request.scope["state"][_IDENTITY]
+    if not isinstance(identity, Identity):
+        identity = ANONYMOUS
+    elif identity.key is not None:
+        journal.know(key=identity.key.id)
     return Caller(
         journal=journal,
+        identity=identity,
         rid=rid,
         on_disconnect=request.headers.get("x-on-disconnect"),
         client_request_id=client_request_id,
@@ -175,6 +192,7 @@ async def _whole(request: Http, ongoing: Ongoing) -> Response[Any]:
 
 
 def _echo(response: Response[Any], caller: Caller) -> None:
-    """Give the client's own request id back beside ours."""
+    """Give the client's own request id back beside ours, and what its key has left."""
+    response.headers.update(caller.headers)
     if caller.client_request_id:
         response.headers["x-client-request-id"] = caller.client_request_id

@@ -7,7 +7,7 @@ from typing import Any
 from litestar import Request, get
 from litestar.params import FromPath
 
-from api.routes.generation import authenticate, process_of
+from api.routes.generation import identity_of, process_of
 from api.schemas.state import ModelCard, ModelList
 from control.errors import ModelNotFound
 
@@ -15,21 +15,22 @@ from control.errors import ModelNotFound
 @get("/v1/models")
 async def list_models(request: Request[Any, Any, Any]) -> ModelList:
     """Every name that may be asked for. Never waits for inference: it reads what was last seen of the farm."""
-    authenticate(request)
-    models = process_of(request).models
+    identity, models = identity_of(request), process_of(request).models
     if not models.seen:
         await models.look()
-    return ModelList(data=[_card(request, name) for name in models.names])
+    return ModelList(
+        data=[_card(request, name) for name in models.names if identity.may_use(name, models.real_name(name))]
+    )
 
 
 @get("/v1/models/{model:path}")
 async def retrieve_model(request: Request[Any, Any, Any], model: FromPath[str]) -> ModelCard:
     """One model; ids may contain slashes."""
-    authenticate(request)
+    identity = identity_of(request)
     models, name = process_of(request).models, model.removeprefix("/")
     if not models.knows(name):
         await models.look()
-    if not models.knows(name):
+    if not models.knows(name) or not identity.may_use(name, models.real_name(name)):
         raise ModelNotFound(name, models.names)
     return _card(request, name)
 

@@ -33,6 +33,10 @@ def decode_body(body: bytes, type_: type[T]) -> T:
         return msgspec.json.decode(body, type=type_)
     except msgspec.ValidationError as error:
         raise _explain(error, type_) from None
+    except RecursionError:
+        raise RequestError(
+            "The request body nests too deep to be read; send a flatter one.", code="invalid_json"
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if half := _HALF_CHARACTER.search(body):
             raise RequestError(

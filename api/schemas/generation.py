@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from api.schemas.bounds import check_bounds
 from control.errors import RequestError
 
 MAX_CHOICES = 128
@@ -130,6 +131,7 @@ def check_ranges(request: GenerationFields) -> None:
         value = getattr(request, name)
         if value is not None and not 0 < value < float("inf"):
             raise RequestError(f"Invalid value for '{name}': {value} must be above 0 seconds.", param=name)
+    check_bounds(request)
     _check_stop(request.stop_strings)
     _check_labels(request)
     _check_shown(request)

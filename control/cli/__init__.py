@@ -16,6 +16,7 @@ VERBS = {
     "api": ("control.cli.parts", "Run one HTTP API process."),
     "models": ("control.cli.models", "Load, unload and list the models of the farm."),
     "drain": ("control.cli.drain", "Empty a host, or replace one replica, without failing a request."),
+    "keys": ("control.cli.keys", "Create, limit, list and revoke API keys, and show what they used."),
     "dead": ("control.cli.dead", "List, show, retry and drop requests that crashed their group."),
     "bench": ("control.cli.parts", "Run the load scenarios and the offline benchmark."),
     "chaos": ("control.cli.parts", "Strike a farm with faults under load and check every stream."),

@@ -62,13 +62,7 @@ def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> No
 
 def drain_replica(client: SyncRedis, model: str, replica: str, no_wait: bool) -> None:
     """Ask every part of the replica to go. Raises SettingsError for one that no host has."""
-    held = [(host, one) for host in farm.known_hosts(client) for one in farm.assignments(client, host)]
-    parts = [(host, one) for host, one in held if (one.spec.name, one.replica) == (model, replica)]
-    if not parts:
-        names = sorted({one.replica for _, one in held if one.spec.name == model})
-        raise SettingsError(f"model '{model}' has no replica '{replica}'; it has {', '.join(names) or 'none'}")
-    for host, assignment in parts:
-        farm.withdraw(client, host, assignment)
+    parts = farm.drain_replica(client, model, replica)
     click.echo(f"{model}:{replica}: drains.")
     while not no_wait and replica in run(client, catalog.replicas(model)):
         again = [one for host, _ in parts for one in farm.assignments(client, host) if one.replica == replica]

@@ -6,13 +6,13 @@ import time
 from typing import Any
 
 import click
-import msgspec
 
 from control import catalog, health
+from control import desired as desired_state
 from control.cli.options import build_spec, connect_to_farm, model_options, redis_option
+from control.cli.tables import echo_table
 from control.clients import SyncRedis
-from control.errors import ModelNotFound, ModelUnavailable, SettingsError
-from control.messages import ModelSpec
+from control.errors import ModelUnavailable, SettingsError
 
 TICK_S = 0.1
 _DRAIN = "Seconds for which a replica that is to go may finish what it runs."
@@ -42,12 +42,8 @@ def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replica
     """
     spec = build_spec(model, **options)
     client = connect_to_farm(redis_url)
-    known = catalog.get_spec(client, spec.name)
-    if known is not None:
-        check_stays(known)
-    spec = msgspec.structs.replace(spec, replicas=replicas or (known.replicas if known is not None else 1))
-    failed = health.overview(client, spec.name).state == "failed"
-    if known is not None and catalog.same(known, spec) and not failed:
+    desired = desired_state.load(client, spec, replicas)
+    if not desired.changed:
         if if_needed:
             click.echo(f"{spec.name}: already desired with these settings.")
             return
@@ -55,9 +51,10 @@ def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replica
             f"model '{spec.name}' is already loaded with these settings; nothing was changed. "
             f"If its files are new, use `furrow models reload {spec.name}`"
         )
-    revision = catalog.put_spec(client, spec, again=failed)
-    if known is not None and revision != known.revision:
-        click.echo(f"{spec.name}: revision {revision} is desired. `furrow models list` shows how far it is rolled out.")
+    if desired.before not in (0, desired.revision):
+        click.echo(
+            f"{spec.name}: revision {desired.revision} is desired. `furrow models list` shows how far it is rolled out."
+        )
     else:
         click.echo(f"{spec.name}: desired. `furrow models list` shows when it is loaded.")
     if wait:
@@ -71,8 +68,7 @@ def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replica
 def reload(name: str, wait: bool, redis_url: str | None) -> None:
     """Start the replicas of the model NAME anew, one by one: its files have changed, say. No request fails."""
     client = connect_to_farm(redis_url)
-    spec = find_spec(client, name)
-    revision = catalog.put_spec(client, spec, again=True)
+    revision = desired_state.reload(client, name)
     click.echo(f"{name}: revision {revision} is desired.")
     if wait:
         wait_until_rolled_out(client, name)
@@ -86,28 +82,10 @@ def reload(name: str, wait: bool, redis_url: str | None) -> None:
 def scale(name: str, replicas: int, wait: bool, redis_url: str | None) -> None:
     """Run more or fewer replicas of the model NAME: those that go finish what they run."""
     client = connect_to_farm(redis_url)
-    spec = find_spec(client, name)
-    catalog.put_spec(client, msgspec.structs.replace(spec, replicas=replicas))
+    desired_state.scale(client, name, replicas)
     click.echo(f"{name}: {replicas} {'replica is' if replicas == 1 else 'replicas are'} desired.")
     if wait:
         wait_until_rolled_out(client, name)
-
-
-def find_spec(client: SyncRedis, name: str) -> ModelSpec:
-    """Raises ModelNotFound, or SettingsError for one that is on its way out."""
-    spec = catalog.get_spec(client, name)
-    if spec is None:
-        raise ModelNotFound(name, [one.name for one in catalog.list_specs(client)])
-    check_stays(spec)
-    return spec
-
-
-def check_stays(spec: ModelSpec) -> None:
-    """Raises SettingsError where the model is being unloaded."""
-    if spec.unload:
-        raise SettingsError(
-            f"model '{spec.name}' is being unloaded; wait until `furrow models list` no longer shows it"
-        )
 
 
 def wait_until_rolled_out(client: SyncRedis, name: str) -> None:
@@ -135,8 +113,7 @@ def wait_until_rolled_out(client: SyncRedis, name: str) -> None:
 def unload(name: str, redis_url: str | None) -> None:
     """Take the model NAME out of the farm: requests that run are finished first."""
     client = connect_to_farm(redis_url)
-    if not catalog.tombstone(client, name):
-        raise ModelNotFound(name, [spec.name for spec in catalog.list_specs(client)])
+    desired_state.unload(client, name)
     click.echo(f"{name}: unloading.")
 
 
@@ -173,9 +150,7 @@ def list_models(redis_url: str | None) -> None:
     if len(rows) == 1:
         click.echo("No models. Load one with `furrow models load MODEL`.")
         return
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    echo_table(rows)
     for overview in overviews:
         if len({replica.revision for replica in overview.replicas}) > 1:
             done = f"{overview.rolled_out} of {overview.wanted} replicas"

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from control import catalog, farm, health
+from control import access, catalog, farm, health
 from control.cli.options import build_spec, connect_to_farm, model_options, redis_option
 from control.cli.supervisor import Part, Supervisor
 from control.clients import SyncRedis
@@ -39,9 +39,22 @@ GRACE_S = "5"
 @model_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--api-key", "api_keys", multiple=True, help="A fixed key that clients may bring. Repeatable.")
+@click.option("--keys", is_flag=True, help="Ask for an API key, as is done anyway where others can reach --host.")
+@click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
 @redis_option
 @click.option("--data", type=click.Path(file_okay=False), help="Folder of the private server [default: by port].")
-def serve(model: str, host: str, port: int, redis_url: str | None, data: str | None, **options: Any) -> None:
+def serve(
+    model: str,
+    host: str,
+    port: int,
+    api_keys: tuple[str, ...],
+    keys: bool,
+    no_auth: bool,
+    redis_url: str | None,
+    data: str | None,
+    **options: Any,
+) -> None:
     """Serve MODEL (`demo`, a folder or a Hugging Face repository) and print the URL once it is ready.
 
     Without --redis a private server is started, listening on loopback only.
@@ -49,20 +62,24 @@ def serve(model: str, host: str, port: int, redis_url: str | None, data: str | N
     if "FURROW_PARENT" in os.environ:
         die_with_parent()
     spec = build_spec(model, **options)
+    asks = access.asks_for_key(host, api_keys, keys, no_auth)
     port = free_port(host, port)
     stopping = Stopping()
     with ExitStack() as stack:
         private = redis_url is None and not (os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL"))
-        if private:
-            server = EmbeddedServer(data_folder(data, port, stack))
-            redis_url = stack.enter_context(server)
+        folder = data_folder(data, port, stack) if private else None
+        if folder is not None:
+            redis_url = stack.enter_context(EmbeddedServer(folder))
         client = connect_to_farm(redis_url)
         desire(client, spec, alone=private)
         url = redis_url or os.environ.get("FURROW_REDIS_URL") or os.environ["REDIS_URL"]
         supervisor = Supervisor({"FURROW_REDIS_URL": url}, say)
         stack.callback(supervisor.stop, stopping.hurry)
         supervisor.start(Part("agent", "worker", ["agent"]))
-        supervisor.start(Part("api", "api", ["--host", host, "--port", str(port), "--grace", GRACE_S]))
+        listening = ["--host", host, "--port", str(port), "--grace", GRACE_S]
+        supervisor.start(Part("api", "api", listening + auth_options(api_keys, asks)))
+        if asks and not api_keys:
+            remind_of_keys(client, host, folder)
         wait_until_served(client, spec, (host, port), supervisor, stopping)
         if not stopping:
             click.echo(f"{spec.name} is served at http://{host}:{port}/v1 (Ctrl-C stops)")
@@ -70,6 +87,17 @@ def serve(model: str, host: str, port: int, redis_url: str | None, data: str | N
             supervisor.tend()
             time.sleep(TICK_S)
         say("stopping (Ctrl-C again kills)")
+
+
+def auth_options(api_keys: tuple[str, ...], asks: bool) -> list[str]:
+    """How the API process is told; the rule was applied here, where its message is seen."""
+    return [word for key in api_keys for word in ("--api-key", key)] + ["--keys" if asks else "--no-auth"]
+
+
+def remind_of_keys(client: SyncRedis, host: str, folder: Path | None) -> None:
+    """Say that clients need a key, and how to make one; `folder` is the private server's."""
+    where = f' --redis "$(cat {folder}/url)"' if folder is not None else ""
+    say(access.why_asked(host, run(client, access.count()), where))
 
 
 class Stopping:

@@ -8,6 +8,7 @@ from control.requests.emit import Emission, EmitResult, emit
 from control.requests.ending import bury, cancel, expire, requeue
 from control.requests.enqueue import Enqueue, Enqueued, enqueue
 from control.requests.follow import Followed, follow, position, read_log, read_logs, unfollow
+from control.requests.listing import OpenRequest, cancel_any, open_requests
 from control.requests.orphans import gone_apis, reap
 from control.requests.repair import Repaired, repair
 from control.requests.suspects import note_suspects, read_suspects
@@ -22,9 +23,11 @@ __all__ = [
     "Enqueue",
     "Enqueued",
     "Followed",
+    "OpenRequest",
     "Repaired",
     "bury",
     "cancel",
+    "cancel_any",
     "claim",
     "dead_letter",
     "dead_letters",
@@ -35,6 +38,7 @@ __all__ = [
     "follow",
     "gone_apis",
     "note_suspects",
+    "open_requests",
     "position",
     "read_log",
     "read_logs",

@@ -28,6 +28,8 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     params: GenerationRequest
     tenant: str
+    account: str = ""
+    """What its usage is counted under: the id of an API key; "" for nothing."""
     priority: str = "normal"
     deadline_ms: int = 0
     """From now; 0: a day."""
@@ -84,6 +86,7 @@ def enqueue(request: Enqueue) -> Call[Enqueued]:
         *(encode(params), request.view, request.received_ms),
         *(request.max_queued_requests, request.max_queued_tokens, request.max_queue_wait_ms),
         *(sum(entry.token is None for entry in request.delivered), int(request.lost)),
+        request.account,
         *(encode_entry(entry) for entry in request.delivered),
     )
     return Call("enqueue", (keys.load,), args, parse)

@@ -35,6 +35,8 @@ _CONSTANTS = (
     "CLASSES",
     "PASSED_OVER",
     "DEBT_MS",
+    "SPENT_MS",
+    "USAGE_MS",
 )
 
 

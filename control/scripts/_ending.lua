@@ -12,10 +12,27 @@ local function count_end(base, now)
   redis.call('HINCRBY', load, 'ended', 1)
 end
 
+-- What was used is counted under the request's account, in the model's own slot and with its end: neither lost nor twice.
+-- What ended from outside before its first token was not served.
+local function count_usage(base, req, account, prompt, state, now)
+  if not account or account == '' then
+    return
+  end
+  local was = redis.call('HMGET', req, 'seq', 'tokenless', 'cached_tokens')
+  local completion, usage = tonumber(was[1]) - tonumber(was[2] or '0'), base .. 'usage:' .. whole(math.floor(now / 86400000))
+  redis.call('HINCRBY', usage, account .. ':requests', 1)
+  if completion > 0 or state == 'finished' then
+    redis.call('HINCRBY', usage, account .. ':prompt', prompt)
+    redis.call('HINCRBY', usage, account .. ':cached', was[3] or '0')
+    redis.call('HINCRBY', usage, account .. ':completion', whole(completion))
+  end
+  redis.call('PEXPIRE', usage, USAGE_MS)
+end
+
 -- What every end has in common: out of the queue, prompt dropped, and only the retention left to live.
 local function close_request(base, rid, state, now)
   local req = base .. 'req:' .. rid
-  local was = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens', 'idempotency')
+  local was = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens', 'idempotency', 'account')
   remove(base, was[2], was[3], was[4])
   if was[1] == 'queued' then
     count_out(base, was[2], tonumber(was[5]))
@@ -28,6 +45,7 @@ local function close_request(base, rid, state, now)
   if was[6] and was[6] ~= '' then
     redis.call('PEXPIRE', base .. 'idem:' .. was[3] .. ':' .. was[6], RETENTION_MS)
   end
+  count_usage(base, req, was[7], was[5], state, now)
   count_end(base, now)
   if was[1] == 'running' then
     account_for_end(base)

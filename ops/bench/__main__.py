@@ -17,6 +17,7 @@ VERBS = {
     "overhead": "The whole farm beside the bare engine loop, and what it asks of Redis.",
     "startup": "From `furrow serve` to the first token, phase by phase.",
     "decode": "The engine alone, beside transformers' generate.",
+    "native": "The forward in C++ beside torch's.",
     "linears": "Every kernel for a linear layer, beside each other.",
     "collectives": "What an exchange between CPU ranks on one host takes.",
     "ranks": "A model on several CPU ranks beside the same on one.",

@@ -11,13 +11,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from control.connection import Call, connect, connect_blocking, run
 from control.lease import Lease, acquire
 from control.messages import GenerateStep, GenerationRequest, ModelAssets, Sampling
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
-from worker.engine.step import GoesOn, Sample, StepResult
+from worker.engine.step import Sample, StepResult
 from worker.exchange import Exchange
 from worker.executor import Executor
 from worker.grammars import Grammars
@@ -99,15 +99,9 @@ class TimedGroup(Group):
 
     seconds = 0.0
 
-    def step(
-        self,
-        build: Callable[..., GenerateStep],
-        sample: Sample,
-        sent: Callable[[], None] = lambda: None,
-        goes_on: GoesOn | None = None,
-    ) -> StepResult:
+    def step(self, *arguments: Any) -> StepResult:
         started = time.perf_counter()
-        result = super().step(build, sample, sent, goes_on)
+        result = super().step(*arguments)
         self.seconds += time.perf_counter() - started
         return result
 

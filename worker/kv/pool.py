@@ -21,14 +21,14 @@ class Pool:
 
     def __init__(self, layout: CacheLayout, capacity: int, slots: int = FIRST_SLOTS) -> None:
         self.layout, self.capacity = layout, capacity
-        self._memory = self._allocate(slots)
+        self.memory = self._allocate(slots)
         self._free = list(reversed(range(slots)))
         """Lowest slot last: sequences that decode together shall lie together."""
         self._views()
 
     @property
     def slots(self) -> int:
-        return self._memory.shape[2]
+        return self.memory.shape[2]
 
     @property
     def full(self) -> bool:
@@ -40,14 +40,14 @@ class Pool:
 
     @property
     def may_double(self) -> bool:
-        return 2 * self._memory.nbytes <= DOUBLED_BYTES
+        return 2 * self.memory.nbytes <= DOUBLED_BYTES
 
     def double(self) -> None:
         """Twice the slots; those there are stay what and where they are."""
         slots = self.slots
         larger = self._allocate(2 * slots)
-        larger[:, :, :slots] = self._memory
-        self._memory = larger
+        larger[:, :, :slots] = self.memory
+        self.memory = larger
         self._free = [*reversed(range(slots, 2 * slots)), *self._free]
         self._views()
 
@@ -63,11 +63,11 @@ class Pool:
 
     def clear(self, slot: int, start: int, stop: int) -> None:
         """Zero positions [start, stop) of a slot."""
-        self._memory[:, :, slot, :, start:stop] = 0
+        self.memory[:, :, slot, :, start:stop] = 0
 
     def copy_to(self, slot: int, other: Pool, other_slot: int, length: int) -> None:
         """Copy the first `length` positions of a slot into a slab of this or another pool."""
-        other._memory[:, :, other_slot, :, :length] = self._memory[:, :, slot, :, :length]
+        other.memory[:, :, other_slot, :, :length] = self.memory[:, :, slot, :, :length]
 
     def _allocate(self, slots: int) -> Tensor:
         layout = self.layout
@@ -76,5 +76,5 @@ class Pool:
         return torch.zeros(shape, dtype=layout.dtype, device=layout.device)
 
     def _views(self) -> None:
-        self.keys = [layer[0] for layer in self._memory]
-        self.values = [layer[1] for layer in self._memory]
+        self.keys = [layer[0] for layer in self.memory]
+        self.values = [layer[1] for layer in self.memory]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -26,24 +28,40 @@ class Place:
 
 
 class SlabStep:
-    """Built once per step and used by every layer: indices and masks are shared by the layers."""
+    """Indices and masks are built once per step, where torch attends, and shared by the layers."""
 
     def __init__(self, layout: CacheLayout, extents: list[Extent], places: list[Place]) -> None:
-        starts = [0]
-        for extent in extents:
-            starts.append(starts[-1] + extent.count)
+        self._layout, self.extents, self.places = layout, extents, places
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        return list(itertools.accumulate((extent.count for extent in self.extents), initial=0))
+
+    @functools.cached_property
+    def _by_pool(self) -> list[list[int]]:
         by_pool: dict[int, list[int]] = {}
-        for index, place in enumerate(places):
+        for index, place in enumerate(self.places):
             by_pool.setdefault(id(place.pool), []).append(index)
-        self._writes = [_Write(layout, extents, places, starts, members) for members in by_pool.values()]
-        self._decodes = [
-            _Decode(layout, extents, places, starts, run)
-            for members in by_pool.values()
+        return list(by_pool.values())
+
+    @functools.cached_property
+    def _writes(self) -> list[_Write]:
+        return [_Write(self._layout, self.extents, self.places, self._starts, members) for members in self._by_pool]
+
+    @functools.cached_property
+    def _decodes(self) -> list[_Decode]:
+        layout, extents, places = self._layout, self.extents, self.places
+        return [
+            _Decode(layout, extents, places, self._starts, run)
+            for members in self._by_pool
             for run in _runs(layout, extents, places, [index for index in members if extents[index].count == 1])
         ]
-        self._prefills = [
+
+    @functools.cached_property
+    def _prefills(self) -> list[_Prefill]:
+        return [
             _Prefill(extent, place, start)
-            for extent, place, start in zip(extents, places, starts, strict=False)
+            for extent, place, start in zip(self.extents, self.places, self._starts, strict=False)
             if extent.count > 1
         ]
 

@@ -13,6 +13,7 @@ from worker.models import experts, fusing, parallel
 from worker.models.checkpoint import Checkpoint
 from worker.models.families import Family
 from worker.models.sharding import ShardPlan, padded_share
+from worker.native.linear import SharedEmbedding
 from worker.quant.dense import DenseLinear, stacked
 from worker.quant.embedding import HalfEmbedding
 from worker.quant.packing import Packing
@@ -73,6 +74,11 @@ class Filler:
         bias = None
         if head.bias is not None:
             bias = stacked([self._vocabulary(f"{name_of[head]}.bias", head)], self.dtype, self.device)
+        if tied and self.packing.shares_tables:
+            head = self.packing.pack([table], bias)
+            model.set_output_embeddings(head)
+            model.set_input_embeddings(SharedEmbedding(head, getattr(embedding, "embed_scale", None)))
+            return
         if tied and not apart:
             embedding.weight = self._parameter(table)
             model.set_output_embeddings(DenseLinear(embedding.weight, bias))

@@ -16,10 +16,10 @@ class FusedRMSNorm(nn.Module):
     def __init__(self, weight: Tensor, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self._shape, self._eps = list(weight.shape), eps
+        self._shape, self.eps = list(weight.shape), eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return torch.rms_norm(hidden, self._shape, self.weight, self._eps)
+        return torch.rms_norm(hidden, self._shape, self.weight, self.eps)
 
 
 @torch.inference_mode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from control.errors import RankError
 from worker.collective import Collective
 from worker.engine.batch import Batch
 from worker.kv.base import CacheLayout
+from worker.kv.slab_step import SlabStep
 from worker.models.parallel import Link
+from worker.native.forward import native_forward
 
 SCORED_AT_ONCE = 64
 """Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""
@@ -28,6 +31,7 @@ class ServedModel:
 
     def __init__(self, module: Any, link: Link, cache_layout: CacheLayout, vocab_size: int) -> None:
         self._module, self._link = module, link
+        self._native = native_forward(module, link, cache_layout, vocab_size)
         self.cache_layout, self.vocab_size = cache_layout, vocab_size
         self.dtype, self.device = cache_layout.dtype, cache_layout.device
         # A tied head and embedding are one parameter and counted once; packed weights are no parameters.
@@ -68,6 +72,10 @@ class ServedModel:
         scored positions are given to `hear` a few at a time and kept nowhere.
         """
         scored = batch.scored
+        if self._native is not None and isinstance(batch.cache, SlabStep):
+            logits = self._native(batch)
+            _tell(hear, scored, self._native.logits_at)
+            return logits
         if scored is None:
             return self._logits(batch, batch.sampled)
         body, outputs = self._module.base_model, list[Any]()
@@ -77,10 +85,7 @@ class ServedModel:
         finally:
             hook.remove()
         with _answering(body, outputs[0]):
-            for start in range(0, len(scored), SCORED_AT_ONCE):
-                piece = self._logits(batch, scored[start : start + SCORED_AT_ONCE])
-                if hear is not None:
-                    hear(piece, start)
+            _tell(hear, scored, partial(self._logits, batch))
         return logits
 
     def _logits(self, batch: Batch, places: Tensor) -> Tensor:
@@ -92,6 +97,15 @@ class ServedModel:
             cache_step=batch.cache,
         ).logits[0]
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _tell(hear: Hear | None, scored: Tensor | None, logits_at: Callable[[Tensor], Tensor]) -> None:
+    """Give `hear` the logits of the scored positions, piece by piece; on ranks that don't hear them they are computed
+    all the same, as others wait for their part."""
+    for start in range(0, 0 if scored is None else len(scored), SCORED_AT_ONCE):
+        piece = logits_at(scored[start : start + SCORED_AT_ONCE])
+        if hear is not None:
+            hear(piece, start)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from control.errors import SettingsError
+from worker.native.linear import NativeLinear, threads_here
 from worker.quant.dense import DenseLinear, stacked
 from worker.quant.half import HalfLinear
 from worker.quant.int8 import Int8Linear
@@ -30,6 +31,8 @@ class Packing:
     pack: Pack
     packed: bool
     quantized: bool
+    shares_tables: bool = False
+    """Whether an embedding can be looked up in the head that `pack` made of the same table."""
 
     def keeps_stored_rows(self, table: Tensor) -> bool:
         """Whether an embedding stays apart from the head, in 16 bits: it is exact where it is stored so.
@@ -41,6 +44,13 @@ class Packing:
 
 def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Packing:
     """How linear layers are kept. Raises SettingsError where this torch has no kernels for `quant`."""
+    threads = threads_here() if dtype == torch.float32 and device.type == "cpu" else None
+    if threads is not None:
+
+        def native(parts: list[Tensor], bias: Tensor | None) -> nn.Module:
+            return NativeLinear(parts, bias, _kept_as(parts, quant), threads)
+
+        return Packing(native, packed=True, quantized=quant is not None, shares_tables=quant != "int8")
     if quant is not None:
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             raise SettingsError(f"--quant {quant} needs an x86 processor with AVX2; leave it out on this host")
@@ -57,6 +67,16 @@ def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Pack
     if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
         return Packing(prepacked, packed=True, quantized=False)
     return Packing(dense, packed=False, quantized=False)
+
+
+def _kept_as(parts: list[Tensor], quant: str | None) -> torch.dtype:
+    """16 bits of the checkpoint stay what they are: they lose nothing, and float32 would only be more to read."""
+    stored = parts[0].dtype
+    if quant == "int8":
+        return torch.int8
+    if stored in (torch.float16, torch.bfloat16) and all(part.dtype == stored for part in parts):
+        return stored
+    return torch.float16 if quant == "f16" else torch.float32
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

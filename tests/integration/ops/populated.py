@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from api.heartbeat import Heartbeat
 from api.settings import ApiSettings
-from control import catalog, farm, health, keys, requests
+from control import access, catalog, farm, health, keys, requests
 from control.clients import SyncRedis
 from control.commands import reply, send
 from control.connection import connect_async, run, run_all
@@ -35,6 +35,8 @@ class Populated:
     waiting: str = "rid-waiting"
     dead: str = "rid-dead"
     left: str = "rid-left"
+    key: str = ""
+    """Id of acme's API key, which `dead` was counted under."""
 
 
 def populate(client: SyncRedis, url: str) -> Populated:
@@ -53,7 +55,9 @@ def populate(client: SyncRedis, url: str) -> Populated:
     run(client, health.note_formation(MODEL, "r0", FORMATION))
     send(client, lease, Ping(epoch=lease.epoch, seq=1), 2)
     reply(client, MODEL, "r0", Pong(epoch=lease.epoch, seq=1, rank=1, world_size=2, cuda_device="cpu"))
-    found = Populated(client, lease, poisoned)
+    key, _ = access.mint(name="acme", tenant="acme", rpm=60)
+    access.create(client, key)
+    found = Populated(client, lease, poisoned, key=key.id)
     _fill_queue(found)
     stored = StoredResponse(
         rid=found.running, tenant="acme", model=MODEL, view="{}", chain=["rid-0"], input=[{"id": "i"}]
@@ -69,7 +73,7 @@ def populate(client: SyncRedis, url: str) -> Populated:
 
 def _fill_queue(found: Populated) -> None:
     client, lease = found.client, found.lease
-    _enqueue(client, found.dead, "acme", 5)
+    _enqueue(client, found.dead, "acme", 5, account=found.key)
     run(client, requests.claim(lease, 1, 1000, adopt=False))
     assert run(client, requests.bury(lease, found.dead, "crashed its group alone: forward_failed"))
     _enqueue(client, found.running, "acme", 7)

@@ -132,12 +132,12 @@ def test_what_lies_behind_a_sequence_is_zero(layout: CacheLayout) -> None:
         store.commit([extent])
         for one, place in store._places.items():
             length = store.length(one)
-            memory = place.pool._memory[:, :, place.slot]
+            memory = place.pool.memory[:, :, place.slot]
             assert memory[:, :, :, :length].abs().sum() > 0
             assert memory[:, :, :, length:].abs().sum() == 0
         for pools in store._pools.values():
             for pool in pools:
-                assert pool._memory[:, :, pool._free].abs().sum() == 0
+                assert pool.memory[:, :, pool._free].abs().sum() == 0
 
 
 def test_a_large_pool_gets_a_sibling(layout: CacheLayout, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,7 @@ def test_the_api_is_published_on_this_machine_only_and_on_its_own_port(compose: 
     """The container's port is the one in the command and in the health check."""
     api = compose["services"]["api"]
     assert api["ports"] == ["127.0.0.1:8000:8000"]
+    assert "--keys" in api["command"]
     assert api["command"][-2:] == ["--port", "8000"]
     module = importlib.import_module(api["healthcheck"]["test"][3])
     assert module.main.__defaults__ == ("http://127.0.0.1:8000/health",)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from control.errors import SettingsError
+from worker.native.linear import NativeLinear, threads_here
 from worker.quant.half import HalfLinear
 from worker.quant.int8 import Int8Linear, pack, weight_levels
 from worker.quant.packing import packing
@@ -17,14 +18,29 @@ from worker.quant.prepacked import PrepackedLinear
 
 Make = Callable[[Tensor, Tensor | None], nn.Module]
 
+THREADS = threads_here()
+"""None where there is no compiler: the products of torch are held all the same."""
+
+
+def native(kind: torch.dtype) -> Make:
+    return lambda weight, bias: NativeLinear([weight], bias, kind, THREADS)
+
+
+COMPILED: dict[str, tuple[Make, float]] = {
+    "float32 in C++": (native(torch.float32), 1e-5),
+    "bfloat16 in C++": (native(torch.bfloat16), 4e-3),
+    "f16 in C++": (native(torch.float16), 5e-4),
+    "int8 in C++": (native(torch.int8), 0.02),
+}
 MAKES: dict[str, tuple[Make, float]] = {
     "float32": (PrepackedLinear, 1e-5),
     "f16": (HalfLinear, 5e-4),
     "int8": (Int8Linear, 0.02),
     # As on a processor without VNNI, whichever this is.
     "int8 in 7 bits": (lambda weight, bias: Int8Linear(weight, bias, levels=63), 0.03),
+    **(COMPILED if THREADS is not None else {}),
 }
-ROW_WISE = ["f16", "int8", "int8 in 7 bits"]
+ROW_WISE = [kind for kind in MAKES if kind != "float32"]
 SHAPES = [(64, 64), (131, 64), (64, 90), (33, 17), (256, 1024)]
 
 
@@ -123,13 +139,44 @@ def test_rows_of_zeros_and_no_rows(kind: str) -> None:
     assert linear(torch.zeros(1, 0, 64)).shape == (1, 0, 64)
 
 
-def test_large_weights_saturate() -> None:
+@pytest.mark.parametrize("kind", [kind for kind in MAKES if kind.startswith("f16")])
+def test_large_weights_saturate(kind: str) -> None:
     """What float16 can't hold becomes its largest value, and never infinity."""
-    assert HalfLinear(torch.full((16, 16), 1e6), None)(torch.ones(1, 16)).isfinite().all()
+    assert MAKES[kind][0](torch.full((16, 16), 1e6), None)(torch.ones(1, 16)).isfinite().all()
+
+
+@pytest.mark.skipif(THREADS is None or weight_levels() != 127, reason="they round alike only where torch has 8 bits")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_integers_are_summed_to_the_same_bits(shape: tuple[int, int]) -> None:
+    """Compiled and fbgemm's products of 8 bits agree exactly, but for the last rounding."""
+    weight, _ = weights(*shape)
+    inputs = rows(19, shape[1])
+    ours, theirs = (MAKES[kind][0](weight, None)(inputs) for kind in ("int8 in C++", "int8"))
+    assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(THREADS is None, reason="no compiler")
+def test_parts_are_rows_of_one_layer() -> None:
+    """Layers that were packed together give what each gives alone, wherever in a panel they begin."""
+    parts = [weights(outputs, 48)[0] for outputs in (70, 13, 40)]
+    inputs = rows(3, 48)
+    for kind in (torch.float32, torch.int8):
+        alone = [NativeLinear([part], None, kind, THREADS)(inputs) for part in parts]
+        assert torch.equal(NativeLinear(parts, None, kind, THREADS)(inputs), torch.cat(alone, dim=-1))
+
+
+@pytest.mark.skipif(THREADS is None, reason="no compiler")
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_embedding_reads_the_packed_rows(kind: torch.dtype) -> None:
+    """What is looked up in a packed head is the weight, to the last bit that is kept."""
+    weight, _ = weights(131, 48)
+    ids = torch.tensor([[0, 130], [31, 32]])
+    assert torch.equal(NativeLinear([weight], None, kind, THREADS).look_up(ids), weight.to(kind).float()[ids])
 
 
 def test_packing_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch has no fbgemm the option is refused with a remedy."""
+    """With neither a compiler nor fbgemm the option is refused with a remedy."""
+    monkeypatch.setenv("FURROW_NATIVE", "0")
     monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["qnnpack"])
     with pytest.raises(SettingsError, match=r"--quant int8 needs an x86 processor.*leave it out"):
         packing("int8", torch.float32, torch.device("cpu"))

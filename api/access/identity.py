@@ -1,0 +1,91 @@
+"""Who asks: the tenant, the key and the rights of one request, from its secret alone. No header can set them."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from dataclasses import dataclass
+
+from litestar.datastructures import Headers
+
+from api.access.keyring import Keyring
+from api.errors import Unauthorized
+from api.settings import ApiSettings
+from control.access import ApiKey, hash_secret, key_id_of
+from control.errors import ModelNotFound, RequestError
+from control.keys import CLASSES
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`account` is what the usage is counted under, "" for nothing; `key` is one of the farm's, if it was one."""
+
+    tenant: str = "anonymous"
+    account: str = ""
+    key: ApiKey | None = None
+    admin: bool = False
+
+    def check_model(self, asked: str | None, model: str) -> None:
+        """Raises ModelNotFound for a model that the key may not use: as for one that is not there."""
+        if not self.may_use(asked, model):
+            assert self.key is not None
+            raise ModelNotFound(asked or model, self.key.models)
+
+    def may_use(self, asked: str | None, model: str) -> bool:
+        """Whether the key opens a model, by the name that the client used or by its own."""
+        return self.key is None or not self.key.models or model in self.key.models or asked in self.key.models
+
+    def priority(self, asked: str | None) -> str:
+        """The class of a request: normal, or the key's best if that is lower. Raises RequestError for a better one."""
+        cap = CLASSES.index(self.key.priority_cap if self.key is not None else "high")
+        wanted = CLASSES.index(asked or "normal")
+        if asked is not None and wanted < cap:
+            raise RequestError(
+                f"'priority' {asked!r} is above this API key's best, {CLASSES[cap]!r}. Lower it, or leave it out.",
+                param="priority",
+                code="priority_not_allowed",
+            )
+        return CLASSES[max(cap, wanted)]
+
+
+ANONYMOUS = Identity()
+
+
+def secret_of(headers: Headers) -> str:
+    """The secret that a request brings: its bearer token, else x-api-key; "" for none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return bearer or headers.get("x-api-key", "").strip()
+
+
+def tenant_of(token: str) -> str:
+    """The tenant that a secret stands for that is none of the farm's keys; it never reaches Redis or a log itself."""
+    return "anonymous" if not token else hashlib.sha256(token.encode()).hexdigest()[:16]
+
+
+class Gate:
+    """Turns secrets into identities, by the process's settings and the farm's keys."""
+
+    def __init__(self, settings: ApiSettings, keyring: Keyring) -> None:
+        self._asks, self._free = settings.asks_for_key, settings.farm_open
+        self._fixed = [key.encode() for key in settings.api_keys]
+        self._keyring = keyring
+
+    async def identify(self, token: str) -> Identity:
+        """Raises Unauthorized where a key is asked for and this is none, RedisUnavailable where that can't be told."""
+        if any(secrets.compare_digest(token.encode(), key) for key in self._fixed):
+            tenant = tenant_of(token)
+            return Identity(tenant, account=tenant)
+        key_id = key_id_of(token)
+        key = await self._keyring.find(key_id) if key_id is not None else None
+        if key is not None and secrets.compare_digest(hash_secret(token), key.sha256):
+            if key.state(time.time()) == "active":
+                self._keyring.used(key.id)
+                return Identity(key.tenant, key.id, key, key.admin or self._free)
+            if self._asks:
+                raise Unauthorized(f"This API key ({key.id}) has expired or was revoked. Use another one.")
+        if self._asks:
+            what = "is wrong" if token else "is missing"
+            raise Unauthorized(f"The API key {what}. Send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
+        return Identity(tenant_of(token), admin=self._free)

@@ -1,0 +1,160 @@
+"""The farm's API keys as this process knows them, so that a request needs no read of its own.
+
+Once a second one number tells whether any key has changed; then those in memory are read again. While Redis is away the
+known ones go on working for a while, and nobody new gets in. A number that is lower than before tells of a loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from api.tasks import end
+from control import access
+from control.access import ApiKey
+from control.batches import Batches
+from control.errors import RedisUnavailable
+
+log = structlog.stdlib.get_logger(__name__)
+
+LANE = "api keys"
+"""Of all calls about keys, which belong to no model; no model's name has a space."""
+LOOK_EVERY_S = 1.0
+STALE_S = 3.0
+"""Without a look for so long, what is in memory is no longer taken to be true."""
+AWAY_S = 600.0
+"""How long a known key works while Redis can't be asked."""
+FORGET_S = 60.0
+"""Read again after so long, whatever the number says: a change may have been cut off before it was counted."""
+MOST = 10_000
+"""Ids kept in memory, unknown ones included; the one that was not asked for the longest goes first."""
+NOTE_USED_S = 60.0
+
+
+@dataclass(slots=True)
+class _Known:
+    key: ApiKey | None
+    at: float
+    """Monotonic time at which it was read."""
+
+
+class Keyring:
+    """Owns what is in memory. Without `start` every look-up asks Redis."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._version = -1
+        self._looked_at = float("-inf")
+        self._away: RedisUnavailable | None = None
+        self._used: set[str] = set()
+        self._noted: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._keep_looking())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            await end(self._task)
+
+    async def find(self, key_id: str) -> ApiKey | None:
+        """The key of an id, whatever its state. Raises RedisUnavailable where only Redis could tell."""
+        known, now = self._known.get(key_id), time.monotonic()
+        fresh = now - self._looked_at < STALE_S
+        if known is not None and fresh and now - known.at < FORGET_S:
+            self._known.move_to_end(key_id)
+            return known.key
+        if self._away is not None:
+            return self._while_away(known, now, self._away)
+        try:
+            return await self._read(key_id)
+        except RedisUnavailable as error:
+            return self._while_away(known, now, error)
+
+    def used(self, key_id: str) -> None:
+        """A request came with this key; when that was is written down now and then."""
+        self._used.add(key_id)
+
+    async def look(self) -> None:
+        """Learn what has changed. Raises RedisUnavailable."""
+        version = await self._batches.run(LANE, access.version())
+        if version < self._version:
+            await self._bring_back()
+            version = await self._batches.run(LANE, access.version())
+        if version != self._version:
+            # What is read from here on has all changes up to this number; a later one shows at the next look.
+            self._version = version
+            await self._read_again(list(self._known))
+        await self._read_again(self._growing_old())
+        self._looked_at, self._away = time.monotonic(), None
+        await self._note_used()
+
+    async def _read(self, key_id: str) -> ApiKey | None:
+        while True:
+            version = self._version
+            key = await self._batches.run(LANE, access.get(key_id))
+            if version == self._version:
+                # Else a change was found meanwhile, perhaps of this very key.
+                self._keep({key_id: key}.items())
+                return key
+
+    def _growing_old(self) -> list[str]:
+        """Keys in use that are read again here, so that no request has to wait for it."""
+        now = time.monotonic()
+        return [
+            key_id for key_id in self._used if key_id in self._known and now - self._known[key_id].at > FORGET_S / 2
+        ]
+
+    async def _read_again(self, ids: list[str]) -> None:
+        found = await self._batches.run_all(LANE, [access.get(key_id) for key_id in ids])
+        for outcome in found:
+            if isinstance(outcome, Exception):
+                # Not learnt: the next look must not take them to be as they were.
+                self._version = -1
+                raise outcome
+        self._keep(zip(ids, found, strict=True))
+
+    def _keep(self, found: Iterable[tuple[str, ApiKey | None]]) -> None:
+        now = time.monotonic()
+        for key_id, key in found:
+            self._known[key_id] = _Known(key, now)
+        while len(self._known) > MOST:
+            self._known.popitem(last=False)
+
+    def _while_away(self, known: _Known | None, now: float, error: RedisUnavailable) -> ApiKey | None:
+        if known is None or known.key is None or now - known.at > AWAY_S + FORGET_S:
+            raise error
+        return known.key
+
+    async def _bring_back(self) -> None:
+        """Redis has lost changes, or everything: what it lacks of the keys in memory is written back."""
+        lost = [known.key for known in self._known.values() if known.key is not None]
+        log.warning("Redis has lost API keys; those known here are written back", action="restore_keys", keys=len(lost))
+        for key in lost:
+            for outcome in await self._batches.run_all(LANE, access.restore(key)):
+                if isinstance(outcome, Exception):
+                    raise outcome
+
+    async def _note_used(self) -> None:
+        now = time.monotonic()
+        due = [key_id for key_id in self._used if now - self._noted.get(key_id, float("-inf")) >= NOTE_USED_S]
+        self._used.difference_update(due)
+        self._noted = {key_id: at for key_id, at in self._noted.items() if now - at < NOTE_USED_S}
+        self._noted.update(dict.fromkeys(due, now))
+        await self._batches.run_all(LANE, [access.note_used(key_id, int(time.time())) for key_id in due])
+
+    async def _keep_looking(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except RedisUnavailable as error:
+                self._away = error  # the heartbeat says so
+            except Exception as error:
+                log.error("the API keys could not be read", action="read_keys", exc_info=error)
+            await asyncio.sleep(LOOK_EVERY_S)

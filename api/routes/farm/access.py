@@ -1,0 +1,77 @@
+"""/farm/keys and /farm/usage: who may use the farm, how much of it, and how much they used."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.params import FromQuery
+
+from api.routes.farm.threaded import body_of, on_farm
+from api.schemas.farm import KeyCard, KeyNamed, Keys, KeyToChange, KeyToCreate, UsageList, key_card
+from control import access
+from control.access.usage import usage
+from control.clients import SyncRedis
+from control.errors import RequestError
+
+Http = Request[Any, Any, Any]
+
+
+@get("/keys")
+async def list_keys(request: Http) -> Keys:
+    """Every API key, oldest first, those that are revoked or have expired included."""
+    now, found = time.time(), await on_farm(request, access.list_keys)
+    return Keys(data=[key_card(key, now, used) for key, used in found])
+
+
+@post("/keys", status_code=201)
+async def create_key(request: Http) -> Response[KeyCard]:
+    """Make an API key; its secret is in this answer and nowhere else. Body: KeyToCreate."""
+    wanted = await body_of(request, KeyToCreate)
+    fields: dict[str, Any] = wanted.given()
+    key, secret = access.mint(name=wanted.name, tenant=wanted.tenant, admin=wanted.admin, **fields)
+    await on_farm(request, access.create, key)
+    return Response(key_card(key, time.time(), 0, secret), status_code=201, headers={"cache-control": "no-store"})
+
+
+@post("/keys/limits", status_code=200)
+async def change_limits(request: Http) -> KeyCard:
+    """Change what a key may do; what is null stays. Body: KeyToChange."""
+    return await on_farm(request, _change, await body_of(request, KeyToChange))
+
+
+def _change(client: SyncRedis, wanted: KeyToChange) -> KeyCard:
+    changes = wanted.given()
+    if not changes:
+        names = ", ".join(field.name for field in msgspec.structs.fields(KeyToChange) if field.name != "key")
+        raise RequestError(f"Say what to change of the key: {names}.")
+    return key_card(access.change(client, access.find(client, wanted.key), **changes), time.time())
+
+
+@post("/keys/revoke", status_code=200)
+async def revoke_key(request: Http) -> KeyCard:
+    """Shut a key out, within a second or so. What runs for it goes on. Body: KeyNamed."""
+    return await on_farm(request, _revoke, (await body_of(request, KeyNamed)).key)
+
+
+def _revoke(client: SyncRedis, named: str) -> KeyCard:
+    return key_card(access.revoke(client, access.find(client, named)), time.time())
+
+
+@get("/usage")
+async def show_usage(request: Http, days: FromQuery[int] = 30, key: FromQuery[str | None] = None) -> UsageList:
+    """What every key used, or one, in the last days (UTC, today included), per day and model."""
+    return UsageList(data=await on_farm(request, _usage, check_days(days), key))
+
+
+def _usage(client: SyncRedis, days: int, key: str | None) -> list[access.Usage]:
+    return usage(client, days, access.find(client, key).id if key is not None else None)
+
+
+def check_days(days: int) -> int:
+    """Raises RequestError for more than is kept."""
+    if not 1 <= days <= 400:
+        raise RequestError(f"Invalid value for 'days': {days} must be between 1 and 400.", param="days")
+    return days

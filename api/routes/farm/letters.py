@@ -1,0 +1,79 @@
+"""/farm/dead: requests that crashed their group and were given up."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from litestar import Request, get, post
+from litestar.params import FromPath, FromQuery
+
+from api.routes.farm.threaded import body_of, on_farm
+from api.schemas.farm import Done, Letter, LetterNamed, Letters
+from control import catalog, requests
+from control.clients import SyncRedis
+from control.connection import run
+from control.requests import DeadLetter
+
+Http = Request[Any, Any, Any]
+
+
+@get("/dead")
+async def list_letters(request: Http, model: FromQuery[str | None] = None) -> Letters:
+    """Every dead letter, newest first: of all models, or of one."""
+    return Letters(data=await on_farm(request, _list, model))
+
+
+def _list(client: SyncRedis, model: str | None) -> list[Letter]:
+    models = [model] if model is not None else [spec.name for spec in catalog.list_specs(client)]
+    found = [_letter(name, letter) for name in models for letter in run(client, requests.dead_letters(name))]
+    return sorted(found, key=lambda letter: -letter.at_ms)
+
+
+@get("/dead/{rid:str}")
+async def show_letter(request: Http, rid: FromPath[str], model: FromQuery[str]) -> Letter:
+    """All that is known of one: enough to reproduce the crash elsewhere."""
+    letter = await on_farm(request, requests.dead_letter, model, rid)
+    shown = _letter(model, letter)
+    shown.params = letter.params
+    return shown
+
+
+@post("/dead/retry", status_code=200)
+async def retry_letter(request: Http) -> Done:
+    """Enqueue the request again, from its prompt and under a new id, and drop its letter. Body: LetterNamed."""
+    named = await body_of(request, LetterNamed)
+    again = await on_farm(request, _retry, named)
+    return Done(done=f"{named.id} is tried again as {again}.", id=again)
+
+
+def _retry(client: SyncRedis, named: LetterNamed) -> str:
+    letter = requests.dead_letter(client, named.model, named.id)
+    return requests.retry_letter(client, named.model, letter, uuid.uuid4().hex)
+
+
+@post("/dead/drop", status_code=200)
+async def drop_letter(request: Http) -> Done:
+    """Forget a dead letter. Body: LetterNamed."""
+    named = await body_of(request, LetterNamed)
+    await on_farm(request, _drop, named)
+    return Done(done=f"{named.id} is dropped.", id=named.id)
+
+
+def _drop(client: SyncRedis, named: LetterNamed) -> None:
+    run(client, requests.drop_letter(named.model, requests.dead_letter(client, named.model, named.id)))
+
+
+def _letter(model: str, letter: DeadLetter) -> Letter:
+    return Letter(
+        id=letter.rid,
+        model=model,
+        tenant=letter.tenant,
+        priority=letter.priority,
+        cause=letter.cause,
+        replica=letter.replica,
+        attempts=letter.attempts,
+        prompt_tokens=letter.prompt_tokens,
+        entries=letter.seq,
+        at_ms=letter.at_ms,
+    )

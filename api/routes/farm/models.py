@@ -1,0 +1,72 @@
+"""/farm/models: what the farm should run, and what it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, get, post
+
+from api.routes.farm.threaded import body_of, on_farm
+from api.schemas.farm import Done, ModelNamed, Models, ModelToLoad, ModelToScale
+from control import desired, health
+from control.cli.options import DTYPES, build_spec
+from control.clients import SyncRedis
+from control.errors import RequestError
+
+Http = Request[Any, Any, Any]
+
+
+@get("/models")
+async def show_models(request: Http) -> Models:
+    """Every model with its replicas: state, revision, host, devices, epoch, progress, and what is wrong."""
+    return Models(data=await on_farm(request, health.overviews))
+
+
+@post("/models/load", status_code=200)
+async def load_model(request: Http) -> Done:
+    """Make a model part of the desired state, or change how it is run; agents do the rest. Body: ModelToLoad."""
+    return await on_farm(request, _load, await body_of(request, ModelToLoad))
+
+
+def _load(client: SyncRedis, wanted: ModelToLoad) -> Done:
+    for name, least in (("tp", 1), ("replicas", 1), ("max_context", 16), ("kv_tokens", 16), ("drain_s", 0)):
+        _check_least(name, getattr(wanted, name), least)
+    if wanted.dtype not in DTYPES:
+        raise RequestError(f"'dtype' {wanted.dtype!r} is unknown; use one of {', '.join(DTYPES)}.", param="dtype")
+    options = msgspec.structs.asdict(wanted)
+    source, replicas = options.pop("source"), options.pop("replicas")
+    spec = build_spec(source, **options)
+    found = desired.load(client, spec, replicas)
+    words = "is desired" if found.changed else "was desired already with these settings"
+    return Done(done=f"{spec.name}: revision {found.revision} {words}.", revision=found.revision)
+
+
+@post("/models/reload", status_code=200)
+async def reload_model(request: Http) -> Done:
+    """Start a model's replicas anew, one by one: its files have changed, say. Body: ModelNamed."""
+    name = (await body_of(request, ModelNamed)).model
+    revision = await on_farm(request, desired.reload, name)
+    return Done(done=f"{name}: revision {revision} is desired.", revision=revision)
+
+
+@post("/models/scale", status_code=200)
+async def scale_model(request: Http) -> Done:
+    """Run more or fewer replicas of a model. Body: ModelToScale."""
+    wanted = await body_of(request, ModelToScale)
+    _check_least("replicas", wanted.replicas, 1)
+    await on_farm(request, desired.scale, wanted.model, wanted.replicas)
+    return Done(done=f"{wanted.model}: {wanted.replicas} replicas are desired.")
+
+
+@post("/models/unload", status_code=200)
+async def unload_model(request: Http) -> Done:
+    """Take a model out of the farm: requests that run are finished first. Body: ModelNamed."""
+    name = (await body_of(request, ModelNamed)).model
+    await on_farm(request, desired.unload, name)
+    return Done(done=f"{name}: unloading.")
+
+
+def _check_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise RequestError(f"Invalid value for '{name}': {value} must be at least {least}.", param=name)

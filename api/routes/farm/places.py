@@ -1,0 +1,78 @@
+"""/farm and /farm/hosts: the farm at one look, and taking hosts and replicas out of it without failing a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, get, post
+
+from api.routes.farm.threaded import body_of, on_farm
+from api.schemas.farm import Done, FarmCard, HostCard, Hosts, HostToDrain, ReplicaNamed
+from control import access, catalog, farm, health, requests
+from control.clients import SyncRedis
+from control.connection import run, run_every
+from control.errors import RequestError
+
+Http = Request[Any, Any, Any]
+
+
+@get("/")
+async def show_farm(request: Http) -> FarmCard:
+    """Models, hosts, API processes, dead letters and keys."""
+    return await on_farm(request, _show)
+
+
+def _show(client: SyncRedis) -> FarmCard:
+    models = [spec.name for spec in catalog.list_specs(client)]
+    letters = run_every(client, [requests.dead_letters(model) for model in models])
+    return FarmCard(
+        models=health.overviews(client),
+        hosts=_hosts(client),
+        apis=farm.living_apis(client),
+        dead_letters={model: len(found) for model, found in zip(models, letters, strict=True) if found},
+        keys=run(client, access.count()),
+    )
+
+
+@get("/hosts")
+async def show_hosts(request: Http) -> Hosts:
+    """Every host that was ever seen, whether it lives, and what it was given."""
+    return Hosts(data=await on_farm(request, _hosts))
+
+
+def _hosts(client: SyncRedis) -> list[HostCard]:
+    living = {host.id: host for host in farm.living_hosts(client)}
+    drained = farm.drained_hosts(client)
+    return [
+        HostCard(
+            id=name,
+            alive=name in living,
+            drained=name in drained,
+            devices=list(living[name].devices) if name in living else [],
+            replicas=sorted(f"{one.spec.name}:{one.replica}" for one in farm.assignments(client, name)),
+        )
+        for name in farm.known_hosts(client)
+    ]
+
+
+@post("/hosts/drain", status_code=200)
+async def drain_host(request: Http) -> Done:
+    """Keep replicas away from a host and let those that it has move; or undo that. Body: HostToDrain."""
+    return await on_farm(request, _drain_host, await body_of(request, HostToDrain))
+
+
+def _drain_host(client: SyncRedis, wanted: HostToDrain) -> Done:
+    known = farm.known_hosts(client)
+    if wanted.host not in known:
+        there = ", ".join(known) or "there is none"
+        raise RequestError(f"Host {wanted.host!r} is unknown; known: {there}.", param="host", code="host_not_found")
+    farm.drain(client, wanted.host, drained=not wanted.undo)
+    return Done(done=f"{wanted.host}: {'takes replicas again' if wanted.undo else 'drains'}.")
+
+
+@post("/replicas/drain", status_code=200)
+async def drain_replica(request: Http) -> Done:
+    """Ask one replica to go, once what it runs has finished; another takes its place. Body: ReplicaNamed."""
+    wanted = await body_of(request, ReplicaNamed)
+    await on_farm(request, farm.drain_replica, wanted.model, wanted.replica)
+    return Done(done=f"{wanted.model}:{wanted.replica}: drains.")

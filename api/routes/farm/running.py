@@ -1,0 +1,52 @@
+"""/farm/requests: what waits and runs, whosever it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, get, post
+from litestar.params import FromQuery
+
+from api.routes.farm.threaded import body_of, on_farm
+from api.schemas.farm import Done, RequestNamed, Requests
+from control import catalog, requests
+from control.clients import SyncRedis
+from control.errors import ModelNotFound
+from control.requests import OpenRequest
+
+Http = Request[Any, Any, Any]
+_MOST = 1_000
+
+
+@get("/requests")
+async def list_requests(
+    request: Http, model: FromQuery[str | None] = None, tenant: FromQuery[str | None] = None
+) -> Requests:
+    """The oldest 1,000 requests that wait or run, oldest first: of all models or one, of all tenants or one."""
+    found = await on_farm(request, _list, model)
+    return Requests(data=[one for one in found if tenant in (None, one.tenant)][:_MOST])
+
+
+def _list(client: SyncRedis, model: str | None) -> list[OpenRequest]:
+    found = [one for name in _models(client, model) for one in requests.open_requests(client, name, _MOST)]
+    return sorted(found, key=lambda one: -one.age_ms)
+
+
+@post("/requests/cancel", status_code=200)
+async def cancel_request(request: Http) -> Done:
+    """End a request, whosever it is: at once while it waits, with its next step while it runs. Body: RequestNamed."""
+    rid = (await body_of(request, RequestNamed)).id
+    return await on_farm(request, _cancel, rid)
+
+
+def _cancel(client: SyncRedis, rid: str) -> Done:
+    state = requests.cancel_any(client, _models(client, None), rid)
+    words = "ends with its next step" if state == "running" else f"is {state}"
+    return Done(done=f"{rid}: {words}.", id=rid)
+
+
+def _models(client: SyncRedis, model: str | None) -> list[str]:
+    known = [spec.name for spec in catalog.list_specs(client)]
+    if model is not None and model not in known:
+        raise ModelNotFound(model, known)
+    return known if model is None else [model]

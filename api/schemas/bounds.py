@@ -1,0 +1,57 @@
+"""How much of each thing one request may hold: what is beyond is refused by name, with the bound in the words.
+
+The body's size bounds the sum; these bound what a single field makes the server keep, compare or walk through.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from control.errors import RequestError
+
+MAX_MODEL_NAME = 512
+MAX_MESSAGES = 4_096
+MAX_PARTS = 4_096
+"""Content parts of all messages together."""
+MAX_STOP_CHARACTERS = 1_024
+MAX_STOP_IDS = 1_024
+MAX_BIASES = 4_096
+MAX_DEPTH = 32
+"""Levels of a value whose form is free."""
+
+
+def check_bounds(request: Any) -> None:
+    """Raise RequestError for the first field of a generating request that holds too much."""
+    _check_length("model", request.model, MAX_MODEL_NAME, "characters")
+    messages: list[Any] = getattr(request, "messages", None) or []
+    _check_length("messages", messages, MAX_MESSAGES, "messages")
+    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    if parts > MAX_PARTS:
+        raise _too_much("messages", parts, MAX_PARTS, "content parts")
+    for index, text in enumerate(request.stop_strings):
+        _check_length(f"stop[{index}]", text, MAX_STOP_CHARACTERS, "characters")
+    _check_length("stop_token_ids", request.stop_token_ids, MAX_STOP_IDS, "ids")
+    _check_length("logit_bias", request.logit_bias, MAX_BIASES, "tokens")
+    variables = getattr(request, "chat_template_kwargs", None)
+    if variables is not None and _deeper(variables, MAX_DEPTH):
+        raise RequestError(
+            f"'chat_template_kwargs' nests more than {MAX_DEPTH} levels deep; send a flatter value.",
+            param="chat_template_kwargs",
+        )
+
+
+def _check_length(name: str, value: Any, most: int, unit: str) -> None:
+    if value is not None and len(value) > most:
+        raise _too_much(name, len(value), most, unit)
+
+
+def _too_much(name: str, held: int, most: int, unit: str) -> RequestError:
+    return RequestError(f"'{name}' has {held} {unit}; at most {most} are served.", param=name)
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects lie in one another more than `levels` deep; looks no deeper than that."""
+    if not isinstance(value, (dict, list)):
+        return False
+    inner = cast("list[Any]", value.values() if isinstance(value, dict) else value)
+    return levels == 0 or any(_deeper(one, levels - 1) for one in inner)

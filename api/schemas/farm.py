@@ -1,0 +1,194 @@
+"""Bodies of the operator's routes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from control.access import ApiKey
+from control.access.usage import Usage
+from control.health import Overview
+from control.messages import GenerationRequest
+from control.requests import OpenRequest
+
+
+class ModelToLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """As the options of `furrow models load`; `source` is its MODEL."""
+
+    source: str
+    name: str | None = None
+    tp: int = 1
+    devices: str | None = None
+    dtype: str = "auto"
+    max_context: int | None = None
+    kv_tokens: int | None = None
+    quant: str | None = None
+    prefix_cache: bool = True
+    replicas: int | None = None
+    spread: bool = False
+    drain_s: int = 300
+    surge: bool = True
+
+
+class ModelNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str
+
+
+class ModelToScale(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    replicas: int
+
+
+class ReplicaNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    replica: str
+
+
+class HostToDrain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`undo`: let replicas go there again."""
+
+    host: str
+    undo: bool = False
+
+
+class RequestNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    id: str
+
+
+class LetterNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    id: str
+
+
+class KeyNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """By its id, or by a name that only one key has."""
+
+    key: str
+
+
+class KeyLimits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a key may do; null: as it is. `expires` in Unix seconds; 0 takes a limit away, and so does an empty list."""
+
+    rpm: int | None = None
+    tpm: int | None = None
+    max_concurrent: int | None = None
+    priority_cap: str | None = None
+    models: list[str] | None = None
+    expires: int | None = None
+
+    def given(self) -> dict[str, object]:
+        names = (field.name for field in msgspec.structs.fields(KeyLimits))
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class KeyToCreate(KeyLimits, kw_only=True, forbid_unknown_fields=True):
+    name: str = ""
+    tenant: str = ""
+    admin: bool = False
+
+
+class KeyToChange(KeyLimits, kw_only=True, forbid_unknown_fields=True):
+    key: str
+
+
+class KeyCard(msgspec.Struct, kw_only=True):
+    """A key without its hash. Times are Unix seconds, 0 for never; `secret` is there once, when it is made."""
+
+    id: str
+    name: str
+    tenant: str
+    state: str
+    admin: bool
+    created: int
+    expires: int
+    revoked: int
+    last_used: int | None
+    rpm: int
+    tpm: int
+    max_concurrent: int
+    priority_cap: str
+    models: list[str]
+    secret: str | None = None
+
+
+def key_card(key: ApiKey, now: float, last_used: int | None = None, secret: str | None = None) -> KeyCard:
+    fields = {name: value for name, value in msgspec.structs.asdict(key).items() if name != "sha256"}
+    return KeyCard(**fields, state=key.state(now), last_used=last_used, secret=secret)
+
+
+class Letter(msgspec.Struct, kw_only=True):
+    """A request that crashed its group alone; `params` only where one letter is asked for."""
+
+    id: str
+    model: str
+    tenant: str
+    priority: str
+    cause: str
+    replica: str
+    attempts: int
+    prompt_tokens: int
+    entries: int
+    """How many log entries it had."""
+    at_ms: int
+    params: GenerationRequest | None = None
+
+
+class HostCard(msgspec.Struct, kw_only=True):
+    """`alive`: its agent beats; `replicas` as `model:replica` that it was given."""
+
+    id: str
+    alive: bool
+    drained: bool
+    devices: list[str]
+    replicas: list[str]
+
+
+class FarmCard(msgspec.Struct, kw_only=True):
+    """The whole farm at one look."""
+
+    models: list[Overview]
+    hosts: list[HostCard]
+    apis: list[str]
+    """Ids of the API processes that beat."""
+    dead_letters: dict[str, int]
+    """By model, where there are any."""
+    keys: int
+
+
+class Done(msgspec.Struct, kw_only=True):
+    """What was changed, in words."""
+
+    done: str
+    id: str | None = None
+    """Of a request that was begun or ended."""
+    revision: int | None = None
+    """Of the model, where it has a new one."""
+
+
+class Requests(msgspec.Struct, kw_only=True):
+    data: list[OpenRequest]
+    object: str = "list"
+
+
+class Letters(msgspec.Struct, kw_only=True):
+    data: list[Letter]
+    object: str = "list"
+
+
+class Keys(msgspec.Struct, kw_only=True):
+    data: list[KeyCard]
+    object: str = "list"
+
+
+class Models(msgspec.Struct, kw_only=True):
+    data: list[Overview]
+    object: str = "list"
+
+
+class Hosts(msgspec.Struct, kw_only=True):
+    data: list[HostCard]
+    object: str = "list"
+
+
+class UsageList(msgspec.Struct, kw_only=True):
+    data: list[Usage]
+    object: str = "list"

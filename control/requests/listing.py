@@ -1,0 +1,92 @@
+"""The requests of a model that have not ended, for an operator: whose they are, where they are, how long they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from control.clients import SyncRedis
+from control.clock import now_ms
+from control.connection import Call, read, run_every
+from control.errors import RequestNotFound
+from control.keys import CLASSES, ModelKeys
+from control.messages import RequestState
+from control.requests.ending import cancel
+
+_COUNTS = ("attempts", "prompt_tokens", "seq", "tokenless")
+_FIELDS = ("state", "tenant", "account", "priority", "replica", "cancel", *_COUNTS)
+
+
+class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`age_ms` counts from its enqueueing; `key` is what its usage is counted under; `replica` has it while it runs."""
+
+    id: str
+    model: str
+    state: str
+    tenant: str
+    key: str
+    priority: str
+    age_ms: int
+    prompt_tokens: int
+    completion_tokens: int
+    attempts: int
+    replica: str
+    cancelled: bool
+    """It was asked to end, and does so with its next step."""
+
+
+def open_requests(client: SyncRedis, model: str, limit: int) -> list[OpenRequest]:
+    """Up to `limit` requests that wait or run, oldest first. Raises RedisUnavailable."""
+    keys = ModelKeys(model)
+
+    def rids(reply: list[tuple[str, dict[str, str]]]) -> list[str]:
+        return [fields["rid"] for _, fields in reply]
+
+    tenants = run_every(client, [read("ZRANGE", keys.served(name), 0, -1, parse=list) for name in CLASSES])
+    queues = [(name, tenant) for name, found in zip(CLASSES, tenants, strict=True) for tenant in found]
+    reads = [read("XRANGE", keys.queue(*queue), "-", "+", "COUNT", limit, parse=rids) for queue in queues]
+    # The oldest of each queue first: what is cut off below is the youngest of all.
+    named = [rid for some in run_every(client, reads) for rid in some]
+    found = run_every(client, [_look(model, rid, now_ms()) for rid in named])
+    living = [one for one in found if one is not None and one.state in ("queued", "running")]
+    return sorted(living, key=lambda one: -one.age_ms)[:limit]
+
+
+def cancel_any(client: SyncRedis, models: list[str], rid: str) -> RequestState:
+    """End a request whosever it is, as an operator may. Raises RequestNotFound."""
+    owners = run_every(client, [read("HGET", ModelKeys(model).request(rid), "tenant", parse=_text) for model in models])
+    for model, tenant in zip(models, owners, strict=True):
+        if tenant is not None:
+            [state] = run_every(client, [cancel(model, rid, tenant, "cancelled by the operator")])
+            return state
+    raise RequestNotFound(f"No request {rid!r} in any model. It may have ended more than its retention ago.")
+
+
+def _look(model: str, rid: str, now: int) -> Call[OpenRequest | None]:
+    def parse(reply: list[str | None]) -> OpenRequest | None:
+        since, *values = reply
+        if since is None:
+            return None
+        fields: dict[str, Any] = {name: value or "" for name, value in zip(_FIELDS, values, strict=True)}
+        attempts, prompt_tokens, seq, tokenless = (int(fields[name] or 0) for name in _COUNTS)
+        return OpenRequest(
+            id=rid,
+            model=model,
+            state=fields["state"],
+            tenant=fields["tenant"],
+            key=fields["account"],
+            priority=fields["priority"],
+            age_ms=max(0, now - int(since)),
+            replica=fields["replica"] if fields["state"] == "running" else "",
+            cancelled=fields["cancel"] == "1",
+            attempts=attempts,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=seq - tokenless,
+        )
+
+    return read("HMGET", ModelKeys(model).request(rid), "t_enqueued", *_FIELDS, parse=parse)
+
+
+def _text(reply: str | None) -> str | None:
+    return reply

@@ -1,0 +1,230 @@
+"""The operator's routes: who gets in, and that they do what the `furrow` command does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from control import access, catalog, farm, requests
+from control.clients import SyncRedis
+from control.connection import run
+from control.lease import acquire
+from control.messages import Assignment, GenerationRequest, ModelSpec, Sampling
+from control.placement import Host
+from control.requests import Enqueue
+from tests.integration.api.conftest import ApiProcess, running_api
+from tests.integration.api.sse import chat
+from tests.integration.api.waiting import until
+from tests.leader import ScriptedLeader
+from tests.servers import Server
+
+READS = ("/farm", "/farm/models", "/farm/hosts", "/farm/requests", "/farm/dead", "/farm/keys", "/farm/usage")
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    server: Server, leader_of_module: ScriptedLeader, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiProcess]:
+    with running_api(server.url, tmp_path_factory.mktemp("guarded"), "--keys", "--api-key", "fixed") as process:
+        yield process
+
+
+def make(client: SyncRedis, **fields: Any) -> str:
+    key, secret = access.mint(**fields)
+    access.create(client, key)
+    return secret
+
+
+@pytest.fixture
+def operator(guarded: ApiProcess, redis_client: SyncRedis) -> Iterator[httpx.Client]:
+    """Speaks with an operator's key."""
+    headers = {"authorization": f"Bearer {make(redis_client, admin=True)}"}
+    with httpx.Client(base_url=guarded.url, headers=headers, timeout=40) as client:
+        yield client
+
+
+def test_operators_only(guarded: ApiProcess, redis_client: SyncRedis, operator: httpx.Client) -> None:
+    """401 without a key, 403 with one that has not the right, a fixed one included."""
+    plain = make(redis_client)
+    for path in READS:
+        assert httpx.get(f"{guarded.url}{path}").status_code == 401, path
+        for secret in (plain, "fixed"):
+            refused = httpx.get(f"{guarded.url}{path}", headers={"x-api-key": secret})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden"), path
+        assert operator.get(path).status_code == 200, path
+    for path in ("/farm/models/unload", "/farm/requests/cancel", "/farm/keys", "/farm/hosts/drain"):
+        assert httpx.post(f"{guarded.url}{path}", json={}, headers={"x-api-key": plain}).status_code == 403, path
+
+
+def test_on_loopback_without_keys_it_is_open(http: httpx.Client) -> None:
+    """To this machine, and to no page that its browser has from elsewhere."""
+    assert http.get("/farm").status_code == 200
+    for headers in (
+        {"origin": "https://evil.example"},
+        {"host": "evil.example"},
+        {"sec-fetch-site": "cross-site"},
+    ):
+        refused = http.post("/farm/models/unload", json={"model": "tiny"}, headers=headers)
+        assert refused.status_code == 403, headers
+
+
+def test_open_to_all_is_not_open_to_operate(
+    server: Server, leader: ScriptedLeader, redis_client: SyncRedis, tmp_path: Any
+) -> None:
+    """Where others can reach it, --no-auth lets everybody ask the models and nobody command the farm without a key."""
+    with running_api(server.url, tmp_path, "--host", "0.0.0.0", "--no-auth") as process:
+        assert httpx.post(f"{process.url}/v1/chat/completions", json=chat("x")).status_code == 200
+        assert httpx.get(f"{process.url}/farm").status_code == 401
+        headers = {"x-api-key": make(redis_client, admin=True)}
+        assert httpx.get(f"{process.url}/farm", headers=headers).status_code == 200
+
+
+def test_the_farm_at_one_look(operator: httpx.Client, leader: ScriptedLeader, redis_client: SyncRedis) -> None:
+    """Models with their replicas, hosts with what they were given, API processes, keys."""
+    farm.beat_host(redis_client, Host("alpha", ("cuda:0",)), pid=1, memory_bytes=1)
+    found = operator.get("/farm").json()
+    assert [(model["model"], model["state"]) for model in found["models"]] == [("tiny", "loaded")]
+    assert found["models"][0]["replicas"][0]["beats"][0]["phase"] == "ready"
+    [alpha] = found["hosts"]
+    assert (alpha["id"], alpha["alive"], alpha["devices"], alpha["drained"]) == ("alpha", True, ["cuda:0"], False)
+    assert found["apis"] and found["keys"] >= 1
+
+
+def test_models_are_loaded_changed_and_unloaded(operator: httpx.Client, redis_client: SyncRedis) -> None:
+    """The desired state is what was asked for; what can't be is refused by name."""
+    load = {"source": "org/other", "name": "other", "tp": 2, "devices": "cpu"}
+    assert operator.post("/farm/models/load", json=load).json()["revision"] == 1
+    spec = catalog.get_spec(redis_client, "other")
+    assert spec is not None and (spec.source, spec.tp, spec.devices) == ("org/other", 2, ["cpu", "cpu"])
+    assert "already" in operator.post("/farm/models/load", json=load).json()["done"]
+    assert operator.post("/farm/models/reload", json={"model": "other"}).json()["revision"] == 2
+    assert operator.post("/farm/models/scale", json={"model": "other", "replicas": 3}).status_code == 200
+    spec = catalog.get_spec(redis_client, "other")
+    assert spec is not None and spec.replicas == 3
+    for body, param in (({"source": "x", "tp": 0}, "tp"), ({"source": "x", "dtype": "int3"}, "dtype"), ({}, "source")):
+        refused = operator.post("/farm/models/load", json=body)
+        assert refused.status_code == 400 and param in refused.json()["error"]["message"], body
+    wrong = operator.post("/farm/models/load", json={"source": "x", "devices": "tpu"})
+    assert (wrong.status_code, "'tpu'" in wrong.json()["error"]["message"]) == (400, True)
+    assert operator.post("/farm/models/unload", json={"model": "other"}).status_code == 200
+    assert operator.post("/farm/models/reload", json={"model": "other"}).json()["error"]["code"] == "invalid_setting"
+    assert operator.post("/farm/models/unload", json={"model": "none"}).json()["error"]["code"] == "model_not_found"
+    spec = catalog.get_spec(redis_client, "other")
+    assert spec is not None and spec.unload
+    catalog.forget(redis_client, spec)
+
+
+def test_requests_are_seen_and_ended(
+    operator: httpx.Client, guarded: ApiProcess, leader: ScriptedLeader, redis_client: SyncRedis
+) -> None:
+    """Whosever they are: waiting or running, with tenant and age; the client learns that its answer was cancelled."""
+    leader.pause()
+    secret, answers = make(redis_client, tenant="ada"), []
+
+    def ask() -> None:
+        url, headers = f"{guarded.url}/v1/chat/completions", {"x-api-key": secret}
+        answers.append(httpx.post(url, json=chat("x"), headers=headers, timeout=40))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    [running] = until(lambda: [one for one in _open(operator) if one["state"] == "running"])
+    assert (running["model"], running["tenant"], running["cancelled"]) == ("tiny", "ada", False)
+    assert 0 <= running["age_ms"] < 40_000 and running["prompt_tokens"] > 0 and running["replica"] == "r0"
+    assert _open(operator, tenant="eve") == []
+    ended = operator.post("/farm/requests/cancel", json={"id": running["id"]}).json()
+    assert ended["done"].endswith("ends with its next step.")
+    leader.resume()
+    thread.join()
+    assert answers[0].json()["error"]["code"] == "request_cancelled"
+    assert _open(operator) == []
+    assert operator.post("/farm/requests/cancel", json={"id": "none"}).status_code == 404
+
+
+def _open(operator: httpx.Client, **query: str) -> list[dict[str, Any]]:
+    return operator.get("/farm/requests", params=query).json()["data"]
+
+
+@pytest.fixture
+def letter(redis_client: SyncRedis) -> Iterator[Callable[[str], None]]:
+    """Buries a request of a model that has no other life."""
+    catalog.put_spec(redis_client, ModelSpec(name="grave", source="s"))
+    lease = run(redis_client, acquire("grave", "r0", "host/1", 1))
+    assert lease is not None
+
+    def bury(rid: str) -> None:
+        params = GenerationRequest(prompt=[7, 8], sampling=Sampling(max_tokens=5))
+        run(redis_client, requests.enqueue(Enqueue(rid=rid, model="grave", params=params, tenant="t")))
+        run(redis_client, requests.claim(lease, 1, 100, adopt=False))
+        assert run(redis_client, requests.bury(lease, rid, "crashed its group alone"))
+
+    yield bury
+    spec = catalog.get_spec(redis_client, "grave")
+    assert spec is not None
+    catalog.forget(redis_client, spec)
+
+
+def test_dead_letters(operator: httpx.Client, letter: Callable[[str], None], redis_client: SyncRedis) -> None:
+    """Listed with their cause, shown with all that reproduces them, tried again, dropped."""
+    letter("one")
+    letter("two")
+    listed = operator.get("/farm/dead", params={"model": "grave"}).json()["data"]
+    assert {one["id"]: one["cause"] for one in listed} == dict.fromkeys(("one", "two"), "crashed its group alone")
+    assert operator.get("/farm").json()["dead_letters"] == {"grave": 2}
+    shown = operator.get("/farm/dead/one", params={"model": "grave"}).json()
+    assert shown["params"]["prompt"] == [7, 8]
+    again = operator.post("/farm/dead/retry", json={"model": "grave", "id": "one"}).json()["id"]
+    assert redis_client.hget(f"furrow:{{grave}}:req:{again}", "state") == "queued"
+    assert operator.post("/farm/dead/drop", json={"model": "grave", "id": "two"}).status_code == 200
+    assert operator.get("/farm/dead").json()["data"] == []
+    assert operator.get("/farm/dead/two", params={"model": "grave"}).status_code == 404
+
+
+def test_keys_over_http(operator: httpx.Client, guarded: ApiProcess, leader: ScriptedLeader) -> None:
+    """A key is made with its secret shown once, limited, and revoked; its own usage it sees itself."""
+    made = operator.post("/farm/keys", json={"name": "bob", "rpm": 100})
+    assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
+    secret, key_id = made.json()["secret"], made.json()["id"]
+    headers = {"x-api-key": secret}
+    answer = httpx.post(f"{guarded.url}/v1/chat/completions", json=chat("x"), headers=headers, timeout=40)
+    usage = answer.json()["usage"]
+    own = until(lambda: httpx.get(f"{guarded.url}/v1/usage", headers=headers).json()["data"])
+    assert [(one["requests"], one["prompt_tokens"], one["completion_tokens"]) for one in own] == [
+        (1, usage["prompt_tokens"], usage["completion_tokens"])
+    ]
+    assert operator.get("/farm/usage", params={"key": "bob", "days": 1}).json()["data"] == own
+    assert operator.post("/farm/keys/limits", json={"key": "bob", "rpm": 7}).json()["rpm"] == 7
+    assert operator.post("/farm/keys/limits", json={"key": "bob"}).status_code == 400
+    assert operator.post("/farm/keys", json={"priority_cap": "urgent"}).status_code == 400
+    assert operator.post("/farm/keys/revoke", json={"key": key_id}).json()["state"] == "revoked"
+    assert operator.post("/farm/keys/revoke", json={"key": "nobody"}).status_code == 404
+    text = operator.get("/farm/keys").text
+    assert key_id in text and secret not in text and access.hash_secret(secret) not in text
+    until(lambda: httpx.get(f"{guarded.url}/v1/usage", headers=headers).status_code == 401, 10)
+
+
+def test_usage_needs_a_key_and_a_bound(http: httpx.Client, operator: httpx.Client) -> None:
+    """Nothing is counted for those who bring none; more days than are kept are refused."""
+    assert http.get("/v1/usage").json()["error"]["code"] == "no_api_key"
+    assert operator.get("/v1/usage", params={"days": 0}).json()["error"]["param"] == "days"
+
+
+def test_hosts_and_replicas_drain(operator: httpx.Client, redis_client: SyncRedis) -> None:
+    """What is wanted of them stands in Redis afterwards; unknown ones are named."""
+    farm.beat_host(redis_client, Host("beta"), pid=1, memory_bytes=1)
+    spec = ModelSpec(name="moving", source="s")
+    farm.assign(redis_client, "beta", Assignment(spec=spec, replica="r0", ranks=[0], devices=["cpu"]))
+    assert operator.post("/farm/hosts/drain", json={"host": "beta"}).status_code == 200
+    assert farm.drained_hosts(redis_client) == {"beta"}
+    assert operator.post("/farm/hosts/drain", json={"host": "beta", "undo": True}).status_code == 200
+    assert farm.drained_hosts(redis_client) == set()
+    assert operator.post("/farm/hosts/drain", json={"host": "nowhere"}).json()["error"]["param"] == "host"
+    assert operator.post("/farm/replicas/drain", json={"model": "moving", "replica": "r0"}).status_code == 200
+    assert [one.withdrawn for one in farm.assignments(redis_client, "beta")] == [True]
+    assert operator.post("/farm/replicas/drain", json={"model": "moving", "replica": "r9"}).status_code == 400
+    hosts = {host["id"]: host["replicas"] for host in operator.get("/farm/hosts").json()["data"]}
+    assert hosts["beta"] == ["moving:r0"]
+    farm.remove_assignment(redis_client, "beta", "moving", "r0")

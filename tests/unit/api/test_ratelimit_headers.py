@@ -1,0 +1,58 @@
+"""x-ratelimit headers as OpenAI sends them."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.access.headers import duration, ratelimit_headers
+from api.access.limiter import estimate
+from control.access import Allowance, mint
+from control.errors import RequestTooLarge
+from control.messages import GenerationRequest, Sampling
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0s"),
+        (17, "17ms"),
+        (1000, "1s"),
+        (8640, "8.64s"),
+        (60_000, "1m0s"),
+        (360_000, "6m0s"),
+        (90_951, "1m30.951s"),
+        (3_603_250, "1h0m3.25s"),
+    ],
+)
+def test_durations(ms: int, text: str) -> None:
+    """As Go writes them."""
+    assert duration(ms) == text
+
+
+def test_only_limits_that_there_are() -> None:
+    """A key without a limit on tokens tells nothing of tokens."""
+    assert ratelimit_headers(Allowance(60, 59, 1000, 0, 0, 0)) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1s",
+    }
+
+
+def member(prompt: int, max_tokens: int, n: int = 1) -> GenerationRequest:
+    return GenerationRequest(prompt=[1] * prompt, sampling=Sampling(max_tokens=max_tokens, n=n))
+
+
+def test_the_estimate() -> None:
+    """Prompts and what each choice may write, up to a bound; never more than the limit itself."""
+    key, _ = mint(tpm=10_000)
+    assert estimate(key, [member(10, 50, 2), member(5, 7)]) == 15 + 107
+    assert estimate(key, [member(10, 100_000)]) == 10 + 1024
+    assert estimate(key, [member(9_999, 100)]) == 10_000
+
+
+def test_what_can_never_pass() -> None:
+    """A prompt, or a list of prompts, beyond what a minute allows."""
+    with pytest.raises(RequestTooLarge, match="10001 tokens"):
+        estimate(mint(tpm=10_000)[0], [member(10_001, 1)])
+    with pytest.raises(RequestTooLarge, match="3 prompts"):
+        estimate(mint(rpm=2)[0], [member(1, 1)] * 3)

@@ -1,0 +1,1 @@
+"""Products and whole forwards in C++, compiled for the processor they run on."""

@@ -1,0 +1,150 @@
+// Attention of a step's tokens over the slabs of their sequences, a key-value head at a time.
+//
+// Keys are taken LANES positions at once, turned so that a vector holds one dimension of all of them. Every sum runs over
+// the dimensions, or over the positions, in order; so what a token gets depends on its own sequence only, and is the same
+// in a chunk of a prompt as alone.
+#pragma once
+
+#include "layer.h"
+#include "simd.h"
+
+namespace furrow {
+
+constexpr int QUERIES = 8;         // that meet a vector of keys at once
+constexpr int64_t TOKENS = 16;     // of a chunk, whose heads share the work of turning keys
+constexpr int WIDEST = LANES / 2;  // vectors of a value that are summed at once, for two heads
+
+// What one thread works on: `tokens` of one sequence, and the heads that share the key-value head `shared`.
+struct Task {
+  const float* keys;  // of this layer and head: (positions, head_dim)
+  const float* values;
+  const float* queries;  // of the first token and head; heads lie side by side, tokens `stride` apart
+  float* out;            // likewise, `out_stride` apart
+  int64_t stride, out_stride, dim, heads, tokens;
+  int64_t position;  // of the first token
+  int64_t window;    // 0: sees everything
+  float scale;
+};
+
+inline int64_t first_seen(const Task& task, int64_t token) {
+  return task.window ? std::max<int64_t>(0, task.position + token + 1 - task.window) : 0;
+}
+
+// scores[i] (LANES) of `COUNT` queries, scaled before, against LANES keys that were turned.
+template <int COUNT>
+void score(const float* turned, const float* const* queries, int64_t dim, float* const* scores) {
+  Floats sums[COUNT];
+#pragma GCC unroll 8
+  for (int i = 0; i < COUNT; ++i) sums[i] = all(0.0f);
+  for (int64_t at = 0; at < dim; ++at) {
+    const Floats keys = load(turned + at * LANES);
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; ++i) sums[i] = fma(all(queries[i][at]), keys, sums[i]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < COUNT; ++i) store(scores[i], sums[i]);
+}
+
+inline void turn(const float* keys, int64_t dim, float* turned) {
+  Floats rows[LANES];
+  for (int64_t at = 0; at < dim; at += LANES) {
+    for (int row = 0; row < LANES; ++row) rows[row] = load(keys + row * dim + at);
+    transpose(rows);
+    for (int row = 0; row < LANES; ++row) store(turned + (at + row) * LANES, rows[row]);
+  }
+}
+
+// Scores become weights that add up to one; `positions` of them from `front` on are seen, the others of `room` get 0.
+inline void soften(float* scores, int64_t front, int64_t positions, int64_t room) {
+  for (int64_t i = 0; i < front; ++i) scores[i] = -INFINITY;
+  for (int64_t i = front + positions; i < room; ++i) scores[i] = -INFINITY;
+  Floats most = load(scores);
+  for (int64_t i = LANES; i < room; i += LANES) most = larger(most, load(scores + i));
+  const Floats top = all(largest(most));
+  Floats total = all(0.0f);
+  for (int64_t i = 0; i < room; i += LANES) {
+    const Floats weight = exponential(load(scores + i) - top);
+    store(scores + i, weight);
+    total = total + weight;
+  }
+  const Floats share = all(1.0f / sum(total));
+  for (int64_t i = 0; i < room; i += LANES) store(scores + i, load(scores + i) * share);
+}
+
+// out[i] (HEADS × WIDTH vectors) = Σ weights[i][position] · values[position].
+template <int HEADS, int WIDTH>
+void mix(const float* values, int64_t dim, int64_t positions, const float* const* weights, float* const* out) {
+  Floats sums[HEADS][WIDTH];
+#pragma GCC unroll 16
+  for (int i = 0; i < HEADS * WIDTH; ++i) sums[i / WIDTH][i % WIDTH] = all(0.0f);
+  for (int64_t position = 0; position < positions; ++position, values += dim) {
+#pragma GCC unroll 16
+    for (int i = 0; i < HEADS * WIDTH; ++i) {
+      Floats& total = sums[i / WIDTH][i % WIDTH];
+      total = fma(all(weights[i / WIDTH][position]), load(values + i % WIDTH * LANES), total);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < HEADS * WIDTH; ++i) store(out[i / WIDTH] + i % WIDTH * LANES, sums[i / WIDTH][i % WIDTH]);
+}
+
+template <int HEADS, int WIDTH>
+void mix_from(int64_t at, const Task& task, const float* values, int64_t positions, const float* const* weights,
+              float* const* out) {
+  if constexpr (WIDTH > 0) {
+    for (; at + WIDTH * LANES <= task.dim; at += WIDTH * LANES) {
+      float* places[HEADS];
+      for (int i = 0; i < HEADS; ++i) places[i] = out[i] + at;
+      mix<HEADS, WIDTH>(values + at, task.dim, positions, weights, places);
+    }
+    mix_from<HEADS, WIDTH / 2>(at, task, values, positions, weights, out);
+  }
+}
+
+// `scratch`: QUERIES · … see `attention_scratch`.
+inline void attend(const Task& task, float* scratch) {
+  const int64_t last = task.position + task.tokens;  // positions that the last token sees
+  const int64_t start = first_seen(task, 0) / LANES * LANES, room = (last - start + LANES - 1) / LANES * LANES;
+  const int64_t queries = task.heads * task.tokens;
+  float *turned = scratch, *asked = turned + task.dim * LANES, *scores = asked + queries * task.dim;
+  for (int64_t query = 0; query < queries; ++query) {
+    const float* from = task.queries + query / task.heads * task.stride + query % task.heads * task.dim;
+    for (int64_t at = 0; at < task.dim; ++at) asked[query * task.dim + at] = from[at] * task.scale;
+  }
+  using Score = void (*)(const float*, const float* const*, int64_t, float* const*);
+  static constexpr Score by_count[] = {score<1>, score<2>, score<3>, score<4>, score<5>, score<6>, score<7>, score<8>};
+  for (int64_t block = 0; block < room; block += LANES) {
+    turn(task.keys + (start + block) * task.dim, task.dim, turned);
+    for (int64_t query = 0; query < queries; query += QUERIES) {
+      const int64_t count = std::min<int64_t>(QUERIES, queries - query);
+      const float* from[QUERIES];
+      float* to[QUERIES];
+      for (int64_t i = 0; i < count; ++i)
+        from[i] = asked + (query + i) * task.dim, to[i] = scores + (query + i) * room + block;
+      by_count[count - 1](turned, from, task.dim, to);
+    }
+  }
+  for (int64_t token = 0; token < task.tokens; ++token) {
+    const int64_t first = first_seen(task, token), seen = task.position + token + 1 - first;
+    for (int64_t head = 0; head < task.heads; ++head)
+      soften(scores + (token * task.heads + head) * room, first - start, seen, room);
+    const float* values = task.values + first * task.dim;
+    for (int64_t head = 0; head < task.heads; head += 2) {
+      const float* weights = scores + (token * task.heads + head) * room + first - start;
+      const float* pair[] = {weights, weights + room};
+      float* out = task.out + token * task.out_stride + head * task.dim;
+      float* places[] = {out, out + task.dim};
+      if (head + 1 < task.heads)
+        mix_from<2, WIDEST>(0, task, values, seen, pair, places);
+      else
+        mix_from<1, WIDEST>(0, task, values, seen, pair, places);
+    }
+  }
+}
+
+// Floats that a thread needs for tasks of `tokens` that see at most `positions`.
+inline int64_t attention_scratch(int64_t dim, int64_t heads, int64_t tokens, int64_t positions) {
+  return dim * LANES + heads * tokens * (dim + positions + 2 * LANES);
+}
+
+}  // namespace furrow

@@ -1,0 +1,66 @@
+// What Python says of a model: flat structs of numbers and addresses (layout.py has the same). Nothing here owns memory.
+#pragma once
+
+#include <cstdint>
+
+namespace furrow {
+
+enum Kind : int32_t { FLOAT32, BFLOAT16, FLOAT16, INT8 };
+
+// y = x · Wᵀ + b, or without the bias where it is null.
+struct Linear {
+  const void* weights;  // packed: see product.h
+  const float* scales;  // INT8: by output, what a product of integers is worth
+  const int32_t* sums;  // INT8: by output, what OFFSET (simd.h) adds to each sum of products
+  const float* bias;
+  int64_t inputs, outputs;
+  Kind kind;
+};
+
+struct Norm {
+  const float* weight;  // null: none
+  float epsilon;
+};
+
+struct Layer {
+  Norm before_attention, before_feed_forward, query, key;
+  Linear query_key_value, attention_out, gate_up, down;
+  int64_t window;  // positions that a token sees, itself included; 0: all
+};
+
+// Sums `count` floats over the ranks, in place. Anything but 0 is a failure.
+using Reduce = int (*)(void* group, float* data, int64_t count);
+
+struct Model {
+  const Layer* layers;
+  int64_t depth, hidden, heads, shared_heads, head_dim, inner;
+  const float* frequencies;  // head_dim / 2: the rotary embedding's
+  float rotary_scale, attention_scale;
+  Norm last;
+  Linear head;
+};
+
+// The tokens that one sequence adds, `count` of them from position `offset` on, and where its keys and values are.
+struct Span {
+  float* keys;           // of the first layer: (shared heads, capacity, head_dim)
+  int64_t values;        // from a layer's keys to its values, in floats
+  int64_t layer_stride;  // from a layer's keys to the next one's
+  int64_t head_stride;   // capacity · head_dim
+  int64_t first, count;  // its tokens among the batch's
+  int64_t offset;
+};
+
+struct Batch {
+  const Span* spans;
+  int64_t span_count;
+  const int64_t* positions;  // by token
+  float* hidden;             // (tokens, hidden): the embedded tokens; overwritten
+  int64_t tokens;
+  const int64_t* sampled;    // tokens whose logits are asked for
+  int64_t sampled_count;
+  float* logits;             // (sampled, vocabulary)
+  Reduce reduce;             // null: this rank has all of every layer
+  void* group;
+};
+
+}  // namespace furrow

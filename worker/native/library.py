@@ -1,0 +1,126 @@
+"""The compiled library, and its structs: layer.h has the same."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+import structlog
+import torch
+
+from worker import compiled
+
+log = structlog.get_logger()
+
+SOURCE = Path(__file__).with_name("native.cpp")
+SWITCH = "FURROW_NATIVE"
+"""0 in the environment leaves everything to torch."""
+
+FLOAT32, BFLOAT16, FLOAT16, INT8 = range(4)
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.int8: INT8}
+
+
+class Linear(ctypes.Structure):
+    _fields_ = [
+        ("weights", c_void_p),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("kind", c_int32),
+    ]
+
+
+class Norm(ctypes.Structure):
+    _fields_ = [("weight", c_void_p), ("epsilon", c_float)]
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [
+        ("before_attention", Norm),
+        ("before_feed_forward", Norm),
+        ("query", Norm),
+        ("key", Norm),
+        ("query_key_value", Linear),
+        ("attention_out", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("window", c_int64),
+    ]
+
+
+class Model(ctypes.Structure):
+    _fields_ = [
+        ("layers", c_void_p),
+        ("depth", c_int64),
+        ("hidden", c_int64),
+        ("heads", c_int64),
+        ("shared_heads", c_int64),
+        ("head_dim", c_int64),
+        ("inner", c_int64),
+        ("frequencies", c_void_p),
+        ("rotary_scale", c_float),
+        ("attention_scale", c_float),
+        ("last", Norm),
+        ("head", Linear),
+    ]
+
+
+class Span(ctypes.Structure):
+    _fields_ = [
+        ("keys", c_void_p),
+        ("values", c_int64),
+        ("layer_stride", c_int64),
+        ("head_stride", c_int64),
+        ("first", c_int64),
+        ("count", c_int64),
+        ("offset", c_int64),
+    ]
+
+
+class Batch(ctypes.Structure):
+    _fields_ = [
+        ("spans", c_void_p),
+        ("span_count", c_int64),
+        ("positions", c_void_p),
+        ("hidden", c_void_p),
+        ("tokens", c_int64),
+        ("sampled", c_void_p),
+        ("sampled_count", c_int64),
+        ("logits", c_void_p),
+        ("reduce", c_void_p),
+        ("group", c_void_p),
+    ]
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled library; None where it can't be compiled, or isn't wanted."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    loaded = compiled.library(SOURCE, for_this_processor=True)
+    if loaded is not None:
+        address, number = c_void_p, c_int64
+        loaded.furrow_pool.argtypes, loaded.furrow_pool.restype = [c_int32], c_void_p
+        loaded.furrow_pool_end.argtypes, loaded.furrow_pool_end.restype = [address], None
+        loaded.furrow_pack.argtypes, loaded.furrow_pack.restype = [address] * 3 + [number] * 2, None
+        loaded.furrow_look_up.argtypes, loaded.furrow_look_up.restype = [address, address, number, address], None
+        loaded.furrow_product.argtypes = [address, address, address, number, address, address]
+        loaded.furrow_product.restype = None
+        loaded.furrow_product_room.argtypes, loaded.furrow_product_room.restype = [address, number], number
+        loaded.furrow_step_room.argtypes, loaded.furrow_step_room.restype = [address] * 3, number
+        loaded.furrow_step.argtypes = [address] * 4
+    return loaded
+
+
+class Threads:
+    """The threads of one model, as many as torch has here when this is made."""
+
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        self.library, self.count = loaded, torch.get_num_threads()
+        self.address: int = loaded.furrow_pool(self.count)
+
+    def __del__(self) -> None:
+        self.library.furrow_pool_end(self.address)

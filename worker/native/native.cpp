@@ -1,0 +1,44 @@
+// A rank's products and forwards on this processor, as Python calls them (library.py).
+
+#include "packing.h"
+#include "step.h"
+
+using namespace furrow;
+
+extern "C" {
+
+int32_t furrow_panel() { return PANEL; }
+
+Pool* furrow_pool(int32_t threads) { return new Pool(threads); }
+void furrow_pool_end(Pool* pool) { delete pool; }
+
+void furrow_pack(Pool* pool, const Linear* linear, const void* rows, int64_t count, int64_t first) {
+  pool->run([=, layer = *linear](Hand& hand) { pack(hand, layer, rows, count, first); });
+}
+
+void furrow_look_up(const Linear* linear, const int64_t* ids, int64_t count, float* out) {
+  look_up(*linear, ids, count, out);
+}
+
+// `room`: bytes as furrow_product_room says.
+void furrow_product(Pool* pool, const Linear* linear, const float* x, int64_t rows, float* out, char* room) {
+  const int64_t bytes = (rows * byte_stride(linear->inputs) + LANES + 63) / 64 * 64;
+  const Quantized quantized{reinterpret_cast<uint8_t*>(room), reinterpret_cast<float*>(room + bytes)};
+  pool->run([=, layer = *linear](Hand& hand) { product(hand, layer, x, rows, out, false, quantized); });
+}
+
+int64_t furrow_product_room(const Linear* linear, int64_t rows) {
+  if (linear->kind != INT8) return 0;
+  return rows * (byte_stride(linear->inputs) + static_cast<int64_t>(sizeof(float))) + LANES + 64;
+}
+
+int64_t furrow_step_room(Pool* pool, const Model* model, const Batch* batch) {
+  return Scratch(nullptr, *model, *batch, pool->threads()).bytes();
+}
+
+int furrow_step(Pool* pool, const Model* model, const Batch* batch, char* room) {
+  const auto step = std::make_shared<Step>(*model, *batch, room, pool->threads());
+  pool->run([step](Hand& hand) { step->forward(hand); });
+  return step->failure();
+}
+}

@@ -1,0 +1,188 @@
+// The threads of a rank, and how they share a job.
+//
+// A job is the same code on every thread: a row of phases, each cut into pieces. Whoever is free takes the next piece of
+// the phase, and a phase is over when its pieces are done, not when the threads have come. So a thread that was not given
+// a processor holds nobody up, unless it stopped in the middle of a piece; when it runs again it finds the phases over
+// and skips them. The caller is one of the threads, and could do all by itself.
+#pragma once
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace furrow {
+
+constexpr int SPINS = 2000;                   // some 30 µs: what is waited for takes less where nobody else wants the processor
+constexpr int64_t PATIENCE_NS = 2'000'000;    // after which a thread leaves the rest of a job to the others
+
+class Pool;
+
+// One thread's place in a job.
+class Hand {
+ public:
+  Hand(Pool& pool, int thread, uint32_t phase) : thread(thread), pool_(pool), phase_(phase) {}
+
+  // `part(from, to)` for pieces of 0 … count, by whoever is free; it returns when all are done. The numbers must be the
+  // same on every thread. A thread that has given up returns at once, from this and all that follow.
+  template <typename Part>
+  void each(int64_t count, int64_t piece, const Part& part);
+
+  const int thread;
+
+ private:
+  friend class Pool;
+
+  Pool& pool_;
+  uint32_t phase_;
+  bool gone_ = false;
+};
+
+using Job = std::function<void(Hand&)>;
+
+class Pool {
+ public:
+  explicit Pool(int threads) : threads_(std::max(1, threads)) {}
+
+  ~Pool() {
+    if (workers_.empty()) return;
+    if (getpid() == owner_) {
+      post(nullptr);
+      for (std::thread& worker : workers_) worker.join();
+    } else {
+      leave_behind();
+    }
+  }
+
+  int threads() const { return threads_; }
+
+  // Others may come late to a job, or still be on their way out of it when this returns: it must own what it reads
+  // outside of its pieces.
+  void run(Job job) {
+    const std::lock_guard<std::mutex> one_at_a_time(busy_);
+    if (threads_ > 1) {
+      start();
+      post(std::make_shared<Posted>(Posted{std::move(job), phase()}));
+    } else {
+      current_ = std::make_shared<Posted>(Posted{std::move(job), 0});
+    }
+    Hand caller(*this, 0, current_->phase);
+    current_->job(caller);
+  }
+
+ private:
+  friend class Hand;
+
+  struct Posted {
+    Job job;
+    uint32_t phase;  // its first one
+  };
+
+  uint32_t phase() const { return static_cast<uint32_t>(turn_.load(std::memory_order_acquire) >> 32); }
+
+  // The next piece of the phase, or -1 where there is none left, or the phase is over.
+  int64_t take(uint32_t phase, int64_t pieces) {
+    uint64_t turn = turn_.load(std::memory_order_acquire);
+    while (turn >> 32 == phase && static_cast<int64_t>(turn & UINT32_MAX) < pieces)
+      if (turn_.compare_exchange_weak(turn, turn + 1, std::memory_order_acq_rel)) return turn & UINT32_MAX;
+    return -1;
+  }
+
+  void done(uint32_t phase, int64_t pieces) {
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 < pieces) return;
+    done_.store(0, std::memory_order_relaxed);
+    turn_.store(static_cast<uint64_t>(phase + 1) << 32, std::memory_order_release);
+  }
+
+  // Whether the phase was over in time; the caller of a job waits as long as it takes.
+  bool over(uint32_t current, bool patient) {
+    for (int spin = 0; spin < SPINS; ++spin, __builtin_ia32_pause())
+      if (phase() != current) return true;
+    for (const int64_t begun = now(); phase() == current; sched_yield())
+      if (!patient && now() - begun > PATIENCE_NS) return false;
+    return true;
+  }
+
+  static int64_t now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+  }
+
+  // The threads start with the first job, and anew in a forked child, where there are none.
+  void start() {
+    if (!workers_.empty() && getpid() == owner_) return;
+    leave_behind();
+    owner_ = getpid();
+    sleepers_ = 0;
+    sigset_t every, before;  // signals are for the thread that Python's handlers run in
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    for (int thread = 1; thread < threads_; ++thread) workers_.emplace_back(&Pool::work, this, thread, rounds_.load());
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  // Of threads that only a parent has nothing may be touched.
+  void leave_behind() { new std::vector<std::thread>(std::exchange(workers_, {})); }
+
+  void post(std::shared_ptr<Posted> job) {
+    std::atomic_store(&current_, std::move(job));
+    rounds_.fetch_add(1);
+    if (sleepers_.load()) futex(FUTEX_WAKE, INT_MAX);
+  }
+
+  void work(int thread, uint32_t round) {
+    while (true) {
+      for (int spin = 0; spin < SPINS && rounds_.load(std::memory_order_acquire) == round; ++spin) __builtin_ia32_pause();
+      sleepers_.fetch_add(1);
+      while (rounds_.load() == round) futex(FUTEX_WAIT, round);
+      sleepers_.fetch_sub(1);
+      round = rounds_.load();
+      const std::shared_ptr<Posted> posted = std::atomic_load(&current_);
+      if (!posted) return;
+      Hand hand(*this, thread, posted->phase);
+      posted->job(hand);
+    }
+  }
+
+  void futex(int operation, uint32_t value) {
+    syscall(SYS_futex, &rounds_, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
+  }
+
+  const int threads_;
+  pid_t owner_ = 0;
+  std::mutex busy_;
+  std::vector<std::thread> workers_;
+  std::shared_ptr<Posted> current_;
+  alignas(64) std::atomic<uint32_t> rounds_{0};
+  std::atomic<int32_t> sleepers_{0};
+  alignas(64) std::atomic<uint64_t> turn_{0};  // the phase that is under way, and below it the next piece
+  alignas(64) std::atomic<int64_t> done_{0};
+};
+
+template <typename Part>
+void Hand::each(int64_t count, int64_t piece, const Part& part) {
+  if (pool_.threads() == 1) return part(0, count);
+  if (gone_ || count == 0) return;
+  const int64_t pieces = (count + piece - 1) / piece;
+  for (int64_t number; (number = pool_.take(phase_, pieces)) >= 0; pool_.done(phase_, pieces))
+    part(number * piece, std::min(count, (number + 1) * piece));
+  gone_ = !pool_.over(phase_, thread == 0);
+  ++phase_;
+}
+
+}  // namespace furrow

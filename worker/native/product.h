@@ -1,0 +1,173 @@
+// y = x · Wᵀ for any number of rows, with weights in four kinds of numbers. The sums of a row are taken in one order,
+// whatever rows are beside it: its bits never depend on its company.
+//
+// Weights lie in panels of PANEL outputs: for each input, or group of four bytes, what all of the panel's outputs have
+// for it, side by side. So one input meets a whole vector of weights, nothing is summed across a vector, and weights are
+// read once, from front to back, for as many rows as have room in registers.
+#pragma once
+
+#include <array>
+
+#include "layer.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace furrow {
+
+constexpr int64_t PANEL = 2 * LANES;
+constexpr int TILE = LANES == 16 ? 8 : 6;  // rows: 2 · TILE sums, two weights and one input fill the registers
+constexpr int64_t PIECE_BYTES = 64 * 1024;  // of weights, for a thread at a time
+
+inline int64_t panels(const Linear& linear) { return (linear.outputs + PANEL - 1) / PANEL; }
+
+// A kind of weights: `PER` of them are taken together, with one `Input`; `Sum` holds a vector of sums.
+struct Wide {
+  static constexpr int PER = 1;
+  using Input = float;
+  using Sum = Floats;
+  static Sum zero() { return all(0.0f); }
+  static Sum add(Input input, Floats weights, Sum sum) { return fma(all(input), weights, sum); }
+};
+struct Float32 : Wide {
+  using Stored = float;
+  static Floats read(const Stored* from) { return load(from); }
+};
+struct BFloat16 : Wide {
+  using Stored = uint16_t;
+  static Floats read(const Stored* from) { return load_bfloat(from); }
+};
+struct Float16 : Wide {
+  using Stored = uint16_t;
+  static Floats read(const Stored* from) { return load_half(from); }
+};
+struct Int8 {
+  static constexpr int PER = 4;
+  using Stored = int8_t;
+  using Input = int32_t;  // four bytes
+  using Sum = Ints;
+  static Sum zero() { return all(0); }
+  static Ints read(const Stored* from) { return load(from); }
+  static Sum add(Input inputs, Ints weights, Sum sum) { return dot4(all(inputs), weights, sum); }
+};
+
+// What is multiplied: `rows` of them, `stride` apart, counted in a kind's inputs. INT8: in bytes, with a scale for each.
+struct Rows {
+  const void* data;
+  const float* scales;
+  int64_t rows, stride;
+};
+
+inline Floats finished(Floats sum, const Linear& linear, int64_t output, float) {
+  return linear.bias ? sum + load(linear.bias + output) : sum;
+}
+
+inline Floats finished(Ints sum, const Linear& linear, int64_t output, float scale) {
+  if (OFFSET) sum = minus(sum, load(linear.sums + output));  // every activation was OFFSET too large
+  const Floats product = to_floats(sum) * load(linear.scales + output);
+  return linear.bias ? fma(product, all(scale), load(linear.bias + output)) : product * all(scale);
+}
+
+// Adds to what `out` holds where `add`. A panel may reach beyond the outputs.
+inline void put(float* out, Floats values, int64_t room, bool add) {
+  if (room >= LANES) return store(out, add ? load(out) + values : values);
+  float lanes[LANES];
+  store(lanes, values);
+  for (int64_t lane = 0; lane < room; ++lane) out[lane] = add ? out[lane] + lanes[lane] : lanes[lane];
+}
+
+template <typename K, int ROWS>
+void tile(const Linear& linear, const Rows& inputs, int64_t row, int64_t panel, float* out, bool add) {
+  const int64_t steps = (linear.inputs + K::PER - 1) / K::PER;
+  const auto* weights = static_cast<const typename K::Stored*>(linear.weights) + panel * steps * PANEL * K::PER;
+  const auto* values = static_cast<const typename K::Input*>(inputs.data) + row * inputs.stride;
+  typename K::Sum sums[ROWS][2];
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i) sums[i][0] = sums[i][1] = K::zero();
+  for (int64_t step = 0; step < steps; ++step, weights += PANEL * K::PER) {
+    const auto low = K::read(weights), high = K::read(weights + LANES * K::PER);
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i) {
+      sums[i][0] = K::add(values[i * inputs.stride + step], low, sums[i][0]);
+      sums[i][1] = K::add(values[i * inputs.stride + step], high, sums[i][1]);
+    }
+  }
+  const int64_t output = panel * PANEL;
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i) {
+    float* place = out + (row + i) * linear.outputs + output;
+    const float scale = inputs.scales ? inputs.scales[row + i] : 1.0f;
+    put(place, finished(sums[i][0], linear, output, scale), linear.outputs - output, add);
+    put(place + LANES, finished(sums[i][1], linear, output + LANES, scale), linear.outputs - output - LANES, add);
+  }
+}
+
+using Tile = void (*)(const Linear&, const Rows&, int64_t, int64_t, float*, bool);
+
+template <typename K, int... ROWS>
+constexpr std::array<Tile, sizeof...(ROWS)> tiles(std::integer_sequence<int, ROWS...>) {
+  return {tile<K, ROWS + 1>...};
+}
+
+// By kind, then by the number of rows less one.
+inline Tile tile_for(Kind kind, int64_t rows) {
+  using Counts = std::make_integer_sequence<int, TILE>;
+  static constexpr std::array<std::array<Tile, TILE>, 4> known = {
+      tiles<Float32>(Counts{}), tiles<BFloat16>(Counts{}), tiles<Float16>(Counts{}), tiles<Int8>(Counts{})};
+  return known[kind][rows - 1];
+}
+
+// One panel for all rows, in tiles of nearly equal size.
+inline void panel_product(const Linear& linear, const Rows& inputs, int64_t panel, float* out, bool add) {
+  const int64_t parts = (inputs.rows + TILE - 1) / TILE;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t from = inputs.rows * part / parts, to = inputs.rows * (part + 1) / parts;
+    tile_for(linear.kind, to - from)(linear, inputs, from, panel, out, add);
+  }
+}
+
+// A row's values as bytes in ± 127 of its own largest, and that largest; a row with NaN or infinity has NaN for it.
+inline void quantize(const float* row, int64_t count, int64_t room, uint8_t* bytes, float* scale) {
+  Floats most = all(0.0f), poison = all(0.0f);
+  float rest = 0.0f, spoilt = 0.0f;
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) {
+    most = larger(most, magnitude(load(row + at)));
+    poison = fma(load(row + at), all(0.0f), poison);
+  }
+  for (int64_t i = at; i < count; ++i) rest = std::max(rest, std::fabs(row[i])), spoilt += row[i] * 0.0f;
+  const float most_of_all = std::max({largest(most), rest, 1.17549435e-38f});
+  for (int64_t i = 0; i + LANES <= count; i += LANES)
+    store_bytes(bytes + i, plus(rounded(load(row + i) / all(most_of_all) * all(127.0f)), all(OFFSET)));
+  for (int64_t i = at; i < count; ++i)
+    bytes[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyintf(row[i] / most_of_all * 127.0f)) + OFFSET);
+  for (int64_t i = count; i < room; ++i) bytes[i] = OFFSET;
+  *scale = most_of_all + spoilt + sum(poison);
+}
+
+// Room for rows in the kind of numbers that a layer multiplies; floats stay where they are.
+struct Quantized {
+  uint8_t* bytes;
+  float* scales;
+};
+
+inline int64_t byte_stride(int64_t inputs) { return (inputs + 3) / 4 * 4; }
+
+// out (rows, outputs) = x (rows, inputs) · Wᵀ, by all threads; added to `out` where `add`.
+inline void product(Hand& hand, const Linear& linear, const float* x, int64_t rows, float* out, bool add, Quantized room) {
+  Rows inputs{x, nullptr, rows, linear.inputs};
+  if (linear.kind == INT8) {
+    const int64_t stride = byte_stride(linear.inputs);
+    hand.each(rows, 1, [&](int64_t from, int64_t to) {
+      for (int64_t row = from; row < to; ++row)
+        quantize(x + row * linear.inputs, linear.inputs, stride, room.bytes + row * stride, room.scales + row);
+    });
+    inputs = {room.bytes, room.scales, rows, stride / 4};
+  }
+  constexpr int64_t BYTES[] = {4, 2, 2, 1};
+  const int64_t piece = std::max<int64_t>(1, PIECE_BYTES / (PANEL * linear.inputs * BYTES[linear.kind]));
+  hand.each(panels(linear), piece, [&](int64_t from, int64_t to) {
+    for (int64_t panel = from; panel < to; ++panel) panel_product(linear, inputs, panel, out, add);
+  });
+}
+
+}  // namespace furrow

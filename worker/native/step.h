@@ -1,0 +1,185 @@
+// One forward of a whole batch: every thread runs all of it, and in each phase takes a part.
+#pragma once
+
+#include "attention.h"
+#include "product.h"
+#include "rows.h"
+
+namespace furrow {
+
+// What a step needs beside its inputs, laid out in one piece of memory. Without memory it only counts.
+class Scratch {
+ public:
+  Scratch(char* memory, const Model& model, const Batch& batch, int threads) : memory_(memory) {
+    const int64_t tokens = batch.tokens, most = std::max(tokens, batch.sampled_count);
+    const int64_t wide = (model.heads + 2 * model.shared_heads) * model.head_dim;
+    normed = take<float>(most * model.hidden);
+    projected = take<float>(tokens * wide);
+    attended = take<float>(tokens * model.heads * model.head_dim);
+    both = take<float>(tokens * 2 * model.inner);
+    gated = take<float>(tokens * model.inner);
+    turns = take<float>(tokens * model.head_dim);
+    const int64_t widest = std::max({model.hidden, model.heads * model.head_dim, model.inner});
+    quantized = {take<uint8_t>(most * byte_stride(widest) + LANES), take<float>(most)};
+    int64_t longest = 0;
+    for (int64_t i = 0; i < batch.span_count; ++i)
+      longest = std::max(longest, batch.spans[i].offset + batch.spans[i].count);
+    const int64_t heads = model.heads / model.shared_heads, together = std::min(tokens, TOKENS);
+    thread_floats_ = attention_scratch(model.head_dim, heads, together, longest);
+    attention_ = take<float>(thread_floats_ * threads);
+  }
+
+  float* attention(int thread) const { return attention_ + thread * thread_floats_; }
+  int64_t bytes() const { return used_; }
+
+  float *normed, *projected, *attended, *both, *gated, *turns;
+  Quantized quantized;
+
+ private:
+  template <typename T>
+  T* take(int64_t count) {
+    T* place = reinterpret_cast<T*>(memory_ + used_);
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return place;
+  }
+
+  char* memory_;
+  int64_t used_ = 0, thread_floats_ = 0;
+  float* attention_;
+};
+
+// A chunk's tokens, a few at a time, so that threads find enough to share.
+struct Piece {
+  Span span;
+  int64_t first, count;  // tokens within the span
+};
+
+// Copies of what says where things are: a thread that comes late still reads it when the step is over, and its caller's
+// structs may be gone.
+class Step {
+ public:
+  Step(const Model& model, const Batch& batch, char* memory, int threads)
+      : layers_(model.layers, model.layers + model.depth), model_(model), batch_(batch), scratch_(memory, model, batch, threads) {
+    for (int64_t i = 0; i < batch.span_count; ++i)
+      for (int64_t first = 0; first < batch.spans[i].count; first += TOKENS)
+        pieces_.push_back({batch.spans[i], first, std::min(TOKENS, batch.spans[i].count - first)});
+  }
+
+  // 0, or what `reduce` ended with.
+  int failure() const { return failure_.load(); }
+
+  void forward(Hand& hand) {
+    each_token(hand, [&](int64_t token) { angles(model_, batch_.positions[token], turns(token)); });
+    for (int64_t depth = 0; depth < model_.depth; ++depth) {
+      const Layer& layer = layers_[depth];
+      normalize_all(hand, layer.before_attention);
+      multiply(hand, layer.query_key_value, scratch_.normed, scratch_.projected);
+      each_span_token(hand, [&](const Span& span, int64_t token) { store_token(layer, depth, span, token); });
+      attend_all(hand, layer, depth);
+      add(hand, layer.attention_out, scratch_.attended);
+      if (failure_.load(std::memory_order_relaxed)) return;
+      normalize_all(hand, layer.before_feed_forward);
+      multiply(hand, layer.gate_up, scratch_.normed, scratch_.both);
+      each_token(hand, [&](int64_t token) {
+        gate(scratch_.both + token * 2 * model_.inner, model_.inner, scratch_.gated + token * model_.inner);
+      });
+      add(hand, layer.down, scratch_.gated);
+      if (failure_.load(std::memory_order_relaxed)) return;
+    }
+    hand.each(batch_.sampled_count, 1, [&](int64_t from, int64_t to) {
+      for (int64_t row = from; row < to; ++row)
+        normalize(model_.last, hidden(batch_.sampled[row]), model_.hidden, scratch_.normed + row * model_.hidden);
+    });
+    product(hand, model_.head, scratch_.normed, batch_.sampled_count, batch_.logits, false, scratch_.quantized);
+  }
+
+ private:
+  float* hidden(int64_t token) const { return batch_.hidden + token * model_.hidden; }
+  float* turns(int64_t token) const { return scratch_.turns + token * model_.head_dim; }
+  int64_t width() const { return (model_.heads + 2 * model_.shared_heads) * model_.head_dim; }
+
+  template <typename Work>
+  void each_token(Hand& hand, const Work& work) {
+    hand.each(batch_.tokens, 1, [&](int64_t from, int64_t to) {
+      for (int64_t token = from; token < to; ++token) work(token);
+    });
+  }
+
+  template <typename Work>
+  void each_span_token(Hand& hand, const Work& work) {
+    hand.each(pieces_.size(), 1, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i)
+        for (int64_t token = 0; token < pieces_[i].count; ++token)
+          work(pieces_[i].span, pieces_[i].first + token);
+    });
+  }
+
+  void normalize_all(Hand& hand, const Norm& norm) {
+    each_token(hand, [&](int64_t token) {
+      normalize(norm, hidden(token), model_.hidden, scratch_.normed + token * model_.hidden);
+    });
+  }
+
+  void multiply(Hand& hand, const Linear& linear, const float* x, float* out) {
+    product(hand, linear, x, batch_.tokens, out, false, scratch_.quantized);
+  }
+
+  // What the ranks' parts of a product sum up to, onto the hidden rows.
+  void add(Hand& hand, const Linear& linear, const float* x) {
+    if (!batch_.reduce) return product(hand, linear, x, batch_.tokens, batch_.hidden, true, scratch_.quantized);
+    multiply(hand, linear, x, scratch_.normed);
+    hand.each(1, 1, [&](int64_t, int64_t) {
+      failure_ = batch_.reduce(batch_.group, scratch_.normed, batch_.tokens * model_.hidden);
+    });
+    each_token(hand, [&](int64_t token) {
+      const float* sum = scratch_.normed + token * model_.hidden;
+      for (int64_t i = 0; i < model_.hidden; ++i) hidden(token)[i] += sum[i];
+    });
+  }
+
+  // Norms and turns a token's queries and keys, and puts keys and values where they stay.
+  void store_token(const Layer& layer, int64_t depth, const Span& span, int64_t number) {
+    const int64_t token = span.first + number, dim = model_.head_dim;
+    float* row = scratch_.projected + token * width();
+    float* keys = span.keys + depth * span.layer_stride + (span.offset + number) * dim;
+    for (int64_t head = 0; head < model_.heads + model_.shared_heads; ++head, row += dim) {
+      const bool query = head < model_.heads;
+      const Norm& norm = query ? layer.query : layer.key;
+      if (norm.weight) normalize(norm, row, dim, row);
+      rotate(row, turns(token), dim);
+      if (!query) std::memcpy(keys + (head - model_.heads) * span.head_stride, row, dim * sizeof(float));
+    }
+    for (int64_t head = 0; head < model_.shared_heads; ++head, row += dim)
+      std::memcpy(keys + span.values + head * span.head_stride, row, dim * sizeof(float));
+  }
+
+  void attend_all(Hand& hand, const Layer& layer, int64_t depth) {
+    const int64_t shared = model_.shared_heads;
+    hand.each(static_cast<int64_t>(pieces_.size()) * shared, 1, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i) attend(task(layer, depth, pieces_[i / shared], i % shared), scratch_.attention(hand.thread));
+    });
+  }
+
+  Task task(const Layer& layer, int64_t depth, const Piece& piece, int64_t shared) const {
+    const Span& span = piece.span;
+    const int64_t heads = model_.heads / model_.shared_heads, dim = model_.head_dim, token = span.first + piece.first;
+    const float* keys = span.keys + depth * span.layer_stride + shared * span.head_stride;
+    Task task{};
+    task.keys = keys, task.values = keys + span.values;
+    task.queries = scratch_.projected + token * width() + shared * heads * dim;
+    task.out = scratch_.attended + (token * model_.heads + shared * heads) * dim;
+    task.stride = width(), task.out_stride = model_.heads * dim;
+    task.dim = dim, task.heads = heads, task.tokens = piece.count;
+    task.position = span.offset + piece.first, task.window = layer.window, task.scale = model_.attention_scale;
+    return task;
+  }
+
+  const std::vector<Layer> layers_;
+  const Model model_;
+  const Batch batch_;
+  const Scratch scratch_;
+  std::vector<Piece> pieces_;
+  std::atomic<int> failure_{0};
+};
+
+}  // namespace furrow
