@@ -81,6 +81,9 @@ class _Choice:
             said, stopped = self._text(self._detokenizer.push(entry.token))
             if entry.logprobs is not None:
                 self._waiting.append(ScoredToken(entry.token, entry.logprobs, start, self._produced))
+        elif entry.token is not None and entry.logprobs is not None and self._view.echo:
+            # Whoever scores an echoed prompt takes it for granted that each generated token has its entry, the end too.
+            self._waiting.append(ScoredToken(entry.token, entry.logprobs, self._produced, self._produced))
         if entry.finish is not None and not stopped:
             rest, stopped = self._text(self._detokenizer.flush())
             said += rest if stopped else rest + self._stops.flush()

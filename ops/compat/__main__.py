@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from control import logs
+from control.cli.options import model_source
 from control.errors import FurrowError, SettingsError
 from control.messages import ModelSpec
 from ops.compat import environments
@@ -79,7 +80,7 @@ def _farm(base_url: str | None) -> Iterator[str]:
         return
     from ops.bench.farm import private_farm  # only here: it needs all of a farm
 
-    spec = ModelSpec(name=MODEL, source="demo", tp=2, devices=["cpu"] * 2, dtype="float64")
+    spec = ModelSpec(name=MODEL, source=model_source(MODEL), tp=2, devices=["cpu"] * 2, dtype="float64")
     with private_farm(spec, (1,)) as (url, _, _):
         yield f"{url}/v1"
 

@@ -64,6 +64,18 @@ def test_echo_with_logprobs(client: openai.OpenAI, leader: ScriptedLeader, as_id
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 6)
 
 
+def test_the_ending_token_has_its_entry(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """Who scores asks for one token and takes the last entry for it, also where that token only ends the answer."""
+    leader.reply = lambda prompt: ""
+    for echo in (True, False):
+        answer = client.completions.create(model="tiny", prompt=PROMPT, echo=echo, logprobs=0, max_tokens=1)
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == (PROMPT * echo, "stop")
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None and logprobs.token_logprobs is not None and logprobs.text_offset is not None
+        assert len(logprobs.token_logprobs) == (len(ids(leader)) + 1) * echo
+        assert logprobs.text_offset[-1:] == [len(PROMPT)] * echo
+
+
 def test_scoring_alone(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """With max_tokens 0 the answer is the prompt: what evaluation harnesses ask for."""
     prompts = [ids(leader, "one"), ids(leader, "two or more")]
