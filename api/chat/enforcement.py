@@ -129,7 +129,9 @@ def _text_of(schema: Any) -> str:
 def _schema(function: Function, schema: Any) -> str:
     """A value of the schema, as `%json`."""
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": _ONE_SPACE if function.strict else _LENIENT}
+        # A model that is free to make up arguments does; a schema that wants others than it names says so.
+        closed = {"additionalProperties": False} if "properties" in schema and not function.strict else {}
+        schema = {**closed, **schema, "x-guidance": _ONE_SPACE if function.strict else _LENIENT}
     return "%json " + json.dumps(schema, ensure_ascii=False)
 
 

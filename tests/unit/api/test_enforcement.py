@@ -24,6 +24,7 @@ MARKED.add_tokens([AddedToken(text, special=False) for text in ("<tool_call>", "
 
 PARIS = '{"city": "Paris", "days": 2}'
 HERMES = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
+MORE = HERMES.replace(PARIS, PARIS[:-1] + ', "made_up": 1}')
 HERMES_TIME = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 LLAMA = f'{{"name": "get_weather", "parameters": {PARIS}}}'
 XML = (
@@ -57,7 +58,7 @@ def takes(tokenizer: Any, text: str | None, said: str) -> bool:
 @pytest.mark.parametrize(
     ("form", "call", "others"),
     [
-        ("hermes", HERMES, ["", "Hello.", HERMES + " x", HERMES.replace('"city": "Paris", ', ""), HERMES[:-12]]),
+        ("hermes", HERMES, ["", "Hello.", HERMES + " x", HERMES.replace('"city": "Paris", ', ""), HERMES[:-12], MORE]),
         ("llama3", LLAMA, ["{}", "[]", LLAMA.replace("get_weather", "other"), LLAMA.replace("2", '"two"')]),
         ("qwen_xml", XML, ["Hello.", XML.replace("\n3\n", "\nthree\n"), XML.replace("=city", "=town")]),
     ],
