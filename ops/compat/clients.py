@@ -51,7 +51,7 @@ CLIENTS: tuple[Client, ...] = (
         script="langchain_python.py",
         gaps={
             "standard test test_json_mode": "the demonstration model does not write the object that a prompt describes",
-            "standard test test_tool_calling_with_no_arguments": "the demonstration model calls the tool more than once",
+            "standard test test_tool_calling_with_no_arguments": "the demonstration model calls it more than once",
             "standard test test_unicode_tool_call_integration": "the demonstration model writes no Chinese",
         },
     ),
