@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-BESIDE_S = 0.04
+BESIDE_S = 0.03
 LEAST_TOKENS = 64
 
 

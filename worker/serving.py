@@ -35,6 +35,8 @@ IDLE_PING_S = 5.0
 OVERLAP_BELOW_S = 0.03
 """Where steps are shorter, Redis is heard while the next one runs. A longer step can afford to wait for Redis, and
 must: a cancel takes effect one step later where the answer comes during one."""
+LONG_PROMPTS = 64
+"""Where so many tokens of prompts wait to be fed, the next step is none of the short ones."""
 GATHER_S = 0.008
 """Where steps are shorter, Redis gets the tokens of several together; first and last tokens don't wait for others."""
 
@@ -149,7 +151,7 @@ class Serving:
 
         While a crash is looked into each step must be known to have got through before the next one may crash.
         """
-        quick = self._group.last_seconds < self.overlap_below_s
+        quick = self._group.last_seconds < self.overlap_below_s and self._scheduler.backlog < LONG_PROMPTS
         return quick and self._scheduler.has_work and not self._roster.isolation.watching
 
     def _offer(self) -> None:
