@@ -5,6 +5,8 @@ Rank 0 uses it inside the leader, the others behind their mailbox, so both sides
 
 from __future__ import annotations
 
+import atexit
+import gc
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -197,6 +199,9 @@ class Executor:
             except Exception as error:
                 self._all_loaded(False)
                 raise self._error("load_failed", f"{type(error).__name__}: {error}") from error
+            # Libraries and model stay: a collector that looked through them would do so in the middle of a step.
+            gc.freeze()
+            atexit.register(gc.unfreeze)
             self._model, self._model_id = model, command.model_id
             self._engine = Engine(model, store, collective)
         elif self._model_id != command.model_id or self._loaded_in == command.epoch:

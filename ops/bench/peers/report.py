@@ -70,7 +70,7 @@ def table(comparison: Comparison) -> str:
         title = f"{counted(streams)}, prompt {plan.prompt}, {plan.tokens} new tokens"
         lines += [f"{title}; medians of {plan.rounds} rounds" if plan.rounds > 1 else f"{title}; one round"]
         lines += [_row("", "decode tok/s", "limit", "share", "whole tok/s", "ttft ms", "gap p50", "p99", "1st / it")]
-        lines += [_rates(comparison, result, streams) for result in found if streams in result.runs] + [""]
+        lines += [_rates(comparison, result, streams) for result in found if result.median(streams)] + [""]
     lines += [_row("", *(f"{length}: ms (limit)" for length in plan.ttft), "start s", "MiB", "equal")]
     lines += [_once(comparison, result) for result in found]
     for result in comparison.results.rows.values():
