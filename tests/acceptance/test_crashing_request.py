@@ -23,7 +23,8 @@ if "FURROW_RANK" in os.environ:
     real = Executor.run_step
 
     def run_step(self, command, *how):
-        if self.rank == {rank} and any(len(tokens) > {bearable} for tokens in command.tokens):
+        ends = [offset + len(tokens) for offset, tokens in zip(command.offset, command.tokens)]
+        if self.rank == {rank} and any(end > {bearable} for end in ends):
             os.kill(os.getpid(), {signum})
         return real(self, command, *how)
 
