@@ -23,9 +23,9 @@ from control.connection import connect
 from control.process import child_environment
 
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
-STRUCK = "Count from 1 to 60."
-STRIKE_AFTER = 80
-"""Chunks of its answer after which a rank is killed."""
+STRUCK = "Count from 1 to 100."
+STRIKE_AFTER = 5
+"""Chunks of its answer after which a rank is killed; a chunk has as many tokens as were ready."""
 LONGEST = 400
 """Tokens of an answer; each ends by itself long before."""
 START_LIMIT_S = 300.0
@@ -108,18 +108,23 @@ def survive(address: str, data: Path, rank: int) -> bool:
     """The same question twice, and a rank is killed in the middle of the second answer; True if the answers are one."""
     undisturbed = show(address, STRUCK)
     with connect((data / "url").read_text().strip()) as client:
+        strikes: list[int] = []
 
         def strike() -> str:
             beat = health.heartbeats(client, "demo", "r0", rank + 1)[rank]
             if beat is None:
                 raise RuntimeError(f"rank {rank} has no heartbeat")
             os.kill(beat.pid, signal.SIGKILL)
+            strikes.append(beat.pid)
             return f"kill -9 {beat.pid} (rank {rank})"
 
         struck = show(address, STRUCK, strike)
     same = struck is not None and struck == undisturbed
-    print("The answer went on where it was, and is the same." if same else "The two answers differ.", end="\n\n")
-    return same
+    if not strikes:
+        print("The answer was over before a rank could be killed: this shows nothing.", end="\n\n")
+    else:
+        print("The answer went on where it was, and is the same." if same else "The two answers differ.", end="\n\n")
+    return same and bool(strikes)
 
 
 def stream(address: str, question: str) -> Iterator[tuple[str, str | None]]:
