@@ -53,6 +53,36 @@ async def docs() -> Redirect:
     return Redirect("/schema")
 
 
+ROUTES = [
+    create_chat_completion,
+    create_completion,
+    create_embedding,
+    create_response,
+    count_input_tokens,
+    retrieve_response,
+    delete_response,
+    cancel_response,
+    list_input_items,
+    create_message,
+    count_message_tokens,
+    list_models,
+    retrieve_model,
+    show_request,
+    follow_request,
+    delete_request,
+    cancel_request,
+    tokenize,
+    detokenize,
+    tokenizer_info,
+    own_usage,
+    farm_routes,
+    health,
+    ready,
+    metrics,
+    docs,
+]
+
+
 def create_app(settings: ApiSettings) -> Litestar:
     """An ASGI application for one API process; it needs nothing but the Redis that the settings name."""
     process = Process(settings)
@@ -64,34 +94,7 @@ def create_app(settings: ApiSettings) -> Litestar:
         await process.stop()
 
     app = Litestar(
-        route_handlers=[
-            create_chat_completion,
-            create_completion,
-            create_embedding,
-            create_response,
-            count_input_tokens,
-            retrieve_response,
-            delete_response,
-            cancel_response,
-            list_input_items,
-            create_message,
-            count_message_tokens,
-            list_models,
-            retrieve_model,
-            show_request,
-            follow_request,
-            delete_request,
-            cancel_request,
-            tokenize,
-            detokenize,
-            tokenizer_info,
-            own_usage,
-            farm_routes,
-            health,
-            ready,
-            metrics,
-            docs,
-        ],
+        route_handlers=ROUTES,
         # All three, or the framework's own error shape leaks for some of them.
         exception_handlers={
             HTTPException: handle_in_shape,

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from api.chat.piece import Piece
-from api.chat.reading.calls import CallParser
 from api.chat.reading.json_call import JsonCall
+from api.chat.reading.json_parser import JsonCallParser
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-class HermesParser(CallParser):
+class HermesParser(JsonCallParser):
     """Several objects in one pair of tags are several calls; a closing tag may be missing."""
 
     triggers = (OPEN,)
 
     def _open(self, trigger: str) -> None:
-        self._call = JsonCall(self._calls)
-        self._state = self._object
+        self._read(JsonCall(self._calls))
 
-    def _object(self, piece: Piece) -> bool:
-        rest = self._call.push(self._take(), piece)
-        if rest is None:
-            return False
-        self._held = rest
-        if not self._call.begun:
-            return self._refuse(piece)
-        self._called()
-        self._state = self._close
-        return True
-
-    def _close(self, piece: Piece) -> bool:
+    def _after(self, piece: Piece) -> bool:
         self._held = held = self._held.lstrip()
         if len(held) < len(CLOSE) and CLOSE.startswith(held):
             return False
@@ -43,11 +31,6 @@ class HermesParser(CallParser):
         return True
 
     def _give_up(self, piece: Piece) -> None:
-        if self._state == self._object:
-            if self._call.begun:
-                self._called()
-            else:
-                self._held = self._call.held
-                self._refuse(piece)
-        elif self._state == self._close:
+        super()._give_up(piece)
+        if self._state == self._after:
             self._held = ""  # a closing tag that was cut short

@@ -7,14 +7,15 @@ an answer in JSON.
 from __future__ import annotations
 
 from api.chat.piece import Piece
-from api.chat.reading.calls import CallParser, Calls
+from api.chat.reading.calls import Calls
 from api.chat.reading.how import Calling
 from api.chat.reading.json_call import JsonCall
+from api.chat.reading.json_parser import JsonCallParser
 
 PYTHON_TAG = "<|python_tag|>"
 
 
-class Llama3Parser(CallParser):
+class Llama3Parser(JsonCallParser):
     triggers = (PYTHON_TAG,)
 
     def __init__(self, calling: Calling, calls: Calls) -> None:
@@ -40,21 +41,7 @@ class Llama3Parser(CallParser):
     def _open(self, trigger: str) -> None:
         self._read(JsonCall(self._calls))
 
-    def _read(self, call: JsonCall) -> None:
-        self._call, self._state = call, self._object
-
-    def _object(self, piece: Piece) -> bool:
-        rest = self._call.push(self._take(), piece)
-        if rest is None:
-            return False
-        self._held = rest
-        if not self._call.begun:
-            return self._refuse(piece)
-        self._called()
-        self._state = self._next
-        return True
-
-    def _next(self, piece: Piece) -> bool:
+    def _after(self, piece: Piece) -> bool:
         held = self._held.lstrip()
         if not held:
             return False
@@ -69,11 +56,3 @@ class Llama3Parser(CallParser):
         else:
             self._state = self._text
         return True
-
-    def _give_up(self, piece: Piece) -> None:
-        if self._state == self._object:
-            if self._call.begun:
-                self._called()
-            else:
-                self._held = self._call.held
-                self._refuse(piece)
