@@ -15,6 +15,13 @@ Names = dict[str, str]
 """Patterns for a chat request's names of parameters, and what the client calls them."""
 
 
+ENGINE_FIELDS = (
+    *("top_k", "min_p", "seed", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos", "stop_token_ids"),
+    *("cache_salt", "chat_template_kwargs", "priority", "on_disconnect", "timeout", "deadline"),
+)
+"""What engines in this field add to every API, and Furrow's own: passed on as it is."""
+
+
 class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
     """What /v1/responses and /v1/messages are turned into; no client sends it."""
 

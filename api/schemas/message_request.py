@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from api.schemas.content_blocks import Block, chat_messages, refuse_block, text_of
-from api.schemas.converted import Converted, converse
+from api.schemas.converted import ENGINE_FIELDS, Converted, converse
 from api.schemas.decoding import convert_part, decode_body
 from api.schemas.refusals import refusal
 from control.errors import RequestError
@@ -105,9 +105,8 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
 
 
 _PASSED_ON = (
-    *("model", "stream", "max_tokens", "temperature", "top_p", "top_k", "chat_template_kwargs"),
-    *("seed", "min_p", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos", "stop_token_ids"),
-    *("cache_salt", "priority", "on_disconnect", "timeout", "deadline"),
+    *("model", "stream", "max_tokens", "temperature", "top_p"),
+    *ENGINE_FIELDS,
 )
 _NAMES = {
     r"^messages\b.*": "messages",

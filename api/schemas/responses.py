@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.schemas.converted import Converted, converse
+from api.schemas.converted import ENGINE_FIELDS, Converted, converse
 from api.schemas.decoding import decode_body
 from api.schemas.items import Item, messages_of
 from api.schemas.refusals import refusal
@@ -114,10 +114,9 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 _PASSED_ON = (
     *("model", "temperature", "top_p", "metadata", "user", "parallel_tool_calls", "service_tier", "stream"),
-    *("seed", "stop", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
-    *("min_tokens", "ignore_eos", "stop_token_ids", "cache_salt", "chat_template_kwargs"),
-    *("priority", "on_disconnect", "timeout", "deadline", "safety_identifier"),
+    *("stop", "presence_penalty", "frequency_penalty", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *ENGINE_FIELDS,
 )
 _NAMES = {
     r"^messages\b.*": "input",
