@@ -34,24 +34,24 @@ MODEL, REPLICA, API = "bench", "r0", "bench"
 TOKEN = 12_345
 T = TypeVar("T")
 
-PIECE = 150_000
-"""Bytes hashed in one go, some 0.1 ms: as an engine does, it lets other threads run between kernels and inside them."""
+PROBE = 1 << 20
+"""Bytes hashed to find out how fast that goes."""
 
 
 def hashing(seconds: float) -> Callable[[], None]:
-    """A step's computation, of about `seconds`: work that leaves the interpreter to others, piece by piece."""
-    block = bytes(PIECE)
+    """A step's computation, of about `seconds`: one call that leaves the interpreter to others while it computes, as a
+    forward in C++ and waiting for a GPU do."""
 
-    def piece() -> float:
+    def timed(block: bytes) -> float:
         started = time.perf_counter()
         hashlib.sha256(block).digest()
         return time.perf_counter() - started
 
-    pieces = round(seconds / min(piece() for _ in range(100)))
+    probe = bytes(PROBE)
+    block = bytes(round(PROBE * seconds / min(timed(probe) for _ in range(100))))
 
     def work() -> None:
-        for _ in range(pieces):
-            hashlib.sha256(block).digest()
+        hashlib.sha256(block).digest()
 
     return work
 
