@@ -55,8 +55,8 @@ def timed(work: Callable[[], object]) -> float:
 
 
 class Metronome(Executor):
-    """An engine that answers every row with the same token after `work`, and runs several forwards for one command where
-    it may, as real ones do with several ranks."""
+    """An engine that answers every row with the same token after `work`. With `repeats` it runs several forwards for one
+    command where it may, as real ones do with several ranks."""
 
     def __init__(self, world_size: int, work: Callable[[], object], repeats: bool) -> None:
         super().__init__(0, world_size, "cpu")
