@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Generic, TypeVar
@@ -41,10 +42,8 @@ class Courier(Generic[T]):
 
     def wait(self, seconds: float) -> None:
         """Let the call under way end, `seconds` at most, and forget its answer."""
-        try:
+        with suppress(Empty):
             self._answers.get(timeout=seconds)
-        except Empty:
-            pass
 
     def close(self) -> None:
         """The thread ends after the call under way."""

@@ -55,8 +55,8 @@ def timed(work: Callable[[], object]) -> float:
 
 
 class Metronome(Executor):
-    """An engine that answers every row with the same token after `work`. With `repeats` it runs several forwards for one
-    command where it may, as real ones do with several ranks."""
+    """An engine that answers every row with the same token after `work`. With `repeats` it runs several forwards
+    for one command where it may, as real ones do with several ranks."""
 
     def __init__(self, world_size: int, work: Callable[[], object], repeats: bool) -> None:
         super().__init__(0, world_size, "cpu")
@@ -188,7 +188,7 @@ def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], object
         pulse = Pulse(pulse_client, MODEL, REPLICA, lease.epoch, 0, tp, "cpu", progress, lease)
         stack.enter_context(pulse)
         executor = Metronome(tp, work, repeats=overlap)
-        group = TimedGroup(client, blocking, lease, executor, progress, pulse.check, "127.0.0.1")
+        group = stack.enter_context(TimedGroup(client, blocking, lease, executor, progress, pulse.check, "127.0.0.1"))
         group.ping(60.0)
         scheduler = Scheduler(kv_tokens=rows * (steps + 100), token_budget=512, max_sequences=256)
         exchange = stack.enter_context(TimedExchange(client, blocking, lease, pulse.check))
