@@ -60,7 +60,8 @@ class Caller:
 
     def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
         """Once it is known who asks, and for what."""
-        return replace(self, tenant=tenant, body_hash=hash_body(body), idempotency_key=idempotency_key)
+        body_hash = hash_body(body) if idempotency_key else ""
+        return replace(self, tenant=tenant, body_hash=body_hash, idempotency_key=idempotency_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
