@@ -65,7 +65,7 @@ async def model_for(request: Http, name: str | None) -> ServedModel:
 def caller_of(request: Http) -> Caller:
     """Who asks, with a fresh request id and a journal that has begun."""
     client_request_id = request.headers.get("x-request-id")
-    journal = Journal(process_of(request).metrics, path=request.url.path, client_request_id=client_request_id)
+    journal = Journal(process_of(request).metrics, path=request.scope["path"], client_request_id=client_request_id)
     rid = new_rid()
     journal.know(rid=rid)
     identity = request.scope["state"][_IDENTITY]
