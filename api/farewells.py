@@ -19,7 +19,7 @@ log = structlog.stdlib.get_logger(__name__)
 _LAST_S = 5.0
 """Given to what was begun, when the process stops; orphans are reaped by others."""
 _LINGER_S = 0.005
-"""Of what is delivered nothing but a time stamp is left to tell: it waits for others, and the next request goes first."""
+"""Of what is delivered nothing but a time is left to tell: it waits for others, and the next request goes first."""
 
 
 class Farewells:

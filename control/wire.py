@@ -58,7 +58,7 @@ class Wire:
 
 
 async def exchange(client: redis.asyncio.Redis, commands: Sequence[Command]) -> list[Any]:
-    """The replies of one round trip in order, errors in their places. Raises redis-py's errors of a broken connection."""
+    """The replies of one round trip in order, errors in their places. Raises redis-py's errors of a lost connection."""
     pool: Any = client.connection_pool
     connection: Any = await pool.get_connection()
     try:
