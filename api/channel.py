@@ -55,6 +55,8 @@ class EventChannel:
                 self._confirmed.pop(channel, None)
                 raise RedisUnavailable(f"could not subscribe to the events of '{model}': {error}") from error
             self._wanted.set()
+        if confirmed.is_set():
+            return
         # Without a confirmation the log still has everything, only later: go on.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CONFIRM_S):

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
 
 from litestar import Request
-
-T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
     """Nobody reads the answer any more."""
 
 
-async def unless_disconnected(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` and return its result; cancel it and raise ClientDisconnected when the client goes first.
+@contextmanager
+def disconnect_watched(request: Request[Any, Any, Any], wake: asyncio.Event) -> Generator[Callable[[], bool]]:
+    """Yields what tells whether the client has left; `wake` is set when it does.
 
     The request's body must have been read: after it the only message left is the disconnect.
     """
-    working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(request))
+    leaving.add_done_callback(lambda _: wake.set())
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnected
+        yield leaving.done
     finally:
-        working.cancel()
         leaving.cancel()
 
 

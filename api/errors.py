@@ -13,6 +13,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
 from api.bodies import TooManyBodies
+from api.schemas.view import new_rid
 from api.settings import MAX_BODY_BYTES
 from control import errors
 
@@ -214,10 +215,12 @@ def _problem(
 
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The application's handler for every exception."""
-    found = problem(error, f"{request.method} {request.url.path}")
+    found, rid = problem(error, f"{request.method} {request.url.path}"), new_rid()
     if found.status == 500 and not isinstance(error, GenerationFailed):
-        log.error("request failed unexpectedly", action="http_error", path=request.url.path, exc_info=error)
-    return error_response(found, request_id=request.headers.get("x-request-id"))
+        log.error("request failed unexpectedly", action="http_error", path=request.url.path, rid=rid, exc_info=error)
+    response = error_response(found, request_id=request.headers.get("x-request-id"))
+    response.headers["x-request-id"] = rid
+    return response
 
 
 def error_response(found: Problem, request_id: str | None = None) -> Response[bytes]:

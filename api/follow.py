@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from api.channel import EventChannel
+from api.farewells import Farewells
 from api.feed import BUFFER_ENTRIES, Feed
 from api.recovery import Recovery, origin_of, set_back
 from api.settings import ApiSettings
@@ -32,8 +33,6 @@ from control.requests.claim import decode_entry
 log = structlog.stdlib.get_logger(__name__)
 
 _TICK_S = 0.1
-_LEAVE_S = 5.0
-"""Given to what was begun for readers that left, when the process stops; orphans are reaped by others."""
 _READ_ENTRIES = 2 * BUFFER_ENTRIES
 _EVERY_STATE = 4
 """Of the reads that bring nothing, every fourth renews the follower's registration and reads the request's state."""
@@ -53,7 +52,7 @@ class Follower:
         self._token_at: dict[str, float] = {}
         self._nudge = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._farewells = Farewells(batches, settings.api_id)
         self.subscribe = self._channel.subscribe
 
     def start(self) -> None:
@@ -62,8 +61,7 @@ class Follower:
     async def stop(self) -> None:
         """End the loops, and let what was begun for readers that left come to its end."""
         await end(*self._loops)
-        if self._leaving:
-            await asyncio.wait(self._leaving, timeout=_LEAVE_S)
+        await self._farewells.stop()
         await self._channel.close()
 
     def open(self, model: str, rid: str, tenant: str, wake: asyncio.Event) -> Feed:
@@ -98,22 +96,11 @@ class Follower:
         Returns at once, so that it can be called while a cancelled handler unwinds.
         """
         if self.close(feed):
-            task = asyncio.create_task(self._unfollow(feed, delivered_ms, grace_ms))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._farewells.say(feed, delivered_ms, grace_ms)
 
     @property
     def open_feeds(self) -> int:
         return sum(len(feeds) for feeds in self._feeds.values())
-
-    async def _unfollow(self, feed: Feed, delivered_ms: int | None, grace_ms: int) -> None:
-        try:
-            await self._batches.run(
-                feed.model, requests.unfollow(feed.model, feed.rid, self._api, delivered_ms, grace_ms)
-            )
-        except RedisUnavailable as error:
-            # Once this api's heartbeat has lapsed, whoever reaps orphans applies on_disconnect.
-            log.warning("could not unfollow", action="unfollow", rid=feed.rid, model=feed.model, error=str(error))
 
     # --- live ---
 

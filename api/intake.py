@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from api.access.headers import anthropic_ratelimit_headers, ratelimit_headers
 from api.access.identity import ANONYMOUS, Identity
 from api.admission import admit
 from api.chat.conversation import chat_prompt
@@ -24,6 +25,7 @@ from api.schemas.converted import Converted, renamed
 from api.schemas.structured import Asked, grammar_of
 from api.schemas.view import Endpoint, View, member_rid
 from api.settings import ApiSettings
+from control.access import Allowance
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest
 from control.requests import Enqueue
@@ -60,7 +62,8 @@ class Caller:
 
     def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
         """Once it is known who asks, and for what."""
-        return replace(self, tenant=tenant, body_hash=hash_body(body), idempotency_key=idempotency_key)
+        body_hash = hash_body(body) if idempotency_key else ""
+        return replace(self, tenant=tenant, body_hash=body_hash, idempotency_key=idempotency_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,13 @@ class Intake:
     @property
     def prompt_tokens(self) -> int:
         return sum(len(member.prompt) for member in self.members)
+
+    def tell_allowance(self, allowance: Allowance) -> None:
+        """What the caller's key has left goes into the response, also in Anthropic's words where these are spoken."""
+        headers = self.caller.headers
+        headers.update(ratelimit_headers(allowance))
+        if isinstance(self.body, Converted) and self.body.endpoint == "messages":
+            headers.update(anthropic_ratelimit_headers(allowance, time.time()))
 
     def enqueue(self, first: str, member: int, settings: ApiSettings) -> Enqueue:
         """What to enqueue for one member of the answer whose first request is `first`."""

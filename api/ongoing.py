@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from api.access.limiter import Hold
 from api.archive import Archive
 from api.chat.piece import Piece
+from api.disconnect import ClientDisconnected
 from api.errors import StreamInterrupted
 from api.feed import Feed
 from api.follow import Follower
@@ -94,8 +95,11 @@ class Ongoing:
                 self.renderer.feed(member, feed.take())
         return self.renderer.failure
 
-    async def collect(self) -> list[Piece]:
-        """All choices' text, once all have ended. Raises what ended the request from outside."""
+    async def collect(self, left: Callable[[], bool] = lambda: False) -> list[Piece]:
+        """All choices' text, once all have ended. Raises what ended the request from outside.
+
+        Raises ClientDisconnected when it is woken and `left` says that nobody waits for the answer.
+        """
         renderer, journal = self.renderer, self.journal
         pieces = renderer.empty_pieces()
         while not renderer.finished:
@@ -112,6 +116,8 @@ class Ongoing:
             for feed in self.feeds:
                 if feed.error is not None:
                     raise feed.error
+            if left():
+                raise ClientDisconnected
             await self.wait(self.settings.wait_warning)
             self.warn_if_waiting()
         return pieces

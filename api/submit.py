@@ -64,7 +64,7 @@ class Submitter:
         caller.journal.know(prompt_tokens=intake.prompt_tokens)
         await self._follower.subscribe(served.name)
         hold = await self._limiter.begin(
-            caller.identity.key, caller.rid, served.name, intake.members, intake.on_disconnect, caller.headers
+            caller.identity.key, caller.rid, served.name, intake.members, intake.on_disconnect, intake.tell_allowance
         )
         first, feeds, wake = caller.rid, list[Feed](), asyncio.Event()
         try:

@@ -24,7 +24,7 @@ from control.readiness import wait_until_ready
 from control.scripts import SCRIPTS
 from control.shards import Command
 from control.transient import transient
-from control.wire import Wire
+from control.wire import Wire, exchange
 
 __all__ = [
     "Call",
@@ -224,12 +224,8 @@ def _arrive(client: SyncRedis, wire: Wire | Routed | Exception) -> list[Any] | E
 async def _aexchange(client: AsyncRedis, commands: Sequence[list[Any]]) -> list[Any] | Exception:
     """One pipelined round trip; the exception that it failed with is its result."""
     try:
-        if isinstance(client, AsyncCluster):
-            return await client.exchange([Command(tuple(words)) for words in commands])
-        pipeline = client.pipeline(transaction=False)
-        for words in commands:
-            pipeline.execute_command(*words)
-        return await pipeline.execute(raise_on_error=False)
+        batch = [Command(tuple(words)) for words in commands]
+        return await (client.exchange(batch) if isinstance(client, AsyncCluster) else exchange(client, batch))
     except ABSENT as error:
         await adrop_idle(client, error)
         return error

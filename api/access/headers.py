@@ -1,22 +1,46 @@
-"""x-ratelimit headers, in OpenAI's names and formats."""
+"""What is left of a key's limits as headers, in OpenAI's and in Anthropic's names and formats."""
 
 from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator
 
 from control.access import Allowance
 
 
 def ratelimit_headers(allowance: Allowance) -> dict[str, str]:
-    """What is left of each limit that the key has; nothing is told of one that it has not."""
+    """As OpenAI has them; nothing is told of a limit that the key has not."""
     headers: dict[str, str] = {}
-    for what, limit, remaining, reset_ms in (
-        ("requests", allowance.limit_requests, allowance.remaining_requests, allowance.reset_requests_ms),
-        ("tokens", allowance.limit_tokens, allowance.remaining_tokens, allowance.reset_tokens_ms),
-    ):
-        if limit:
-            headers[f"x-ratelimit-limit-{what}"] = str(limit)
-            headers[f"x-ratelimit-remaining-{what}"] = str(remaining)
-            headers[f"x-ratelimit-reset-{what}"] = duration(reset_ms)
+    for what, limit, remaining, reset_ms in _limits(allowance):
+        headers[f"x-ratelimit-limit-{what}"] = str(limit)
+        headers[f"x-ratelimit-remaining-{what}"] = str(remaining)
+        headers[f"x-ratelimit-reset-{what}"] = duration(reset_ms)
     return headers
+
+
+def anthropic_ratelimit_headers(allowance: Allowance, now_s: float) -> dict[str, str]:
+    """The same as Anthropic has them; `now_s` in Unix seconds."""
+    headers: dict[str, str] = {}
+    for what, limit, remaining, reset_ms in _limits(allowance):
+        headers[f"anthropic-ratelimit-{what}-limit"] = str(limit)
+        headers[f"anthropic-ratelimit-{what}-remaining"] = str(remaining)
+        headers[f"anthropic-ratelimit-{what}-reset"] = moment(now_s + reset_ms / 1000)
+    return headers
+
+
+def _limits(allowance: Allowance) -> Iterator[tuple[str, int, int, int]]:
+    """Name, limit, what is left, and milliseconds until it is whole, of each limit that there is."""
+    if allowance.limit_requests:
+        yield "requests", allowance.limit_requests, allowance.remaining_requests, allowance.reset_requests_ms
+    if allowance.limit_tokens:
+        yield "tokens", allowance.limit_tokens, allowance.remaining_tokens, allowance.reset_tokens_ms
+
+
+def moment(unix_s: float) -> str:
+    """As RFC 3339 writes it, the next whole second in UTC: who comes back then is never too early."""
+    at = datetime.datetime.fromtimestamp(math.ceil(unix_s), datetime.UTC)
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def duration(ms: int) -> str:

@@ -6,12 +6,11 @@ A key without limits costs nothing here, not even a read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from api.access.headers import ratelimit_headers
 from api.access.keyring import LANE
 from control.access import Allowance, ApiKey, free_places, open_requests, settle, spend
 from control.batches import Batches
@@ -64,9 +63,9 @@ class Limiter:
         model: str,
         members: Sequence[GenerationRequest],
         on_disconnect: str,
-        headers: dict[str, str],
+        tell: Callable[[Allowance], None],
     ) -> Hold | None:
-        """Take what `members` will need, and write what is left into `headers`; None for a key without limits.
+        """Take what `members` will need, and tell what is left; None for a key without limits.
 
         Raises RateLimited, RequestTooLarge for what the limits can never let in, RedisUnavailable.
         """
@@ -77,9 +76,9 @@ class Limiter:
             allowance = await self._spend(key, rid, model, count, tokens)
         except RateLimited as error:
             if isinstance(error.allowance, Allowance):
-                headers.update(ratelimit_headers(error.allowance))
+                tell(error.allowance)
             raise
-        headers.update(ratelimit_headers(allowance))
+        tell(allowance)
         return Hold(self, key, rid, count, on_disconnect == "cancel")
 
     def held(self, key: ApiKey | None, rid: str, members: int) -> Hold | None:

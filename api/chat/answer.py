@@ -50,10 +50,16 @@ class _Choice:
         """Special tokens that the parser must see, and where in the text they stand."""
         self._ends_with_call = reading is not None and reading.calling is not None and not reading.calling.named
         self._undecided = 0
+        self._plain = reading is None and not view.stop
+        """Whether text is sent as it comes, so that most tokens need no look at anything else."""
         self.reasoning_tokens = 0
         self.finish: FinishReason | None = None
 
     def push(self, entry: LogEntry) -> Piece:
+        if self._plain and entry.finish is None and entry.logprobs is None and entry.token is not None:
+            text = self._detokenizer.push(entry.token)
+            self._sent = self._produced = self._produced + len(text)
+            return Piece(entry.seq, entry.choice, text)
         piece = Piece(entry.seq, entry.choice, finish=entry.finish)
         if entry.finish == "stop" and entry.cause in self._stop_strings and not self._ends_without_text(entry):
             piece.stop = entry.cause

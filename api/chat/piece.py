@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from control.messages import FinishReason, PromptToken, TokenLogprobs
 
@@ -31,8 +33,7 @@ class CallDelta:
     arguments: str = ""
 
 
-@dataclass(slots=True)
-class Piece:
+class Piece(msgspec.Struct):
     """What one entry of the log, or several consecutive ones of one choice, added to the answer.
 
     Reasoning comes before text, text before calls: pieces are joined only where that is the order of what was said.
@@ -42,9 +43,9 @@ class Piece:
     choice: int
     text: str = ""
     reasoning: str = ""
-    calls: list[CallDelta] = field(default_factory=list[CallDelta])
-    scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
-    prompt: list[PromptToken] = field(default_factory=list[PromptToken])
+    calls: list[CallDelta] = []
+    scored: list[ScoredToken] = []
+    prompt: list[PromptToken] = []
     """Tokens of the prompt, where they are shown beside the answer; never in a stream."""
     finish: FinishReason | None = None
     stop: str | None = None

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from litestar import Request, Response
+from litestar.background_tasks import BackgroundTask
 
 from api.access.identity import ANONYMOUS, Identity, secret_of
 from api.connection import STALLED
-from api.disconnect import ClientDisconnected, unless_disconnected
+from api.disconnect import ClientDisconnected, disconnect_watched
 from api.errors import error_response, problem
 from api.intake import Body, Caller
 from api.journal import Journal
@@ -64,7 +65,7 @@ async def model_for(request: Http, name: str | None) -> ServedModel:
 def caller_of(request: Http) -> Caller:
     """Who asks, with a fresh request id and a journal that has begun."""
     client_request_id = request.headers.get("x-request-id")
-    journal = Journal(process_of(request).metrics, path=request.url.path, client_request_id=client_request_id)
+    journal = Journal(process_of(request).metrics, path=request.scope["path"], client_request_id=client_request_id)
     rid = new_rid()
     journal.know(rid=rid)
     identity = request.scope["state"][_IDENTITY]
@@ -188,18 +189,23 @@ def refused(error: Exception, caller: Caller, ongoing: Ongoing | None) -> Respon
 
 async def _whole(request: Http, ongoing: Ongoing) -> Response[Any]:
     """Collect every choice, unless the client leaves first."""
-    pieces = await unless_disconnected(request, ongoing.collect())
+    with disconnect_watched(request, ongoing.wake) as left:
+        pieces = await ongoing.collect(left)
     await ongoing.store()
     if ongoing.renderer.failure is not None:
         raise ongoing.renderer.failure
-    response = Response(
+
+    async def release() -> None:
+        # After the last byte: the client need not wait for what is told to Redis and to the log.
+        ongoing.release(status=200, delivered=True)
+
+    return Response(
         ongoing.renderer.whole(pieces),
         status_code=200,
         media_type="application/json",
         headers={"x-request-id": ongoing.rid},
+        background=BackgroundTask(release),
     )
-    ongoing.release(status=200, delivered=True)
-    return response
 
 
 def _echo(response: Response[Any], caller: Caller) -> None:

@@ -73,6 +73,7 @@ class Seen:
 @click.option("--seconds", default=15.0, show_default=True, help="Measured of each load.")
 @click.option("--minutes", default=0.0, show_default=True, help="Of the full load instead: for its memory.")
 @click.option("--requests", type=click.IntRange(0), default=300, show_default=True, help="That are not streamed.")
+@click.option("--only", type=click.Choice(["whole"]), help="This part alone: `whole` for what is not streamed.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Keep every figure here.")
 def fanout(
     clients: int,
@@ -82,6 +83,7 @@ def fanout(
     seconds: float,
     minutes: float,
     requests: int,
+    only: str | None,
     json_path: Path | None,
 ) -> None:
     """One API process on a core of its own; Redis, leaders without a model and the clients are on the others.
@@ -97,8 +99,8 @@ def fanout(
     half = replace(full, rate=rate / 2)
     with TemporaryDirectory(prefix="furrow-bench-") as folder:
         scratch = Path(folder)
-        loads = [("half load", half, seconds), ("full load", full, 60 * minutes or seconds)]
-        seen = [bare(own, others, scratch, full, seconds)]
+        loads = [("half load", half, seconds), ("full load", full, 60 * minutes or seconds)] if only is None else []
+        seen = [bare(own, others, scratch, full, seconds)] if only is None else []
         with EmbeddedServer(scratch / "redis") as url, api(own, url) as (part, address):
             seen += [streams(others, scratch, url, part, address, *each) for each in loads]
             overhead = whole(others, scratch, url, part, address, requests) if requests else None
@@ -110,16 +112,20 @@ def fanout(
 
 
 def figures(seen: list[Seen], overhead: Summary | None) -> list[Figure]:
-    """What must hold; `seen` is the bare stream, half load and full load."""
-    _, half, full = seen
+    """What must hold; `seen` is the bare stream, half load and full load, or nothing where no stream was measured."""
+    found = _of_streams(*seen) if seen else []
+    if overhead is not None:
+        found.append(Figure("p50 of what a whole answer costs", overhead.p50, OVERHEAD_MS, "ms"))
+    return found
+
+
+def _of_streams(_: Seen, half: Seen, full: Seen) -> list[Figure]:
     found = [
         Figure("tokens/s to the clients", full.arrivals["tokens_per_second"], TOKENS_PER_S, at_least=True),
         Figure("streams at one time", full.load.clients, 1000, at_least=True),
         Figure("p99 from emit to socket at half load", half.arrivals["p99_ms"], LATE_MS, "ms"),
         Figure("the clients' share of their core", full.shares["clients"], BUSY),
     ]
-    if overhead is not None:
-        found.append(Figure("p50 of what a whole answer costs", overhead.p50, OVERHEAD_MS, "ms"))
     quarter = len(full.resident) // 4
     if len(full.resident) > FLAT_AFTER_S:
         begin, end = (

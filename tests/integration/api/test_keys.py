@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -142,6 +143,7 @@ def test_every_endpoint_asks_for_a_key_that_opens_the_model(
     assert answer.status_code == 200
     generates = path in ("/v1/completions", "/v1/responses", "/v1/messages")
     assert ("x-ratelimit-remaining-tokens" in answer.headers) == generates
+    assert ("anthropic-ratelimit-tokens-remaining" in answer.headers) == (path == "/v1/messages")
 
 
 def test_a_key_opens_its_models_only(guarded: ApiProcess, mint: Mint, leader: ScriptedLeader) -> None:
@@ -181,6 +183,28 @@ def test_requests_per_minute(guarded: ApiProcess, mint: Mint, leader: ScriptedLe
     assert refused.value.code == "rate_limit_exceeded"
     assert 1 <= int(refused.value.response.headers["retry-after"]) <= 30
     assert refused.value.response.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_what_is_left_in_anthropic_s_words(guarded: ApiProcess, mint: Mint, leader: ScriptedLeader) -> None:
+    """Their client finds limit, rest, the moment of the reset and the request's id, with a refusal and a stream too."""
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
+    _, secret = mint(rpm=1)
+    asked: Any = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
+    with anthropic.Anthropic(base_url=guarded.url, api_key=secret, max_retries=0, timeout=40) as client:
+        with client.messages.stream(**asked) as stream:
+            first = stream.response.headers
+            stream.get_final_message()
+        with pytest.raises(anthropic.RateLimitError) as refused:
+            client.messages.create(**asked)
+    again = refused.value.response.headers
+    for headers in (first, again):
+        named = [headers[f"anthropic-ratelimit-requests-{what}"] for what in ("limit", "remaining")]
+        assert named == ["1", "0"]
+        reset = datetime.datetime.fromisoformat(headers["anthropic-ratelimit-requests-reset"])
+        assert 50 < reset.timestamp() - time.time() <= 62
+        assert headers["request-id"] == headers["x-request-id"]
+    assert 1 <= int(again["retry-after"]) <= 60
+    assert refused.value.body["request_id"] == again["request-id"]
 
 
 def test_tokens_per_minute_are_what_was_used(guarded: ApiProcess, mint: Mint, leader: ScriptedLeader) -> None:

@@ -209,3 +209,9 @@ def test_request_ids(http: httpx.Client, leader: ScriptedLeader) -> None:
     assert leader.claimed[0].rid == rid
     refused = http.post(CHAT, json=chat("x", n=0))
     assert refused.headers["x-request-id"] not in ("", rid)
+    for path, name in (
+        ("/v1/nowhere", "x-request-id"),
+        ("/v1/models/nobody", "x-request-id"),
+        ("/v1/messages/x", "request-id"),
+    ):
+        assert http.get(path).headers[name] not in ("", rid)

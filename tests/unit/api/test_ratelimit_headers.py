@@ -1,10 +1,10 @@
-"""x-ratelimit headers as OpenAI sends them."""
+"""What is left of a key's limits, as OpenAI and as Anthropic tell it."""
 
 from __future__ import annotations
 
 import pytest
 
-from api.access.headers import duration, ratelimit_headers
+from api.access.headers import anthropic_ratelimit_headers, duration, ratelimit_headers
 from api.access.limiter import estimate
 from control.access import Allowance, mint
 from control.errors import RequestTooLarge
@@ -35,6 +35,15 @@ def test_only_limits_that_there_are() -> None:
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
+    }
+
+
+def test_anthropic_s_names() -> None:
+    """The limit is whole again at a moment, in RFC 3339 and rounded up to a second."""
+    assert anthropic_ratelimit_headers(Allowance(0, 0, 0, 900, 100, 1500), 1_767_225_599.2) == {
+        "anthropic-ratelimit-tokens-limit": "900",
+        "anthropic-ratelimit-tokens-remaining": "100",
+        "anthropic-ratelimit-tokens-reset": "2026-01-01T00:00:01Z",
     }
 
 

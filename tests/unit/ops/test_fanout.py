@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from ops.bench.fanning.readers import Arrivals, Reader
 from ops.bench.fanning.ring import TOKENS, Ring
 from ops.bench.fanning.schedule import Load
+from ops.bench.fanning.whole import WARM_UP, overhead_ms
 from ops.bench.fanout import Seen, figures
+from ops.bench.summary import summarise
 
 LOAD = Load(clients=1, replicas=1, rate=10.0, tokens=3)
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -93,3 +96,52 @@ def test_a_missed_figure_is_missed() -> None:
     arrivals = {"tokens_per_second": 19_000.0, "p99_ms": 11.0}
     seen = [Seen(name, LOAD, arrivals, {"clients": 0.9}) for name in ("bare", "half load", "full load")]
     assert [figure.holds for figure in figures(seen, None)] == [False] * 4
+
+
+def test_a_part_by_itself_is_judged_by_itself() -> None:
+    """Without streams only the whole answers' figure is left, and a slow one misses it."""
+    assert [figure.holds for figure in figures([], summarise([1.0]))] == [True]
+    assert [figure.holds for figure in figures([], summarise([2.5]))] == [False]
+
+
+def answering(server: socket.socket, answers: list[bytes]) -> None:
+    """Answer one request after the other, each answer in two pieces; an empty answer hangs up."""
+    connection, _ = server.accept()
+    with connection:
+        for answer in answers:
+            got = b""
+            while not got.endswith(b'"max_tokens": 3}'):
+                if not (data := connection.recv(65536)):
+                    return
+                got += data
+            if not answer:
+                return
+            connection.sendall(answer[:30])
+            connection.sendall(answer[30:])
+
+
+def whole(tokens: int, status: bytes = b"200 OK") -> bytes:
+    body = b'{"usage": {"completion_tokens": %d}}' % tokens
+    return b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [(whole(3), None), (whole(2), "not whole"), (whole(3, b"503 Busy"), "no answer"), (b"", "closed")],
+)
+def test_only_whole_answers_are_timed(server: socket.socket, tmp_path: Path, answer: bytes, wrong: str | None) -> None:
+    """The leader's time is taken off; a short answer, a refusal or an end of the connection ends the measurement."""
+    address, ring = "{}:{}".format(*server.getsockname()), tmp_path / "ring"
+    Ring(ring, 1).times[0] = 1000.0
+    thread = threading.Thread(target=answering, args=(server, [answer] * (WARM_UP + 2)))
+    thread.start()
+    try:
+        if wrong is None:
+            found = overhead_ms(address, ring, 2, 3)
+            assert -1e6 <= found.p50 < -900_000  # milliseconds
+        else:
+            with pytest.raises(RuntimeError, match=wrong):
+                overhead_ms(address, ring, 2, 3)
+    finally:
+        server.close()
+        thread.join()

@@ -1,0 +1,74 @@
+"""What a process follows no more is told to Redis: at once where the request may go on, together where it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from api.farewells import Farewells
+from api.feed import Feed
+from control.batches import Batches
+from control.connection import Call
+from control.errors import RedisUnavailable
+
+
+class Sent(Batches):
+    """Keeps what was sent, by round trip: the lane and the ids of the requests."""
+
+    def __init__(self, away: bool = False) -> None:
+        self.trips: list[tuple[str, list[str]]] = []
+        self._away = away
+
+    async def run_all(self, lane: str, calls: Sequence[Call[Any]]) -> list[Any]:
+        self.trips.append((lane, [call.args[1] for call in calls]))
+        return [RedisUnavailable("away") if self._away else None for _ in calls]
+
+
+def feed(rid: str, model: str = "m") -> Feed:
+    return Feed(model, rid, "tenant", asyncio.Event(), 0.0)
+
+
+def test_who_leaves_early_is_told_at_once_in_the_model_s_order() -> None:
+    """A client that comes back follows after this, so both must go the same way."""
+
+    async def scene() -> None:
+        sent = Sent()
+        farewells = Farewells(sent, "api")
+        farewells.say(feed("a"), None, 0)
+        await asyncio.sleep(0)
+        assert sent.trips == [("m", ["a"])]
+        await farewells.stop()
+
+    asyncio.run(scene())
+
+
+def test_what_is_delivered_shares_a_round_trip() -> None:
+    """Several ends of one model are one call, beside the lane in which requests go."""
+
+    async def scene() -> None:
+        sent = Sent()
+        farewells = Farewells(sent, "api")
+        for each in (feed("a"), feed("b"), feed("c", "other")):
+            farewells.say(each, 77, 0)
+        await asyncio.sleep(0)
+        assert sent.trips == []
+        async with asyncio.timeout(5):
+            while len(sent.trips) < 2:
+                await asyncio.sleep(0.001)
+        assert sent.trips == [("m delivered", ["a", "b"]), ("other delivered", ["c"])]
+
+    asyncio.run(scene())
+
+
+def test_stopping_leaves_nothing_unsaid() -> None:
+    """What lingers is told before the process ends, and an absence of Redis holds nothing up."""
+
+    async def scene() -> None:
+        sent = Sent(away=True)
+        farewells = Farewells(sent, "api")
+        farewells.say(feed("a"), 77, 0)
+        await farewells.stop()
+        assert sent.trips == [("m delivered", ["a"])]
+
+    asyncio.run(scene())
