@@ -42,6 +42,8 @@ class Hand {
   template <typename Part>
   void each(int64_t count, int64_t piece, const Part& part);
 
+  int threads() const;
+
   const int thread;
 
  private:
@@ -173,6 +175,8 @@ class Pool {
   alignas(64) std::atomic<uint64_t> turn_{0};  // the phase that is under way, and below it the next piece
   alignas(64) std::atomic<int64_t> done_{0};
 };
+
+inline int Hand::threads() const { return pool_.threads(); }
 
 template <typename Part>
 void Hand::each(int64_t count, int64_t piece, const Part& part) {

@@ -17,7 +17,7 @@ namespace furrow {
 constexpr int64_t PANEL = 2 * LANES;
 constexpr int TILE = LANES == 16 ? 8 : 6;  // rows: 2 · TILE sums, two weights and one input fill the registers
 constexpr float SMALLEST = 1.17549435e-38f;   // divides a row of zeros
-constexpr int64_t PIECE_BYTES = 64 * 1024;  // of weights, for a thread at a time
+constexpr int64_t LEAST_BYTES = 64 * 1024, MOST_BYTES = 256 * 1024;  // of weights, for a thread at a time: see `piece_of`
 constexpr int64_t AHEAD_BYTES = 3 * 1024;   // see `ask_ahead`
 constexpr int64_t LINE_BYTES = 64;
 
@@ -168,6 +168,14 @@ struct Quantized {
 
 inline int64_t byte_stride(int64_t inputs) { return (inputs + 3) / 4 * 4; }
 
+// Panels for a thread at a time. Memory is read faster in long runs, but where a piece is a large part of a product, or somebody else
+// takes the processor in the middle of one, the others wait for it.
+inline int64_t piece_of(const Linear& linear, int threads) {
+  constexpr int64_t BYTES[] = {4, 2, 2, 1};
+  const int64_t panel = PANEL * linear.inputs * BYTES[linear.kind], whole = panels(linear) * panel;
+  return std::max<int64_t>(1, std::clamp(whole / (4 * threads), LEAST_BYTES, MOST_BYTES) / panel);
+}
+
 // out (rows, outputs) = x (rows, inputs) · Wᵀ, by all threads; added to `out` where `add`.
 inline void product(Hand& hand, const Linear& linear, const float* x, int64_t rows, float* out, bool add, Quantized room) {
   Rows inputs{x, nullptr, rows, linear.inputs};
@@ -179,8 +187,7 @@ inline void product(Hand& hand, const Linear& linear, const float* x, int64_t ro
     });
     inputs = {room.bytes, room.scales, rows, stride / 4};
   }
-  constexpr int64_t BYTES[] = {4, 2, 2, 1};
-  const int64_t piece = std::max<int64_t>(1, PIECE_BYTES / (PANEL * linear.inputs * BYTES[linear.kind]));
+  const int64_t piece = piece_of(linear, hand.threads());
   hand.each(panels(linear), piece, [&](int64_t from, int64_t to) {
     for (int64_t panel = from; panel < to; ++panel) panel_product(linear, inputs, panel, out, add);
   });
