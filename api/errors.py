@@ -173,7 +173,7 @@ def _default_code(error: errors.RequestError) -> str | None:
 
 
 _ELSEWHERE = re.compile(
-    r"/v1/(assistants|audio|batches|chatkit|containers|conversations|engines|evals|files|fine_tuning|images|moderations"
+    r"/v1/(messages/batches|assistants|audio|batches|chatkit|containers|conversations|engines|evals|files|fine_tuning|images|moderations"
     r"|organization|realtime|rerank|score|threads|uploads|vector_stores|videos)\b"
 )
 """What OpenAI or its neighbours have under /v1 and this server has not."""
