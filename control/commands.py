@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from control.clients import LONGEST_BLOCK_MS, SyncRedis
-from control.connection import Call, run
+from control.connection import Call, Posted, run
 from control.errors import Lost, Poisoned, RedisUnavailable
 from control.health import poison
 from control.keys import COMMAND_MS, ReplicaKeys
@@ -44,11 +44,21 @@ def fan_out(lease: Lease, command: Command | Sequence[Command], world_size: int)
     return Call("fan_out", streams, (each[0].seq, *(encode(one) for one in each)), parse)
 
 
+def post(client: SyncRedis, lease: Lease, command: Command | Sequence[Command], world_size: int) -> Posted:
+    """Begin to fan a command out; `posted` must follow, soon, as a server may ask for the script's text first."""
+    return Posted(client, [fan_out(lease, command, world_size)])
+
+
+def posted(under_way: Posted, check: Callable[[], None] = lambda: None) -> None:
+    """Wait until the command is in every stream. Sits out an absence of Redis as long as the streams live, then
+    raises Lost; or what `check` raises where the epoch is over."""
+    _insist(under_way.values, check)
+
+
 def send(client: SyncRedis, lease: Lease, command: Command | Sequence[Command], world_size: int) -> None:
-    """Fan a command out; nothing to do for a world of 1. Sits out an absence of Redis as long as the streams
-    live, then raises Lost."""
+    """Fan a command out, and wait as `posted` does; nothing to do for a world of 1."""
     if world_size > 1:
-        _insist(lambda: run(client, fan_out(lease, command, world_size)))
+        posted(post(client, lease, command, world_size))
 
 
 def reply(client: SyncRedis, model: str, replica: str, message: Reply) -> None:
@@ -65,7 +75,7 @@ def wait_for_work(blocking: SyncRedis, lease: Lease, bell: str, block_ms: int) -
     read_streams(blocking, {lease.model_keys.bell: bell}, block_ms)
 
 
-def _insist(attempt: Callable[[], T]) -> T:
+def _insist(attempt: Callable[[], T], check: Callable[[], None] = lambda: None) -> T:
     """Repeat while Redis is away: a finished step is held, not lost.
 
     Raises Lost once the epoch's streams have lapsed, and with them whatever was in them.
@@ -77,6 +87,7 @@ def _insist(attempt: Callable[[], T]) -> T:
         except RedisUnavailable as error:
             if time.monotonic() > until:
                 raise Lost(f"Redis has been away for longer than commands live: {error}") from error
+            check()
             time.sleep(0.1)
 
 
@@ -132,6 +143,30 @@ class Mailbox:
         return fields["m"]
 
 
+class Deadline:
+    """By when something must be there. Who waits may be told by another thread to wait less."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+
+    def __str__(self) -> str:
+        return f"{self._seconds:g} s"
+
+    def left(self) -> float:
+        """Seconds from now; 0 once it has passed."""
+        return max(0.0, self._until - time.monotonic())
+
+    def excuse(self, seconds: float) -> None:
+        """So much time did not count."""
+        self._until += seconds
+
+    def hurry(self, seconds: float) -> None:
+        """From now on wait no longer than this."""
+        if seconds < self.left():
+            self._seconds, self._until = seconds, time.monotonic() + seconds
+
+
 class Replies:
     """A leader's view of its ranks' answers in one epoch. `stale` counts the ones that were dropped."""
 
@@ -143,7 +178,7 @@ class Replies:
         self._early: dict[int, dict[int, AnyReply]] = {}
         self.stale = 0
 
-    def collect(self, seq: int, deadline_s: float, check: Callable[[], None] = lambda: None) -> list[AnyReply]:
+    def collect(self, seq: int, deadline: Deadline, check: Callable[[], None] = lambda: None) -> list[AnyReply]:
         """Every rank's reply to command `seq`, in rank order; replies to later ones are kept for their turn.
 
         `check` is called now and then; it raises where the epoch is over. Without it a reply that was lost with Redis
@@ -153,28 +188,25 @@ class Replies:
         them), or of kind "bad_reply" quoting one that can't be read. While Redis is away or does not answer
         in time the deadline stands still.
         """
-        deadline = time.monotonic() + deadline_s
         while True:
             here = self._early.get(seq, {})
             missing = [rank for rank in self._ranks if rank not in here]
             if not missing:
                 self._early.pop(seq, None)
                 return [here[rank] for rank in self._ranks]
-            now = time.monotonic()
-            if now >= deadline:
+            left = deadline.left()
+            if not left:
                 names = ", ".join(map(str, missing))
-                raise Poisoned(
-                    "deadline", f"no reply to command {seq} within {deadline_s:g} s: rank {names}", missing[0]
-                )
+                raise Poisoned("deadline", f"no reply to command {seq} within {deadline}: rank {names}", missing[0])
             check()
-            block_ms = min(int((deadline - now) * 1000), LONGEST_BLOCK_MS)
+            now, block_ms = time.monotonic(), min(int(1000 * left), LONGEST_BLOCK_MS)
             try:
                 self._read(seq, block_ms)
                 away = time.monotonic() - now - block_ms / 1000
             except RedisUnavailable:
                 away = time.monotonic() - now
             if away > LATE_S:
-                deadline += away
+                deadline.excuse(away)
 
     def _read(self, seq: int, block_ms: int) -> None:
         after = {self._stream: self._after, self._poison.stream: self._poison.after}

@@ -34,6 +34,13 @@ def known_hosts(client: SyncRedis) -> list[str]:
     return run(client, read("SMEMBERS", keys.HOSTS, parse=sorted))
 
 
+def standbys(client: SyncRedis) -> list[str]:
+    """What each host that beats now says of its standby process: off, starting or ready."""
+    hosts = known_hosts(client)
+    said = run_every(client, [read("HGET", keys.host(name), "standby", parse=lambda word: word) for name in hosts])
+    return [word for word in said if word]
+
+
 def living_hosts(client: SyncRedis) -> list[Host]:
     """The hosts whose agent beats now."""
     names = known_hosts(client)

@@ -1,8 +1,8 @@
 """A pipelined round trip in two halves: what is sent now is answered whenever somebody reads it.
 
-redis-py's own pipeline has both in one call, so that a step could overlap it only with a thread; here the server works
-while the caller computes, and the answer waits in the socket. Its layers for retries and statistics, which are not used
-here, take as long as the commands themselves; so `exchange`, for asyncio, does without them too.
+redis-py's own pipeline has both in one call. Here commands are on their way before anybody waits for them, and several
+shards work at once. Its layers for retries and statistics, which are not used here, take as long as the commands
+themselves; so `exchange`, for asyncio, does without them too.
 """
 
 from __future__ import annotations

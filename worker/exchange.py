@@ -1,8 +1,8 @@
 """A leader's exchange with Redis: what a step produced goes out, what waits comes in, in one round trip.
 
-It may be under way while the next step is computed: Redis works on it meanwhile, and its answer waits in the socket.
-There is never more than one, and its answer is taken before the next one starts, so the leader is ahead of Redis by
-one step at most.
+It may be under way while the next step is computed, on a thread of its own: a step leaves the interpreter to others
+while it computes, and so writing, sending and reading cost it nothing. There is never more than one, and its answer is
+taken before the next one starts, so the leader is ahead of Redis by one step at most.
 """
 
 from __future__ import annotations
@@ -10,35 +10,40 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from control import requests
 from control.clients import SyncRedis
 from control.commands import wait_for_work
-from control.connection import Call, Posted, run
+from control.connection import Call, run, run_every
 from control.errors import RedisUnavailable
 from control.lease import Lease
 from control.outage import outage
 from control.requests import Claims, Emission, EmitResult
+from worker.courier import Courier
 
 LOOP = "leader"
 """Its name where loops say that they wait for Redis."""
 AWAY_S = 0.2
 """Between tries while Redis is away and a finished step is held."""
+LEAVE_S = 1.0
+"""For so long what is under way at an epoch's end may get through."""
 
 T = TypeVar("T")
+Answer = tuple[EmitResult, Claims | None]
 
 
 class Exchange:
     """One epoch's way to Redis. While Redis is away every call waits; `check` ends that when the epoch is over.
 
     A context manager around the leader's work in the epoch: what is under way at its end still gets through if it can,
-    at one try; the next epoch computes it again.
+    soon; the next epoch computes it again.
     """
 
     def __init__(self, client: SyncRedis, blocking: SyncRedis, lease: Lease, check: Callable[[], None]) -> None:
         self._client, self._blocking, self._lease, self._check = client, blocking, lease, check
-        self._under_way: Posted | None = None
+        self._courier: Courier[Answer] = Courier("exchange")
+        self._under_way: Callable[[], Answer] | None = None
         self._was_away = False
 
     def __enter__(self) -> Exchange:
@@ -47,31 +52,39 @@ class Exchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            under_way.drain()
+        if self._under_way is not None:
+            self._under_way = None
+            self._courier.wait(LEAVE_S)
+        self._courier.close()
 
-    def deliver(self, rows: list[Emission], claim: Call[Claims] | None) -> tuple[EmitResult, Claims | None]:
+    def deliver(self, rows: list[Emission], claim: Call[Claims] | None) -> Answer:
         """Emit the rows, and run `claim` with it where there is one. Raises EpochOver."""
-        return self._answer(self._post(rows, claim))
+        return self.hold(self._sending(rows, claim))
 
     def start(self, rows: list[Emission], claim: Call[Claims] | None) -> None:
         """As `deliver`, but does not wait: `finish` brings the outcome."""
-        self._under_way = self._post(rows, claim)
+        self._under_way = self._sending(rows, claim)
+        self._courier.send(self._under_way)
 
-    def finish(self) -> tuple[EmitResult, Claims | None] | None:
+    def finish(self) -> Answer | None:
         """Wait for what `start` began, None where nothing is under way. Raises EpochOver."""
-        under_way, self._under_way = self._under_way, None
-        return self._answer(under_way) if under_way is not None else None
+        if self._under_way is None:
+            return None
+        attempts = iter([self._courier.answer])
+        again, self._under_way = self._under_way, None
+        return self.hold(lambda: next(attempts, again)())
 
-    def _post(self, rows: list[Emission], claim: Call[Claims] | None) -> Posted:
-        emit = requests.emit(self._lease, rows)
-        return Posted(self._client, [emit] if claim is None else [emit, claim])
+    def _sending(self, rows: list[Emission], claim: Call[Claims] | None) -> Callable[[], Answer]:
+        """The round trip, to be made again after an outage: what was done already is recognised then."""
+        calls: list[Call[Any]] = []
 
-    def _answer(self, posted: Posted) -> tuple[EmitResult, Claims | None]:
-        # Where Redis can serve only one of them just now both are sent again: what was done already is recognised.
-        emitted, *claims = self.hold(posted.values)
-        return emitted, claims[0] if claims else None
+        def send() -> Answer:
+            if not calls:
+                calls.extend([requests.emit(self._lease, rows), *([] if claim is None else [claim])])
+            emitted, *claims = run_every(self._client, calls)
+            return emitted, claims[0] if claims else None
+
+        return send
 
     def wait_for_work(self, bell: str, block_ms: int) -> None:
         """Return once the bell rang after `bell`, for a request, a cancel or poison, or after `block_ms`."""

@@ -1,7 +1,7 @@
 """Forming a group, seen from its leader: everyone there, one rendezvous, a sum that proves it, the shards loaded.
 
-Order (no deadlock): a command goes to all ranks before the leader does its own part, replies are read afterwards.
-Exactly one reply per rank is accounted for, whatever the leader's own outcome.
+Order (no deadlock): a command goes to all ranks before the leader does its own part. Meanwhile a thread sees to it that
+it arrives, and reads the replies: exactly one per rank is accounted for, whatever the leader's own outcome.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch.distributed as dist
 from control import commands
 from control.clients import SyncRedis
 from control.clock import now_ms
-from control.errors import CollectiveLeft, GroupError, Poisoned, RankError, collective_failure
+from control.errors import CollectiveLeft, EpochOver, GroupError, Poisoned, RankError, collective_failure
 from control.health import Formation
 from control.lease import Lease
 from control.messages import Command, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown
 from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
+from worker.courier import Courier
 from worker.engine.step import GoesOn, Sample, Score, StepResult
 from worker.executor import Executor
 from worker.progress import Deadlines, Progress
@@ -37,7 +38,8 @@ T = TypeVar("T", bound=Reply)
 
 
 class Group:
-    """The ranks of one epoch. Every method raises EpochOver when the epoch ends while it waits."""
+    """The ranks of one epoch, whose end is that of its context. Every method raises EpochOver when the epoch ends while
+    it waits."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Group:
         self._client, self._lease, self._executor = client, lease, executor
         self._progress, self._check, self._address = progress, check, address
         self._replies = commands.Replies(blocking, lease, executor.world_size)
+        self._courier: Courier[list[AnyReply]] = Courier("replies")
         self._deadlines = Deadlines()
         self._seq = 0
         self.last_seconds = 0.0
@@ -71,6 +74,12 @@ class Group:
     def stale_replies(self) -> int:
         """Replies of another epoch or seq that were dropped."""
         return self._replies.stale
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._courier.close()
 
     # --- forming ----------------------------------------------------------------------------------------------------
 
@@ -185,10 +194,11 @@ class Group:
     def _together(
         self, what: str, command: Command, deadline_s: float, own: Callable[[], Any] | None = None
     ) -> list[AnyReply]:
-        """Send `command` to every rank, do the leader's part, read every reply; the replies in rank order."""
+        """Send `command` to every rank, do the leader's part, wait for every reply; the replies in rank order."""
         self._check()
-        commands.send(self._client, self._lease, command, self._executor.world_size)
-        self._progress.begin(deadline_s)  # not before: a fan-out that waits for Redis is nobody's hang
+        deadline = commands.Deadline(deadline_s)
+        self._send(command, deadline)
+        self._progress.begin(deadline_s)
         own_error: Exception | None = None
         first: Any = None
         try:
@@ -197,7 +207,7 @@ class Group:
             if isinstance(collective_failure(error), CollectiveLeft):
                 self._check()  # it was let go because the epoch is over: that is what there is to tell
             own_error = error
-        replies, failed = self._drain(command.seq, deadline_s, own_failed=own_error is not None)
+        replies, failed = self._drain(deadline, own_failed=own_error is not None)
         self.last_seconds = self._progress.end(command.seq)
         if isinstance(first, ErrorReply):
             own_error = RankError(0, first.kind, first.message)
@@ -214,20 +224,31 @@ class Group:
             raise GroupError(what, own_error, failed) from own_error
         return [first, *replies]
 
-    def _drain(self, seq: int, deadline_s: float, own_failed: bool) -> tuple[list[AnyReply], list[RankError]]:
+    def _send(self, command: Command, deadline: commands.Deadline) -> None:
+        """Let a command go out to the other ranks, and have its arrival and their replies awaited."""
+        if self.alone:
+            return
+        under_way = commands.post(self._client, self._lease, command, self._executor.world_size)
+
+        def listen() -> list[AnyReply]:
+            commands.posted(under_way, self._check)
+            return self._replies.collect(command.seq, deadline, self._check)
+
+        self._courier.send(listen)
+
+    def _drain(self, deadline: commands.Deadline, own_failed: bool) -> tuple[list[AnyReply], list[RankError]]:
         """Account for one reply per rank. After the leader's own failure the others get a moment, not the deadline:
         they may be waiting for it in a collective, and its error must not be hidden behind their silence."""
-        if self._executor.world_size == 1:
+        if self.alone:
             return [], []
+        if own_failed:
+            deadline.hurry(DRAIN_S)
         try:
-            if own_failed:
-                replies = self._replies.collect(seq, DRAIN_S)
-            else:
-                replies = self._replies.collect(seq, deadline_s, self._check)
-        except Poisoned as poisoned:
+            replies = self._courier.answer()
+        except EpochOver as over:
             if not own_failed:
                 raise
-            return [], [RankError(poisoned.rank, "forward_failed", poisoned.message)]
+            return [], [RankError(over.rank, "forward_failed", over.message)] if isinstance(over, Poisoned) else []
         return replies, [RankError(r.rank, r.kind, r.message) for r in replies if isinstance(r, ErrorReply)]
 
     def _all(self, kind: type[T], replies: list[AnyReply]) -> list[T]:

@@ -157,11 +157,12 @@ class Leader:
             self._executor.abort.say,
         )
         with pulse:
-            group = Group(self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address)
+            ranks = Group(self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address)
             try:
-                kv_tokens, formation = group.form(self._load_command)
-                self._publish(kv_tokens, formation)
-                self._work(lease, group, kv_tokens, progress, pulse)
+                with ranks as group:
+                    kv_tokens, formation = group.form(self._load_command)
+                    self._publish(kv_tokens, formation)
+                    self._work(lease, group, kv_tokens, progress, pulse)
             except GroupError as error:
                 self._poison(lease, "load_failed", str(error))
                 raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +13,9 @@ from control.connection import connect
 from control.embedded import EmbeddedServer
 from ops.bench.machine import describe
 from ops.bench.redis_traffic import traffic
-from ops.bench.stepping import Turn, hashing, stepping
+from ops.bench.stepping import Turn, hashing, stepping, timed
 from ops.bench.summary import median
+from worker.turn import LONGEST_S
 
 ALONE_MS = {1: 0.3, 8: 0.3, 64: 0.8}
 """The most that a step may spend on Redis with nothing overlapped, by rows."""
@@ -59,9 +59,9 @@ def alone(client: SyncRedis, url: str, rows: int, steps: int, tp: int) -> bool:
     click.echo(
         f"  {rows:>3} rows: {verdict(spent, ALONE_MS[rows])} ms"
         f"  (emit + claim {ms(turns, lambda turn: turn.exchange)},"
-        f" fan-out + replies {ms(turns, lambda turn: turn.group - turn.work)},"
+        f" fan-out + replies {ms(turns, lambda turn: turn.control - turn.exchange)},"
         f" in the server's scripts {per_step['script_us'] / 1000:.3f});"
-        f" the leader's own books {ms(turns, lambda turn: turn.whole - turn.control - turn.work)} ms"
+        f" the leader's own books {ms(turns, lambda turn: turn.books)} ms"
     )
     click.echo(
         f"            a step: {per_step['sent']:.1f} commands sent, {per_step['all'] - per_step['sent']:.0f} more in"
@@ -75,23 +75,25 @@ def beside(url: str, rows: int, steps: int, tp: int) -> bool:
     """Print what Redis adds to a step that has work to do; whether the limit is held.
 
     Added are the loop's waits, sending included, and what the server's work takes from the step's: that is timed with
-    and without it in turns, so that a change of the machine's mood meets both.
+    and without it in turns, so that a change of the machine's mood meets both. With several ranks a command has as
+    many steps as on a farm, and its figures are shared out among them.
     """
     work = hashing(STEP_S)
     turns: list[Turn] = []
     bare: list[float] = []
-    with stepping(url, rows, steps + WARM_UP, tp, work, overlap=True) as loop:
+    with stepping(url, rows, (1 + round(LONGEST_S / STEP_S)) * (steps + WARM_UP), tp, work, overlap=True) as loop:
         loop.turns(WARM_UP)
         for _ in range(ROUNDS):
             turns += loop.turns(steps // ROUNDS)[1:]  # the first of a round has nothing beside it
             bare += [timed(work) for _ in range(steps // ROUNDS)]
-    slowed = median([turn.work for turn in turns]) - median(bare)
-    waited = median([turn.control for turn in turns])
+    forwards = median([turn.forwards.count for turn in turns])
+    slowed = median([turn.forwards.work / turn.forwards.count for turn in turns]) - median(bare)
+    waited = median([turn.control / turn.forwards.count for turn in turns])
     share = (slowed + waited) / median(bare)
     click.echo(
-        f"  {rows:>3} rows: {verdict(100 * share, 100 * BESIDE)} %  (waits {1000 * waited:.3f} ms,"
-        f" the work slowed by {1000 * slowed:.3f} ms of {1000 * median(bare):.3f});"
-        f" the leader's own books {ms(turns, lambda turn: turn.whole - turn.control - turn.work)} ms"
+        f"  {rows:>3} rows: {verdict(100 * share, 100 * BESIDE)} %  (waits {1000 * waited:.3f} ms a step,"
+        f" {forwards:g} steps a command; the work slowed by {1000 * slowed:.3f} ms of {1000 * median(bare):.3f});"
+        f" the leader's own books {ms(turns, lambda turn: turn.books / turn.forwards.count)} ms"
     )
     return share <= BESIDE
 
@@ -102,9 +104,3 @@ def verdict(value: float, limit: float) -> str:
 
 def ms(turns: list[Turn], part: Callable[[Turn], float]) -> str:
     return f"{1000 * median([part(turn) for turn in turns]):.3f}"
-
-
-def timed(work: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started

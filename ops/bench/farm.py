@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from control import catalog, health
+from control import catalog, farm, health
 from control.cli.serve import is_ready
 from control.cli.supervisor import Part, Supervisor
 from control.clients import SyncRedis
@@ -40,7 +40,8 @@ def private_farm(
     """Serve `spec` once per number in `replicas`, under names of their own; yields the API's URL, Redis's, the names.
 
     `api_options` are those of `furrow api`; `environment` is added to that of agent and API. The parts log errors only,
-    unless FURROW_LOG_LEVEL says otherwise. Raises ModelUnavailable where a replica can't be served.
+    unless FURROW_LOG_LEVEL says otherwise. Where a standby is kept it waits for work too, as its imports are over then.
+    Raises ModelUnavailable where a replica can't be served.
     """
     names = [spec.name] if len(replicas) == 1 else [f"{spec.name}-{index + 1}" for index in range(len(replicas))]
     with ExitStack() as stack:
@@ -57,12 +58,15 @@ def private_farm(
         stack.callback(supervisor.stop)
         supervisor.start(Part("agent", "worker", ["agent"]))
         supervisor.start(Part("api", "api", ["--host", HOST, "--port", str(port), *api_options]))
-        _wait(client, names, (HOST, port), supervisor)
+        kept = {**os.environ, **(environment or {})}.get("FURROW_STANDBY") != "0"
+        _wait(client, names, (HOST, port), supervisor, ["ready"] if kept else [])
         yield f"http://{HOST}:{port}", redis_url, names
 
 
-def _wait(client: SyncRedis, names: list[str], address: tuple[str, int], supervisor: Supervisor) -> None:
-    """Until every replica of every model is loaded and the API is ready."""
+def _wait(
+    client: SyncRedis, names: list[str], address: tuple[str, int], supervisor: Supervisor, standbys: list[str]
+) -> None:
+    """Until every replica of every model is loaded, the API is ready, and so are the standbys."""
     until = time.monotonic() + START_LIMIT_S
     while True:
         supervisor.tend()
@@ -71,6 +75,7 @@ def _wait(client: SyncRedis, names: list[str], address: tuple[str, int], supervi
         for model, replica in states:
             if replica.state == "failed" or time.monotonic() > until:
                 raise ModelUnavailable(model, f"{replica.state} (replica {replica.replica})", replica.detail)
-        if states and all(replica.state == "loaded" for _, replica in states) and is_ready(address):
+        loaded = states and all(replica.state == "loaded" for _, replica in states)
+        if loaded and is_ready(address) and (not standbys or farm.standbys(client) == standbys):
             return
         time.sleep(TICK_S)

@@ -24,8 +24,11 @@ MODEL = "demo"
 USERS = 5
 MAX_TOKENS = 48
 PROMPT_BYTES = 320
-SATURATING = 8
-"""Clients that keep the farm's slots full while its capacity is measured."""
+CLIENTS = 8
+"""What they get who ask one question after another is a first guess at the capacity; twice that saturates the farm."""
+GUESS_S = 5.0
+SETTLE = 1 / 3
+"""Of the time in which the capacity is measured: the queue fills meanwhile, and nothing counts."""
 TTFT_FACTOR = 1.5
 GROWTH_MIB = 32.0
 """What the second half of the overload may add to a part's peak: what is kept for two minutes after a request's end."""
@@ -65,7 +68,7 @@ class Phase:
 def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max_queue_wait: float) -> None:
     """Measure a private farm (demo, one CPU rank) at its capacity and far beyond.
 
-    The capacity is what clients get that keep every slot busy. The nominal load is as much, arriving at random
+    The capacity is what the farm completes while more is asked of it. The nominal load is as much, arriving at random
     (Poisson); the overload is --times as much. Nobody who is refused tries again.
     """
     click.echo(describe())
@@ -106,25 +109,30 @@ def figures(nominal: Phase, beyond: Phase, grown: dict[str, float]) -> list[Figu
 
 
 async def measure_capacity(base: Base, seconds: float) -> float:
-    """Requests per second that end while SATURATING clients ask again and again."""
-    until, ends = now_ms() + 1000 * seconds, list[float]()
+    """Requests per second that end while twice as many arrive as one client after another could ask."""
+    saturated = await offer(base, Phase(2 * await _guess(base, GUESS_S)), seconds)
+    first = min(answer.sent_ms for answer in saturated.answers)
+    from_ms, until_ms = first + 1000 * SETTLE * seconds, first + 1000 * seconds
+    counted = sum(from_ms <= answer.end_ms <= until_ms for answer in saturated.admitted)
+    return max(1, counted) / ((1 - SETTLE) * seconds)
+
+
+async def _guess(base: Base, seconds: float) -> float:
+    """Requests per second of CLIENTS that ask again and again."""
+    until, ended = now_ms() + 1000 * seconds, 0
 
     async def client(index: int) -> None:
+        nonlocal ended
         turn = 0
         while now_ms() < until:
             turn += 1
-            answer = await _ask(base, 100_000 + 1000 * index + turn)
-            if answer.error is None:
-                ends.append(answer.end_ms)
-            else:
-                await asyncio.sleep(0.2)
+            await _ask(base, 100_000 + 1000 * index + turn)
+            ended += 1
 
     async with asyncio.TaskGroup() as tasks:
-        for index in range(SATURATING):
+        for index in range(CLIENTS):
             tasks.create_task(client(index))
-    # The first third fills the slots; what ends after the last request was sent drains them.
-    counted = [end for end in ends if until - 667 * seconds <= end <= until]
-    return max(1, len(counted)) / (0.667 * seconds)
+    return ended / seconds
 
 
 async def offer(base: Base, phase: Phase, seconds: float, memory: MemorySampler | None = None) -> Phase:

@@ -17,7 +17,7 @@ from control.connection import Call, connect, connect_blocking, run
 from control.lease import Lease, acquire
 from control.messages import GenerateStep, GenerationRequest, ModelAssets, Sampling
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
-from worker.engine.step import Sample, StepResult
+from worker.engine.step import GoesOn, Sample, StepResult
 from worker.exchange import Exchange
 from worker.executor import Executor
 from worker.grammars import Grammars
@@ -34,46 +34,65 @@ MODEL, REPLICA, API = "bench", "r0", "bench"
 TOKEN = 12_345
 T = TypeVar("T")
 
-PIECE = 150_000
-"""Bytes hashed in one go, some 0.1 ms: as an engine does, it lets other threads run between kernels and inside them."""
+PROBE = 1 << 20
+"""Bytes hashed to find out how fast that goes."""
 
 
-def hashing(seconds: float) -> Callable[[], None]:
-    """A step's computation, of about `seconds`: work that leaves the interpreter to others, piece by piece."""
-    block = bytes(PIECE)
+def hashing(seconds: float) -> Callable[[], object]:
+    """A step's computation, of about `seconds`: one call that leaves the interpreter to others while it computes, as a
+    forward in C++ and waiting for a GPU do."""
+    probe = bytes(PROBE)
+    fastest = min(timed(lambda: hashlib.sha256(probe)) for _ in range(100))
+    block = bytes(round(PROBE * seconds / fastest))
+    return lambda: hashlib.sha256(block)
 
-    def piece() -> float:
-        started = time.perf_counter()
-        hashlib.sha256(block).digest()
-        return time.perf_counter() - started
 
-    pieces = round(seconds / min(piece() for _ in range(100)))
-
-    def work() -> None:
-        for _ in range(pieces):
-            hashlib.sha256(block).digest()
-
-    return work
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that `work` takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 class Metronome(Executor):
-    """An engine that answers every row with the same token after `work`; `seconds` has how long each of them took."""
+    """An engine that answers every row with the same token after `work`. With `repeats` it runs several forwards
+    for one command where it may, as real ones do with several ranks."""
 
-    def __init__(self, world_size: int, work: Callable[[], None]) -> None:
+    def __init__(self, world_size: int, work: Callable[[], object], repeats: bool) -> None:
         super().__init__(0, world_size, "cpu")
-        self._work = work
+        self._work, self._repeats = work, repeats
         self._pending: set[int] = set()
-        self.seconds: list[float] = []
+        self.steps: list[Forwards] = []
+        """What each command came to."""
 
-    def run_step(self, command: GenerateStep, sample: Sample | None, *_: object) -> StepResult:
-        started = time.perf_counter()
-        self._work()
-        self.seconds.append(time.perf_counter() - started)
+    def run_step(
+        self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None, score: object = None
+    ) -> StepResult:
         pending = self._pending - set(command.left) - set(command.paused) - set(command.sequences)
         rows = zip(command.sequences, command.sample, strict=True)
         sids = sorted(pending) + [sid for sid, sampled in rows if sampled]
         self._pending = (self._pending - set(command.left)) | set(sids)
-        return StepResult(sids, [TOKEN] * len(sids), command.seq, len(sids))
+        tokens, done = [TOKEN] * len(sids), Forwards()
+        while True:
+            done.work += timed(self._work)
+            done.count += 1
+            booked = time.perf_counter()
+            more = self._repeats and goes_on is not None and goes_on(tokens)
+            done.books += time.perf_counter() - booked
+            if not more:
+                break
+        self.steps.append(done)
+        return StepResult(sids, tokens, command.seq, len(sids), done.count)
+
+
+@dataclass(slots=True)
+class Forwards:
+    """Those of one command: how many, and seconds of all of them."""
+
+    count: int = 0
+    work: float = 0.0
+    books: float = 0.0
+    """Of the leader, between two of them."""
 
 
 class TimedExchange(Exchange):
@@ -95,7 +114,7 @@ class TimedExchange(Exchange):
 
 
 class TimedGroup(Group):
-    """`seconds` is how long steps took in all: fan-out, handing the last step's tokens over, work, replies."""
+    """`seconds` is how long commands took in all: fan-out, handing the last tokens over, work, replies."""
 
     seconds = 0.0
 
@@ -114,13 +133,18 @@ class Turn:
     exchange: float
     """Waiting for what goes to Redis and comes from it: tokens and claims."""
     group: float
-    """Fan-out, the step's work, and the ranks' replies."""
-    work: float
+    """Fan-out, the command's forwards, and the ranks' replies."""
+    forwards: Forwards
 
     @property
     def control(self) -> float:
         """All of it that is there for Redis: the rest, besides the work, is the scheduler's and the requests'."""
-        return self.exchange + self.group - self.work
+        return self.exchange + self.group - self.forwards.work - self.forwards.books
+
+    @property
+    def books(self) -> float:
+        """Of the scheduler and the requests."""
+        return self.whole - self.control - self.forwards.work
 
 
 @dataclass(frozen=True)
@@ -135,7 +159,7 @@ class Loop:
     def turns(self, count: int) -> list[Turn]:
         """Run `count` more turns."""
         stamps: list[tuple[float, float, float]] = []
-        self.engine.seconds.clear()
+        self.engine.steps.clear()
 
         def enough() -> bool:
             stamps.append((time.perf_counter(), self.exchange.seconds, self.group.seconds))
@@ -143,11 +167,11 @@ class Loop:
 
         self.serving.run(enough)
         spans = [[b - a for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(stamps)]
-        return [Turn(*span, work) for span, work in zip(spans, self.engine.seconds, strict=True)]
+        return [Turn(*span, forwards) for span, forwards in zip(spans, self.engine.steps, strict=True)]
 
 
 @contextmanager
-def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], None], overlap: bool) -> Iterator[Loop]:
+def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], object], overlap: bool) -> Iterator[Loop]:
     """`rows` requests that go on for at least `steps` steps on an empty server, followed by one API process."""
     with ExitStack() as stack:
         client, pulse_client = (stack.enter_context(closing(connect(url))) for _ in range(2))
@@ -163,8 +187,8 @@ def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], None],
         progress.phase = "ready"
         pulse = Pulse(pulse_client, MODEL, REPLICA, lease.epoch, 0, tp, "cpu", progress, lease)
         stack.enter_context(pulse)
-        executor = Metronome(tp, work)
-        group = TimedGroup(client, blocking, lease, executor, progress, pulse.check, "127.0.0.1")
+        executor = Metronome(tp, work, repeats=overlap)
+        group = stack.enter_context(TimedGroup(client, blocking, lease, executor, progress, pulse.check, "127.0.0.1"))
         group.ping(60.0)
         scheduler = Scheduler(kv_tokens=rows * (steps + 100), token_budget=512, max_sequences=256)
         exchange = stack.enter_context(TimedExchange(client, blocking, lease, pulse.check))

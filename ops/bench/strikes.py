@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 
 from tokenizers import Tokenizer
 
-from control import farm, health, keys
+from control import farm, health
 from control.cli.options import model_source
 from control.clients import SyncRedis
 from control.clock import now_ms
-from control.connection import connect, read, run
+from control.connection import connect, run
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.requests import Enqueue, enqueue, read_log
 from ops.bench.farm import private_farm
@@ -137,15 +137,9 @@ def wait_until_whole(client: SyncRedis) -> int:
     """Until every rank is ready in the current epoch, which is returned, and a standby waits where one is kept."""
     since = time.monotonic()
     kept = os.environ.get("FURROW_STANDBY") != "0"
-    while health.overview(client, MODEL).state != "loaded" or (kept and standby_state(client) != "ready"):
+    while health.overview(client, MODEL).state != "loaded" or (kept and farm.standbys(client) != ["ready"]):
         pause(since)
     return health.read_epoch(client, MODEL, "r0")
-
-
-def standby_state(client: SyncRedis) -> str | None:
-    """What the only host says of its standby."""
-    [host] = farm.known_hosts(client)
-    return run(client, read("HGET", keys.host(host), "standby", parse=lambda reply: reply))
 
 
 def pause(since: float) -> None:

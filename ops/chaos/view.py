@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import psutil
 
-from control import farm, health, keys
+from control import farm, health
 from control.cli.serve import is_ready
 from control.clients import SyncRedis
-from control.connection import read, run
+from control.connection import run
 from control.errors import RedisUnavailable
 from control.health import Beat, Overview, Poison
 from control.messages import ModelSpec
@@ -102,9 +102,7 @@ class View:
 
     def standby_state(self) -> str | None:
         """off, starting or ready; None where no host beats."""
-        hosts = farm.known_hosts(self.client)
-        said = [run(self.client, read("HGET", keys.host(host), "standby", parse=lambda word: word)) for host in hosts]
-        return next((word for word in said if word), None)
+        return next(iter(farm.standbys(self.client)), None)
 
     # --- processes --------------------------------------------------------------------------------------------------
 

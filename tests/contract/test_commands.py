@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control import commands
-from control.commands import Mailbox, Replies
+from control.commands import Deadline, Mailbox, Replies
 from control.errors import Lost, Poisoned
 from control.health import read_poison, write_poison
 from control.lease import Lease
@@ -100,24 +100,24 @@ def test_poison_wakes_those_who_wait(farm: Farm, lease: Lease) -> None:
     with pytest.raises(Poisoned, match="rank 2 died"):
         box.receive(10)
     with pytest.raises(Poisoned, match="rank 2 died"):
-        replies.collect(1, 5)
+        replies.collect(1, Deadline(5))
 
 
 def test_replies_come_in_rank_order(farm: Farm, lease: Lease) -> None:
     """One per rank, whatever order they arrive in."""
     answer(farm, pong(lease, 1, 2), pong(lease, 1, 1))
-    assert [reply.rank for reply in Replies(farm.blocking, lease, 3).collect(1, 5)] == [1, 2]
+    assert [reply.rank for reply in Replies(farm.blocking, lease, 3).collect(1, Deadline(5))] == [1, 2]
 
 
 def test_stale_replies_are_counted_and_dropped(farm: Farm, lease: Lease) -> None:
     """Another epoch's, an older seq's, a double and a stranger's reply are never taken for the awaited one."""
     replies = Replies(farm.blocking, lease, 3)
     answer(farm, pong(lease, 1, 1), pong(lease, 1, 2))
-    replies.collect(1, 5)
+    replies.collect(1, Deadline(5))
     foreign = pong(lease, 2, 1, epoch=lease.epoch - 1)
     farm.client.xadd(lease.keys.replies(lease.epoch), {"m": commands.encode(foreign)})
     answer(farm, pong(lease, 1, 1), pong(lease, 2, 9), pong(lease, 2, 1), pong(lease, 2, 1), pong(lease, 2, 2))
-    assert [reply.seq for reply in replies.collect(2, 5)] == [2, 2]
+    assert [reply.seq for reply in replies.collect(2, Deadline(5))] == [2, 2]
     assert replies.stale == 4
 
 
@@ -128,9 +128,9 @@ def test_an_early_reply_is_kept_for_its_turn(farm: Farm, lease: Lease) -> None:
     answer(farm, pong(lease, 1, 2))
     commands.reply(farm.client, MODEL, "r0", step)
     answer(farm, pong(lease, 1, 1))
-    assert [reply.rank for reply in replies.collect(1, 5)] == [1, 2]
+    assert [reply.rank for reply in replies.collect(1, Deadline(5))] == [1, 2]
     answer(farm, pong(lease, 2, 1))
-    assert replies.collect(2, 5)[1] == step
+    assert replies.collect(2, Deadline(5))[1] == step
     assert replies.stale == 0
 
 
@@ -138,7 +138,7 @@ def test_a_missing_reply_names_the_ranks(farm: Farm, lease: Lease) -> None:
     """When the deadline passes the error says who is missing."""
     answer(farm, pong(lease, 1, 1))
     with pytest.raises(Poisoned, match="rank 2") as missing:
-        Replies(farm.blocking, lease, 3).collect(1, 0.05)
+        Replies(farm.blocking, lease, 3).collect(1, Deadline(0.05))
     assert (missing.value.kind, missing.value.rank) == ("deadline", 2)
 
 
@@ -146,13 +146,13 @@ def test_an_unreadable_reply_is_quoted(farm: Farm, lease: Lease) -> None:
     """The error shows what came."""
     farm.client.xadd(lease.keys.replies(lease.epoch), {"m": "{nonsense"})
     with pytest.raises(Poisoned, match=r"\{nonsense"):
-        Replies(farm.blocking, lease, 3).collect(1, 5)
+        Replies(farm.blocking, lease, 3).collect(1, Deadline(5))
 
 
 def test_a_world_of_one_needs_no_streams(farm: Farm, lease: Lease) -> None:
     """Without other ranks nothing is sent and nothing is awaited."""
     commands.send(farm.client, lease, ping(lease, 1), 1)
-    assert Replies(farm.blocking, lease, 1).collect(1, 5) == []
+    assert Replies(farm.blocking, lease, 1).collect(1, Deadline(5)) == []
     assert farm.client.exists(lease.keys.commands(lease.epoch, 1)) == 0
 
 
@@ -163,4 +163,4 @@ def test_who_waits_for_replies_hears_that_the_epoch_is_over(farm: Farm, lease: L
         raise Lost("the lock ran out")
 
     with pytest.raises(Lost):
-        Replies(farm.blocking, lease, 3).collect(1, 3600.0, check)
+        Replies(farm.blocking, lease, 3).collect(1, Deadline(3600.0), check)

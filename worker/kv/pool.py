@@ -6,14 +6,17 @@ stale NaN would make 0 · NaN = NaN there.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from worker.kv.base import CacheLayout
+from worker.zeros import zeros
 
 FIRST_SLOTS = 4
-DOUBLED_BYTES = 256 * 2**20
-"""A pool that would be larger gets a sibling instead of growing: copying it would stall the step for too long."""
+DOUBLED_BYTES = 16 * 2**20
+"""A pool that would be larger gets a sibling instead of growing: copying half of this stalls a step for some 5 ms."""
 
 
 class Pool:
@@ -72,7 +75,9 @@ class Pool:
     def _allocate(self, slots: int) -> Tensor:
         layout = self.layout
         shape = (layout.layers, 2, slots, layout.kv_heads, self.capacity, layout.head_dim)
-        # On a CPU fresh zeros cost nothing until they are written: the kernel maps pages at first touch.
+        if torch.device(layout.device).type == "cpu":
+            slab = layout.kv_heads * self.capacity * layout.head_dim * layout.dtype.itemsize  # of one layer's keys
+            return zeros(math.prod(shape), layout.dtype, touched=slab).view(shape)
         return torch.zeros(shape, dtype=layout.dtype, device=layout.device)
 
     def _views(self) -> None:

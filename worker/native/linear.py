@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import mmap
 
 import torch
 from torch import Tensor, nn
 
 from worker.native import library
 from worker.native.library import KINDS, Linear, Threads
+from worker.zeros import zeros
 
 CHUNK = 8192
 """Outputs that are packed at once, so that no second copy of the whole is made in another type."""
 
-WORTH_LARGE_PAGES = 4 * 2**20
 LARGEST_HALF = torch.finfo(torch.float16).max
 
 
@@ -35,7 +33,7 @@ class NativeLinear(nn.Module):
         self.threads = threads
         room = -(-self.outputs // panel) * panel
         steps = -(-self.inputs // 4) * 4 if kind == torch.int8 else self.inputs
-        self._weights = _zeros(room * steps, kind)
+        self._weights = zeros(room * steps, kind)
         self._scales, self._sums = torch.zeros(room), torch.zeros(room, dtype=torch.int32)
         self.bias = None
         if bias is not None:
@@ -98,17 +96,6 @@ class SharedEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         rows = self._look_up(ids)
         return rows if self._scale is None else rows * self._scale
-
-
-def _zeros(count: int, kind: torch.dtype) -> Tensor:
-    """Memory in large pages where it is worth some: to look up where each small page lies takes a part of the time in
-    which weights are read from front to back."""
-    if count * kind.itemsize < WORTH_LARGE_PAGES:
-        return torch.zeros(count, dtype=kind)
-    memory = mmap.mmap(-1, count * kind.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=kind)
 
 
 def threads_here() -> Threads | None:

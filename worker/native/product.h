@@ -18,6 +18,8 @@ constexpr int64_t PANEL = 2 * LANES;
 constexpr int TILE = LANES == 16 ? 8 : 6;  // rows: 2 · TILE sums, two weights and one input fill the registers
 constexpr float SMALLEST = 1.17549435e-38f;   // divides a row of zeros
 constexpr int64_t PIECE_BYTES = 64 * 1024;  // of weights, for a thread at a time
+constexpr int64_t AHEAD_BYTES = 3 * 1024;   // see `ask_ahead`
+constexpr int64_t LINE_BYTES = 64;
 
 inline int64_t panels(const Linear& linear) { return (linear.outputs + PANEL - 1) / PANEL; }
 
@@ -76,6 +78,16 @@ inline void put(float* out, Floats values, int64_t room, bool add) {
   for (int64_t lane = 0; lane < room; ++lane) out[lane] = add ? out[lane] + lanes[lane] : lanes[lane];
 }
 
+// A processor foresees what is read from front to back, but not beyond a page of 4 KiB. Where few rows meet a line of weights it
+// comes to the next page early enough by itself; with more of them each page's begin would be waited for.
+template <typename K, int ROWS>
+inline void ask_ahead(const typename K::Stored* weights) {
+  constexpr int64_t BYTES = PANEL * K::PER * static_cast<int64_t>(sizeof(*weights));
+  if constexpr (ROWS * LINE_BYTES >= 3 * BYTES)
+    for (int64_t at = 0; at < BYTES; at += LINE_BYTES)
+      __builtin_prefetch(reinterpret_cast<const char*>(weights) + AHEAD_BYTES + at);
+}
+
 template <typename K, int ROWS>
 void tile(const Linear& linear, const Rows& inputs, int64_t row, int64_t panel, float* out, bool add) {
   const int64_t steps = (linear.inputs + K::PER - 1) / K::PER;
@@ -85,6 +97,7 @@ void tile(const Linear& linear, const Rows& inputs, int64_t row, int64_t panel, 
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i) sums[i][0] = sums[i][1] = K::zero();
   for (int64_t step = 0; step < steps; ++step, weights += PANEL * K::PER) {
+    ask_ahead<K, ROWS>(weights);
     const auto low = K::read(weights), high = K::read(weights + LANES * K::PER);
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i) {

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from ops.bench import control as control_module
 from ops.bench.control import control
-from ops.bench.stepping import Turn
+from ops.bench.stepping import Forwards, Turn
 
 STEPS = 20
 
@@ -45,4 +45,5 @@ def test_no_limit_missed_is_success(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_counts_as_the_control_plane() -> None:
     """Not the step's work, and not the leader's own books."""
-    assert Turn(whole=1.0, exchange=0.25, group=0.5, work=0.375).control == 0.375
+    turn = Turn(whole=1.0, exchange=0.25, group=0.5, forwards=Forwards(count=2, work=0.25, books=0.125))
+    assert (turn.control, turn.books) == (0.375, 0.375)

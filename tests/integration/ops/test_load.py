@@ -27,6 +27,7 @@ def farm() -> Iterator[tuple[str, str, list[str]]]:
     """Two models of one replica each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("FURROW_STANDBY", "0")
         options = {"dtype": "auto", "max_context": 512, "kv_tokens": 4096, "quant": None, "name": "two"}
         with private_farm(build_spec("demo", tp=1, devices="cpu", **options), (1, 1)) as running:  # type: ignore[arg-type]
             yield running

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from control.commands import Replies, reply, send
+from control.commands import Deadline, Replies, reply, send
 from control.errors import Poisoned
 from control.health import heartbeats, read_poison, write_poison
 from control.lease import Lease
@@ -48,7 +48,7 @@ class RankScene:
         return self.collect(seq)
 
     def collect(self, seq: int) -> AnyReply:
-        [answer] = self.replies.collect(seq, 5.0)
+        [answer] = self.replies.collect(seq, Deadline(5.0))
         return answer
 
     def ping(self, seq: int) -> AnyReply:

@@ -1,0 +1,50 @@
+"""A thread that runs one call while its owner does something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Courier(Generic[T]):
+    """At most one call is under way. Its thread is a daemon: a call that never returns keeps no process alive.
+
+    A pair of queues, as a future costs several times as much: a leader sends one with every short step.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], T] | None] = SimpleQueue()
+        self._answers: SimpleQueue[T | Exception] = SimpleQueue()
+        Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                self._answers.put(call())
+            except Exception as error:  # raised where the answer is asked for
+                self._answers.put(error)
+
+    def send(self, call: Callable[[], T]) -> None:
+        """Have `call` run."""
+        self._calls.put(call)
+
+    def answer(self) -> T:
+        """Wait for what it returned, or raise what it raised."""
+        answer = self._answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def wait(self, seconds: float) -> None:
+        """Let the call under way end, `seconds` at most, and forget its answer."""
+        with suppress(Empty):
+            self._answers.get(timeout=seconds)
+
+    def close(self) -> None:
+        """The thread ends after the call under way."""
+        self._calls.put(None)
