@@ -1,8 +1,8 @@
 // Attention of a step's tokens over the slabs of their sequences, a key-value head at a time.
 //
-// Keys are taken LANES positions at once, turned so that a vector holds one dimension of all of them. Every sum runs over
-// the dimensions, or over the positions, in order; so what a token gets depends on its own sequence only, and is the same
-// in a chunk of a prompt as alone.
+// A score is summed by lanes first, each over its own dimensions in order, then over the lanes in pairs; an output is summed
+// over the positions in order. So what a token gets depends on its own sequence only, and is the same in a chunk of a prompt
+// as alone.
 #pragma once
 
 #include "layer.h"
@@ -10,10 +10,10 @@
 
 namespace furrow {
 
-constexpr int CHAINS = 4;
-constexpr int QUERIES = LANES / CHAINS;  // that meet a vector of keys at once: as many sums as registers hold
-constexpr int64_t TOKENS = 16;     // of a chunk, whose heads share the work of turning keys
+constexpr int QUERIES = 4;         // that meet a key at once
+constexpr int64_t TOKENS = 16;     // of a chunk, whose heads share the reading of keys
 constexpr int WIDEST = LANES / 2;  // vectors of a value that are summed at once, for two heads
+constexpr int64_t AHEAD = 2 * LANES;  // positions: keys are asked for so long before they are used
 
 // What one thread works on: `tokens` of one sequence, and the heads that share the key-value head `shared`.
 struct Task {
@@ -31,37 +31,33 @@ inline int64_t first_seen(const Task& task, int64_t token) {
   return task.window ? std::max<int64_t>(0, task.position + token + 1 - task.window) : 0;
 }
 
-// scores[i] (LANES) of `COUNT` queries, scaled before, against LANES keys that were turned. Each is summed in CHAINS parts, so
-// that a processor need not wait for one addition to begin the next.
+// scores[i] (LANES) of `COUNT` queries, scaled before, against LANES keys; what is `next` is asked for on the way.
 template <int COUNT>
-void score(const float* turned, const float* const* queries, int64_t dim, float* const* scores) {
-  Floats sums[COUNT][CHAINS];
+void score(const float* keys, const float* next, const float* queries, int64_t dim, float* scores, int64_t room) {
+  constexpr int KEYS = LANES / 4;  // at a time: read across many keys, the cache would not foresee what comes
+  Floats parts[COUNT][LANES / KEYS];
+#pragma GCC unroll 4
+  for (int part = 0; part < LANES / KEYS; ++part, keys += KEYS * dim, next += KEYS * dim) {
+    Floats sums[COUNT][KEYS];
 #pragma GCC unroll 16
-  for (int i = 0; i < COUNT * CHAINS; ++i) sums[i / CHAINS][i % CHAINS] = all(0.0f);
-  for (int64_t at = 0; at < dim; at += CHAINS) {
-#pragma GCC unroll 16
-    for (int i = 0; i < COUNT * CHAINS; ++i) {
-      const int chain = i / COUNT, query = i % COUNT;
-      sums[query][chain] = fma(all(queries[query][at + chain]), load(turned + (at + chain) * LANES), sums[query][chain]);
+    for (int i = 0; i < COUNT * KEYS; ++i) sums[i / KEYS][i % KEYS] = all(0.0f);
+    for (int64_t at = 0; at < dim; at += LANES) {
+      Floats asked[COUNT];
+#pragma GCC unroll 4
+      for (int i = 0; i < COUNT; ++i) asked[i] = kept(queries + i * dim + at);
+#pragma GCC unroll 4
+      for (int key = 0; key < KEYS; ++key) {
+        __builtin_prefetch(next + key * dim + at, 0, 1);
+        const Floats values = kept(keys + key * dim + at);
+#pragma GCC unroll 4
+        for (int i = 0; i < COUNT; ++i) sums[i][key] = fma(asked[i], values, sums[i][key]);
+      }
     }
+#pragma GCC unroll 4
+    for (int i = 0; i < COUNT; ++i) parts[i][part] = across<1>(sums[i]);
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < COUNT; ++i) store(scores[i], (sums[i][0] + sums[i][1]) + (sums[i][2] + sums[i][3]));
-}
-
-// Keys are read across, which a processor doesn't foresee, so those of the next turn are asked for on the way.
-inline void turn(const float* keys, int64_t dim, float* turned) {
-  Floats rows[LANES];
-  for (int64_t at = 0; at < dim; at += LANES) {
-#pragma GCC unroll 16
-    for (int row = 0; row < LANES; ++row) {
-      __builtin_prefetch(keys + (LANES + row) * dim + at);
-      rows[row] = load(keys + row * dim + at);
-    }
-    transpose(rows);
-#pragma GCC unroll 16
-    for (int row = 0; row < LANES; ++row) store(turned + (at + row) * LANES, rows[row]);
-  }
+  for (int i = 0; i < COUNT; ++i) store(scores + i * room, across<KEYS>(parts[i]));
 }
 
 // Scores become weights that add up to one; `positions` of them from `front` on are seen, the others of `room` get 0.
@@ -88,10 +84,12 @@ void mix(const float* values, int64_t dim, int64_t positions, const float* const
 #pragma GCC unroll 16
   for (int i = 0; i < HEADS * WIDTH; ++i) sums[i / WIDTH][i % WIDTH] = all(0.0f);
   for (int64_t position = 0; position < positions; ++position, values += dim) {
-#pragma GCC unroll 16
-    for (int i = 0; i < HEADS * WIDTH; ++i) {
-      Floats& total = sums[i / WIDTH][i % WIDTH];
-      total = fma(all(weights[i / WIDTH][position]), load(values + i % WIDTH * LANES), total);
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDTH; ++i) {
+      const Floats value = kept(values + i * LANES);
+#pragma GCC unroll 2
+      for (int head = 0; head < HEADS; ++head)
+        sums[head][i] = fma(all(weights[head][position]), value, sums[head][i]);
     }
   }
 #pragma GCC unroll 16
@@ -111,27 +109,25 @@ void mix_from(int64_t at, const Task& task, const float* values, int64_t positio
   }
 }
 
-// `scratch`: QUERIES · … see `attention_scratch`.
+// `scratch`: see `attention_scratch`.
 inline void attend(const Task& task, float* scratch) {
   const int64_t last = task.position + task.tokens;  // positions that the last token sees
   const int64_t start = first_seen(task, 0) / LANES * LANES, room = (last - start + LANES - 1) / LANES * LANES;
   const int64_t queries = task.heads * task.tokens;
-  float *turned = scratch, *asked = turned + task.dim * LANES, *scores = asked + queries * task.dim;
+  float *asked = scratch, *scores = asked + queries * task.dim;
   for (int64_t query = 0; query < queries; ++query) {
     const float* from = task.queries + query / task.heads * task.stride + query % task.heads * task.dim;
     for (int64_t at = 0; at < task.dim; ++at) asked[query * task.dim + at] = from[at] * task.scale;
   }
-  using Score = void (*)(const float*, const float* const*, int64_t, float* const*);
-  static constexpr Score by_count[] = {score<1>, score<2>, score<3>, score<4>};
+  using Score = void (*)(const float*, const float*, const float*, int64_t, float*, int64_t);
+  static constexpr Score by_count[QUERIES] = {score<1>, score<2>, score<3>, score<4>};
+  const float *keys = task.keys + start * task.dim, *values = task.values + start * task.dim;
   for (int64_t block = 0; block < room; block += LANES) {
-    turn(task.keys + (start + block) * task.dim, task.dim, turned);
+    const int64_t later = block + AHEAD;  // behind the last keys the first values are wanted
+    const float* next = later < room ? keys + later * task.dim : values + (later - room) * task.dim;
     for (int64_t query = 0; query < queries; query += QUERIES) {
       const int64_t count = std::min<int64_t>(QUERIES, queries - query);
-      const float* from[QUERIES];
-      float* to[QUERIES];
-      for (int64_t i = 0; i < count; ++i)
-        from[i] = asked + (query + i) * task.dim, to[i] = scores + (query + i) * room + block;
-      by_count[count - 1](turned, from, task.dim, to);
+      by_count[count - 1](keys + block * task.dim, next, asked + query * task.dim, task.dim, scores + query * room + block, room);
     }
   }
   for (int64_t token = 0; token < task.tokens; ++token) {
@@ -154,7 +150,7 @@ inline void attend(const Task& task, float* scratch) {
 
 // Floats that a thread needs for tasks of `tokens` that see at most `positions`.
 inline int64_t attention_scratch(int64_t dim, int64_t heads, int64_t tokens, int64_t positions) {
-  return dim * LANES + heads * tokens * (dim + positions + 2 * LANES);
+  return heads * tokens * (dim + positions + 2 * LANES);
 }
 
 }  // namespace furrow

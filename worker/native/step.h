@@ -25,7 +25,7 @@ class Scratch {
     for (int64_t i = 0; i < batch.span_count; ++i)
       longest = std::max(longest, batch.spans[i].offset + batch.spans[i].count);
     const int64_t heads = model.heads / model.shared_heads, together = std::min(tokens, TOKENS);
-    thread_floats_ = attention_scratch(model.head_dim, heads, together, longest);
+    thread_floats_ = (attention_scratch(model.head_dim, heads, together, longest) + 15) / 16 * 16;  // whole lines of the cache
     attention_ = take<float>(thread_floats_ * threads);
   }
 
