@@ -53,6 +53,11 @@ def _prompt_param(request: ChatRequest | CompletionRequest) -> str:
     return "messages" if isinstance(request, ChatRequest) else "prompt"
 
 
+def _limit_param(request: ChatRequest | CompletionRequest) -> str:
+    newer = isinstance(request, ChatRequest) and request.max_completion_tokens is not None
+    return "max_completion_tokens" if newer else "max_tokens"
+
+
 def _check_ids(param: str, ids: list[int], assets: ModelAssets) -> None:
     wrong = next((token for token in ids if not 0 <= token < assets.vocab_size), None)
     if wrong is not None:
@@ -66,13 +71,13 @@ def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, as
     asked = _asked(request, min(assets.context_length, assets.kv_tokens) - prompt_tokens)
     if prompt_tokens + (asked or 1) > assets.context_length:
         error = ContextLengthExceeded(prompt_tokens, asked or 1, assets.context_length)
-        error.param = _prompt_param(request)
+        error.param = _limit_param(request) if (asked or 0) > assets.context_length else _prompt_param(request)
         raise error
     if prompt_tokens + (asked or 1) > assets.kv_tokens:
         raise RequestTooLarge(
             f"The request needs memory for {prompt_tokens + (asked or 1)} tokens ({prompt_tokens} in the prompt); this "
             f"deployment holds {assets.kv_tokens}. Shorten the prompt or lower max_tokens.",
-            param=_prompt_param(request) if asked is None else "max_tokens",
+            param=_prompt_param(request) if asked is None else _limit_param(request),
         )
     return min(assets.context_length, assets.kv_tokens) - prompt_tokens if asked is None else asked
 

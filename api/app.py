@@ -21,6 +21,7 @@ from api.routes.models import list_models, retrieve_model
 from api.routes.requests import cancel_request, delete_request, follow_request, show_request
 from api.routes.responses import (
     cancel_response,
+    compact_response,
     count_input_tokens,
     create_response,
     delete_response,
@@ -58,6 +59,7 @@ ROUTES = [
     create_completion,
     create_embedding,
     create_response,
+    compact_response,
     count_input_tokens,
     retrieve_response,
     delete_response,

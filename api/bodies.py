@@ -8,7 +8,7 @@ from typing import Any
 
 from litestar import Request
 
-from control.errors import FurrowError
+from control.errors import FurrowError, RequestError
 
 
 class TooManyBodies(FurrowError):
@@ -29,8 +29,10 @@ class Bodies:
     async def reading(self, request: Request[Any, Any, Any]) -> AsyncGenerator[bytes]:
         """The whole body; it counts until the block is left.
 
-        It is not kept with the request, which lives as long as the answer. Raises TooManyBodies.
+        It is not kept with the request, which lives as long as the answer. Raises TooManyBodies, and RequestError for
+        one that is compressed.
         """
+        _check_encoding(request.headers.get("content-encoding", ""))
         own, chunks = 0, list[bytes]()
         try:
             # What has come counts, not what is announced: a client that sends nothing must not keep others out.
@@ -45,3 +47,13 @@ class Bodies:
             yield b"".join(chunks)
         finally:
             self.held_bytes -= own
+
+
+def _check_encoding(encoding: str) -> None:
+    if encoding.strip().lower() not in ("", "identity"):
+        raise RequestError(
+            f"The body comes with Content-Encoding {encoding[:40]!r}; this server reads no compressed one. Send it "
+            "plain.",
+            param="content-encoding",
+            code="unsupported_content_encoding",
+        )

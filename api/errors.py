@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import structlog
 from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, ValidationException
 
 from api.bodies import TooManyBodies
 from api.schemas.view import new_rid
@@ -173,7 +173,7 @@ def _default_code(error: errors.RequestError) -> str | None:
 
 
 _ELSEWHERE = re.compile(
-    r"/v1/(assistants|audio|batches|chatkit|containers|conversations|engines|evals|files|fine_tuning|images|moderations"
+    r"/v1/(messages/batches|assistants|audio|batches|chatkit|containers|conversations|engines|evals|files|fine_tuning|images|moderations"
     r"|organization|realtime|rerank|score|threads|uploads|vector_stores|videos)\b"
 )
 """What OpenAI or its neighbours have under /v1 and this server has not."""
@@ -188,6 +188,9 @@ def _framework_problem(error: HTTPException, asked: str) -> Problem:
         if elsewhere
         else "Check it for typos: paths begin with /v1, as /v1/models"
     )
+    found_wrong = _wrong_parameter(error)
+    if found_wrong is not None:
+        return found_wrong
     text = {
         404: f"Unknown request URL: {asked}. {hint}; /schema lists what there is.",
         405: f"Method not allowed: {asked}. Use {_allowed(error) or 'another method'}.",
@@ -199,6 +202,15 @@ def _framework_problem(error: HTTPException, asked: str) -> Problem:
     if status == 405:
         found.allow = _allowed(error)
     return found
+
+
+def _wrong_parameter(error: HTTPException) -> Problem | None:
+    """A parameter in the URL that could not be read."""
+    wrong: Any = error.extra[0] if isinstance(error, ValidationException) and isinstance(error.extra, list) else None
+    if not isinstance(wrong, dict) or "key" not in wrong:
+        return None
+    text = f"Invalid value for '{wrong['key']}' in the URL: {wrong.get('message', 'it can not be read')}."
+    return _problem(400, text, "invalid_request_error", wrong["key"], "invalid_type")
 
 
 def _allowed(error: HTTPException) -> str | None:

@@ -190,7 +190,7 @@ class Models:
     def _real_name(self, name: str | None) -> str | None:
         """The catalog's name for what a client wrote, or None."""
         only = next(iter(self._overviews)) if len(self._overviews) == 1 else None
-        if name is None:
+        if not name:  # some clients send "" for none
             return only
         if name in self._overviews:
             return name

@@ -32,7 +32,7 @@ PEER_FAILED = "peer_failed"
 """The kind that it leaves where the leader met no more than another rank's failure, in a collective."""
 IDLE_BLOCK_MS = 500
 IDLE_PING_S = 5.0
-OVERLAP_BELOW_S = 0.03
+OVERLAP_BELOW_S = 0.04
 """Where steps are shorter, Redis is heard while the next one runs. A longer step can afford to wait for Redis, and
 must: a cancel takes effect one step later where the answer comes during one."""
 LONG_PROMPTS = 64

@@ -7,6 +7,7 @@ from typing import Any
 from litestar import Request, get
 from litestar.params import FromPath
 
+from api.access.headers import moment
 from api.routes.generation import identity_of, process_of
 from api.schemas.state import ModelCard, ModelList
 from control.errors import ModelNotFound
@@ -18,8 +19,11 @@ async def list_models(request: Request[Any, Any, Any]) -> ModelList:
     identity, models = identity_of(request), process_of(request).models
     if not models.seen:
         await models.look()
+    names = [name for name in models.names if identity.may_use(name, models.real_name(name))]
     return ModelList(
-        data=[_card(request, name) for name in models.names if identity.may_use(name, models.real_name(name))]
+        data=[_card(request, name) for name in names],
+        first_id=names[0] if names else None,
+        last_id=names[-1] if names else None,
     )
 
 
@@ -38,10 +42,15 @@ async def retrieve_model(request: Request[Any, Any, Any], model: FromPath[str]) 
 def _card(request: Request[Any, Any, Any], name: str) -> ModelCard:
     models = process_of(request).models
     assets, overview = models.assets(name), models.overview(name)
+    created = assets.created if assets is not None else 0
+    context = assets.context_length if assets is not None else None
     return ModelCard(
         id=name,
-        created=assets.created if assets is not None else 0,
-        max_model_len=assets.context_length if assets is not None else None,
+        display_name=name,
+        created=created,
+        created_at=moment(created),
+        max_model_len=context,
+        max_input_tokens=context,
         state=overview.state if overview is not None else None,
         revision=overview.revision if overview is not None else None,
         replicas=overview.wanted if overview is not None else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import msgspec
 from litestar import Request, Response, delete, get, post
@@ -14,9 +14,10 @@ from api.process import Process
 from api.routes.generation import Asked, authenticate, caller_of, model_for, process_of, refused, serve, streamed
 from api.schemas.items import Item, read_items
 from api.schemas.openapi import ResponseOperation
-from api.schemas.responses import ResponseRequest, conversation, parse_response
+from api.schemas.responses import ResponseRequest, parse_response
 from api.schemas.state import Deleted, InputItems, InputTokens
 from api.schemas.view import Cursor
+from api.truncation import fitted
 from control.errors import RequestError, RequestNotFound
 from control.responses import StoredResponse
 
@@ -50,7 +51,8 @@ async def create_response(request: Http) -> Response[Any]:
             process.keeper.follow(ongoing)
             return response
 
-        return Asked(body=conversation(asked, items, stored=stored), accepted=accepted if stored else None)
+        chat = await fitted(asked, items, await model_for(request, asked.model), stored=stored)
+        return Asked(body=chat, accepted=accepted if stored else None)
 
     return await serve(request, read)
 
@@ -105,7 +107,18 @@ async def count_input_tokens(request: Http) -> InputTokens:
         asked = parse_response(body)
         _, _, items = await _conversation(process, asked, caller)
         served = await model_for(request, asked.model)
-        return InputTokens(input_tokens=await count_tokens(conversation(asked, items, stored=False), served))
+        return InputTokens(input_tokens=await count_tokens(await fitted(asked, items, served, stored=False), served))
+
+
+@post("/v1/responses/compact", status_code=200, operation_class=ResponseOperation)
+async def compact_response(request: Http) -> NoReturn:
+    """Always 400: what it would give back is a text that only its maker can read, and nothing here is kept so."""
+    authenticate(request)
+    raise RequestError(
+        "This server makes no compacted conversations. Send 'truncation': \"auto\", which drops the oldest items where "
+        "the context is full, or continue from a summary that you have the model write.",
+        code="compaction_not_supported",
+    )
 
 
 @get("/v1/responses/{response_id:str}")

@@ -225,6 +225,8 @@ class MessageErrorObject(Shape):
     type: str
     message: str
     code: str | Unset | None = UNSET
+    details: dict[str, Any] | Unset = UNSET
+    """What a client may act upon by itself, under an `error_code`."""
 
 
 class MessageError(Shape):

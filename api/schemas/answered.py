@@ -49,6 +49,7 @@ ANSWERED: dict[str, Answered] = {
     "/v1/responses/{response_id}/cancel": Answered(ResponseAnswer),
     "/v1/messages": Answered(MessageAnswer, MESSAGE_EVENTS, refusal=MessageError),
     "/v1/messages/count_tokens": Answered(CountedTokens, refusal=MessageError),
+    "/v1/responses/compact": Answered(),
     "/v1/requests/{rid}/events": Answered(None, _EVENTS),
     "/v1/embeddings": Answered(),
     "/health": Answered(Health),

@@ -5,6 +5,7 @@ The web framework would convert leniently (`"n": "2"` would pass), so bodies are
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ import msgspec.inspect
 from control.errors import RequestError
 
 T = TypeVar("T")
+
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>[^`]*)`$")
@@ -27,6 +30,7 @@ _HALF_CHARACTER = re.compile(
 
 def decode_body(body: bytes, type_: type[T]) -> T:
     """Decode a JSON body; raise RequestError naming the field at fault in `param`."""
+    body = body.removeprefix(codecs.BOM_UTF8)  # some platforms write it in front of all that they write
     if not body.strip():
         raise RequestError("The request has no body; send a JSON object with Content-Type: application/json.")
     try:
@@ -42,7 +46,8 @@ def decode_body(body: bytes, type_: type[T]) -> T:
                 "character. Send both halves, or the character itself in UTF-8.",
                 code="invalid_json",
             ) from None
-        raise RequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+        what = "it is UTF-16; send UTF-8" if body.startswith(_UTF_16) else str(error)
+        raise RequestError(f"The request body is not valid JSON: {what}.", code="invalid_json") from None
 
 
 def convert_part(value: Any, type_: type[T], at: str) -> T:

@@ -10,6 +10,8 @@ from litestar import Request, Response
 from api.errors import ErrorBody, Problem, handle
 
 PATH = "/v1/messages"
+UNTHREADED = "thread_unsupported_request"
+"""Anthropic's code for a request that can't be part of a conversation that the server keeps."""
 
 _TYPES = {
     400: "invalid_request_error",
@@ -28,11 +30,10 @@ _TYPES = {
 def anthropic_error(found: Problem, request_id: str | None) -> dict[str, Any]:
     """The body, and the data of an event, for an error."""
     kind = _TYPES.get(found.status, "invalid_request_error" if found.status < 500 else "api_error")
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": found.body.error.message},
-        "request_id": request_id,
-    }
+    told: dict[str, Any] = {"type": kind, "message": found.body.error.message}
+    if found.body.error.code == UNTHREADED:
+        told["details"] = {"error_code": UNTHREADED, "unsupported": ["thread"]}
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 async def in_anthropic_shape(response: Response[Any]) -> Response[Any]:

@@ -9,6 +9,7 @@ import msgspec
 from api.schemas.content_blocks import Block, chat_messages, refuse_block, text_of
 from api.schemas.converted import ENGINE_FIELDS, Converted, converse
 from api.schemas.decoding import convert_part, decode_body
+from api.schemas.message_errors import UNTHREADED
 from api.schemas.refusals import refusal
 from control.errors import RequestError
 
@@ -89,6 +90,7 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
     stream: bool | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     inference_geo: str | None = None
+    thread: Any = None
     # Furrow's own, and what engines in this field add.
     seed: int | None = None
     min_p: float | None = None
@@ -125,6 +127,13 @@ def parse_message(body: bytes) -> Converted:
     request = decode_body(body, MessageRequest)
     if request.inference_geo is not None:
         raise refusal("inference_geo")
+    if request.thread is not None:
+        # Under this code their client's tool runner goes on without, as with any server that keeps no conversations.
+        raise RequestError(
+            "'thread' is not supported by this server, which keeps no conversations here. Send all messages each time.",
+            param="thread",
+            code=UNTHREADED,
+        )
     told = {"stop": request.stop_sequences, "user": request.metadata.user_id if request.metadata is not None else None}
     return _conversation(request, told)
 

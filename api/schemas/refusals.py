@@ -28,7 +28,7 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "prediction": _empty,
     "moderation": _empty,
     "verbosity": _one_of("medium"),
-    "web_search_options": _empty,
+    "web_search_options": _one_of(),  # {} asks for a search, too
     "service_tier": _one_of("auto", "default"),
     "store": _one_of(False),
     "add_generation_prompt": _one_of(True),

@@ -136,8 +136,6 @@ def parse_response(body: bytes) -> ResponseRequest:
     for name in ("conversation", "prompt", "moderation", "context_management", "access_programs", "image"):
         if getattr(request, name) not in (None, [], {}, ""):
             raise refusal(name)
-    if request.truncation == "auto":
-        raise refusal("truncation")
     if request.input in (None, "", []) and request.previous_response_id is None:
         raise RequestError("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
     if request.background and request.store is False:
@@ -252,7 +250,7 @@ def _echo(request: ResponseRequest, *, stored: bool) -> dict[str, Any]:
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "reasoning": {"effort": effort, "summary": request.summary},
         "top_logprobs": request.top_logprobs or 0,
-        "truncation": "disabled",
+        "truncation": request.truncation or "disabled",
         "include": list(request.include or []),
         "safety_identifier": request.safety_identifier,
     }

@@ -52,14 +52,19 @@ def request_status(rid: str, model: str, fields: dict[str, str], position: int |
 
 class ModelCard(msgspec.Struct, kw_only=True):
     """What a model is, and how the farm has it. While a change is rolled out, `rolled_out` of the `replicas` that are
-    wanted serve its `revision`.
+    wanted serve its `revision`. OpenAI's clients read `created`, Anthropic's `created_at` and `display_name`.
     """
 
     id: str
     object: str = "model"
+    type: str = "model"
     created: int
+    created_at: str
+    display_name: str
+    lifecycle: str = "active"
     owned_by: str = "furrow"
     max_model_len: int | None = None
+    max_input_tokens: int | None = None
     state: str | None = None
     revision: int | None = None
     replicas: int | None = None
@@ -88,5 +93,10 @@ class InputItems(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
+    """All at once: there is never another page."""
+
     object: str = "list"
     data: list[ModelCard]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False

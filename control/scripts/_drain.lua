@@ -1,8 +1,11 @@
 -- How fast a model works its queue off; needs clock. Only the time in which something waits although a leader has just
 -- claimed all it had room for says anything about that: `busy_ms`, with the requests that ended in it, `busy_ends`.
 -- `busy_since` is the moment up to which it is counted, absent while nothing waits. Both fade with each end, so that
--- the last DRAIN_ENDS count, whether they took a second or minutes; and with the time in which nothing waits.
+-- those of the last DRAIN_WINDOW_MS count, but at least DRAIN_ENDS, which may have taken minutes: of so few that end in
+-- bursts the estimate is off by a quarter now and then. They fade with the time in which nothing waits, too.
 local DRAIN_ENDS = 16
+local DRAIN_ENDS_MOST = 256
+local DRAIN_WINDOW_MS = 5000
 local DRAIN_IDLE_MS = 30000
 -- The books are kept this often, not with every step; a longer silence (a recovery, a load) is not counted as work.
 local DRAIN_TICK_MS = 100
@@ -37,15 +40,17 @@ local function account_for_end(base)
   local load = base .. 'load'
   local was = redis.call('HMGET', load, 'busy_since', 'busy_ms', 'busy_ends')
   if was[1] then
-    local fade = 1 - 1 / DRAIN_ENDS
-    redis.call('HSET', load, 'busy_ms', string.format('%.3f', tonumber(was[2] or '0') * fade),
-      'busy_ends', string.format('%.3f', tonumber(was[3] or '0') * fade + 1))
+    local busy, ends = tonumber(was[2] or '0'), tonumber(was[3] or '0')
+    local recent = busy > 0 and ends / busy * DRAIN_WINDOW_MS or 0
+    local fade = 1 - 1 / math.max(DRAIN_ENDS, math.min(DRAIN_ENDS_MOST, recent))
+    redis.call('HSET', load, 'busy_ms', string.format('%.3f', busy * fade),
+      'busy_ends', string.format('%.3f', ends * fade + 1))
   end
 end
 
 -- What a first token takes longer than the requests ahead of it, in ms: its own prompt, and what the estimate is slow to
 -- learn. The mean of about SLIP_FIRSTS requests that came while others waited.
-local SLIP_FIRSTS = 16
+local SLIP_FIRSTS = 32
 
 local function account_for_first(base, req, now)
   local was = redis.call('HMGET', req, 'expected', 't_enqueued')

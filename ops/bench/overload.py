@@ -63,7 +63,7 @@ class Phase:
 @click.option("--times", default=10.0, show_default=True, help="Overload, as a multiple of the capacity.")
 @click.option("--kv-tokens", default=400, show_default=True, help="KV memory: it bounds how many run at once.")
 @click.option(
-    "--max-queue-wait", default=3.0, show_default=True, help="Of the API: seconds that a request may expect to wait."
+    "--max-queue-wait", default=0.7, show_default=True, help="Of the API: seconds that a request may expect to wait."
 )
 def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max_queue_wait: float) -> None:
     """Measure a private farm (demo, one CPU rank) at its capacity and far beyond.

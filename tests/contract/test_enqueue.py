@@ -130,7 +130,7 @@ def test_what_first_tokens_take_beyond_the_wait_is_learnt(farm: Farm) -> None:
     ahead is let in all the same."""
     lease = farm.lead()
     busy(farm, seconds=10, ends=19)
-    for index in range(40):
+    for index in range(80):
         farm.put(f"a{index}")
         farm.claim(lease, requests_=1)
         farm.client.hset(farm.keys.load, "busy_since", 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
+import pydantic
 from checks import BASE_URL, KEY, MODEL, check, main
 
 client = anthropic.Anthropic(base_url=BASE_URL.removesuffix("/v1"), api_key=KEY, max_retries=0, timeout=60)
@@ -73,6 +74,41 @@ def tools() -> None:
     result: Any = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.id, "content": "rain"}]}
     history = [*ASK, {"role": "assistant", "content": answer.content}, result]
     assert ask(messages=history, tools=[WEATHER]).role == "assistant"
+
+
+@check("structured output, parsed")
+def structured() -> None:
+    class Reading(pydantic.BaseModel):
+        state: Literal["healthy", "poisoned"]
+        ranks: int
+
+    answer = client.messages.parse(model=MODEL, messages=ASK, max_tokens=200, output_format=Reading, extra_body=GREEDY)
+    assert isinstance(answer.parsed_output, Reading)
+
+
+@check("the tool runner")
+def runner() -> None:
+    asked: list[str] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        asked.append(city)
+        return "sunny"
+
+    question: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+    turns = client.beta.messages.tool_runner(
+        model=MODEL, messages=question, max_tokens=200, tools=[get_weather], extra_body=GREEDY
+    )
+    assert [turn.stop_reason for turn in turns] == ["tool_use", "end_turn"]
+    assert asked == ["Paris"]
+
+
+@check("models, listed and retrieved")
+def models() -> None:
+    assert MODEL in [model.id for model in client.models.list()]
+    model = client.models.retrieve(MODEL)
+    assert model.type == "model" and model.created_at.year > 2000 and model.display_name
 
 
 main()

@@ -192,4 +192,28 @@ def responses() -> None:
     assert kinds[0] == "response.created" and "response.output_text.delta" in kinds
 
 
+@check("a response in the background, polled, and its stream taken up by number")
+def background() -> None:
+    stream = client.responses.create(model=MODEL, input="Hello", max_output_tokens=8, background=True, stream=True)
+    began = [next(stream) for _ in range(3)]
+    stream.close()
+    identity: Any = began[0].response.id  # type: ignore[union-attr]
+    rest = list(client.responses.retrieve(identity, stream=True, starting_after=began[-1].sequence_number))
+    numbers = [event.sequence_number for event in [*began, *rest]]
+    assert numbers == list(range(len(numbers))) and rest[-1].type in ("response.completed", "response.incomplete")
+    assert client.responses.retrieve(identity).output_text == rest[-1].response.output_text
+
+
+@check("a conversation that outgrows the context is cut by its truncation")
+def truncated() -> None:
+    said: Any = [{"role": "user", "content": "word " * 9000}, {"role": "assistant", "content": "word " * 9000}]
+    asked: Any = {"model": MODEL, "input": [*said, {"role": "user", "content": "Hello"}], "max_output_tokens": 8}
+    try:
+        client.responses.create(**asked)
+        raise AssertionError("more than the context was taken")
+    except openai.BadRequestError as error:
+        assert error.code == "context_length_exceeded"
+    assert client.responses.create(**asked, truncation="auto").truncation == "auto"
+
+
 main()

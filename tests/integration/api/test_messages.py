@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.integration.api.conftest import ApiProcess
-from tests.leader import ScriptedLeader
+from tests.leader import CONTEXT, ScriptedLeader
 
 anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
 
@@ -161,6 +161,25 @@ def test_a_refusal(
     assert names in error["error"]["message"]
     assert error["request_id"] == response.headers["request-id"]
     assert leader.claimed == []
+
+
+def test_what_their_tool_runner_asks_first(claude: Any, leader: ScriptedLeader) -> None:
+    """It wants the server to keep the conversation; refused under Anthropic's code, it sends all messages each time."""
+    leader.reply = lambda prompt: "done"
+    runner = claude.beta.messages.tool_runner(model="tiny", max_tokens=9, messages=HELLO, tools=[])
+    assert [message.content[0].text for message in runner] == ["done"]
+    with pytest.raises(anthropic.BadRequestError, match="'thread'") as refused:
+        claude.messages.create(model="tiny", max_tokens=9, messages=HELLO, extra_body={"thread": {"type": "create"}})
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert refused.value.body["error"]["details"] == details
+
+
+def test_their_list_of_models(claude: Any, leader: ScriptedLeader) -> None:
+    """The fields that their client reads stand beside OpenAI's."""
+    [model] = claude.models.list()
+    assert (model.id, model.type, model.display_name, model.max_input_tokens) == ("tiny", "model", "tiny", CONTEXT)
+    assert model.created_at.timestamp() == leader.assets.created
+    assert claude.models.retrieve("tiny") == model
 
 
 def test_a_missing_limit(http: httpx.Client) -> None:

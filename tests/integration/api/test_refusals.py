@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import json
 from typing import Any
 
 import httpx
@@ -45,6 +48,9 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["audio"]}, "modalities"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"max_tokens": 10**23}, "max_tokens"),
+        ({"max_completion_tokens": CONTEXT + 1}, "max_completion_tokens"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"colour": "red"}, "colour"),
         ({"best_of": 2}, "best_of"),
@@ -128,6 +134,33 @@ def test_malformed_json(http: httpx.Client) -> None:
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("body", "headers", "word"),
+    [
+        (gzip.compress(b'{"model": "tiny"}', mtime=0), {"content-encoding": "gzip"}, "'gzip'"),
+        (b"?", {"content-encoding": "zstd"}, "'zstd'"),
+        ('{"model": "tiny"}'.encode("utf-16"), {}, "UTF-16"),
+    ],
+)
+def test_a_body_in_another_coding(http: httpx.Client, body: bytes, headers: dict[str, str], word: str) -> None:
+    """What is compressed, or no UTF-8, is told so, and not that it is bad JSON."""
+    response = http.post(CHAT, content=body, headers={"content-type": "application/json", **headers})
+    assert response.status_code == 400
+    assert word in response.json()["error"]["message"]
+
+
+def test_a_byte_order_mark(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """Some platforms write it in front of every text; it stands for nothing."""
+    assert http.post(CHAT, content=codecs.BOM_UTF8 + json.dumps(chat("x")).encode()).status_code == 200
+
+
+def test_a_bad_parameter_in_the_url(http: httpx.Client) -> None:
+    """It is named, with what is wrong, as one in a body is."""
+    error = http.get("/v1/responses/resp_x?stream=perhaps").json()["error"]
+    assert (error["param"], error["code"]) == ("stream", "invalid_type")
+    assert "'stream'" in error["message"] and "bool" in error["message"]
+
+
 def test_an_unknown_model(http: httpx.Client, leader: ScriptedLeader) -> None:
     """404 model_not_found, naming what is served, before any work; a missing model means the only one."""
     response = http.post(CHAT, json=chat("x", model="gpt-4o"))
@@ -137,6 +170,7 @@ def test_an_unknown_model(http: httpx.Client, leader: ScriptedLeader) -> None:
     body = chat("x")
     del body["model"]
     assert http.post(CHAT, json=body).json()["model"] == "tiny"
+    assert http.post(CHAT, json=body | {"model": ""}).json()["model"] == "tiny"
 
 
 def test_a_prompt_over_the_context(http: httpx.Client, leader: ScriptedLeader) -> None:

@@ -230,7 +230,7 @@ def test_a_failure(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     [
         ({"input": None}, "input"),
         ({"colour": "red"}, "colour"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "sometimes"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

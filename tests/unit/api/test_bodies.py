@@ -16,6 +16,7 @@ class Sent:
 
     def __init__(self, *chunks: bytes) -> None:
         self._chunks = chunks
+        self.headers: dict[str, str] = {}
 
     async def stream(self) -> AsyncIterator[bytes]:
         for chunk in self._chunks:

@@ -1,0 +1,73 @@
+"""`truncation: "auto"` on /v1/responses: what no longer fits goes, and what was asked is answered."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import openai
+import pytest
+
+from tests.leader import CONTEXT, ScriptedLeader
+
+
+def prompt_of(leader: ScriptedLeader) -> str:
+    return leader.tokenizer.decode(leader.claimed[-1].params.prompt)
+
+
+def talk(turns: int, size: int) -> list[Any]:
+    """So many questions and answers of `size` characters each, and a last question."""
+    said = [{"role": role, "content": f"{turn}" * size} for turn in range(turns) for role in ("user", "assistant")]
+    return [*said, {"role": "user", "content": "last"}]
+
+
+def test_the_oldest_turns_go(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """Instructions and the newest turns stay, with room for the answer; without the word it is a 400."""
+    asked: Any = {"model": "tiny", "instructions": "Be short.", "input": talk(9, 300), "max_output_tokens": 1000}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**asked)
+    assert refused.value.code == "context_length_exceeded"
+    response = client.responses.create(**asked, truncation="auto")
+    assert (response.truncation, response.output_text) == ("auto", "you said last")
+    prompt = prompt_of(leader)
+    assert prompt.startswith(f"system: Be short.\nuser: {'5' * 300}\nassistant: {'5' * 300}\n")
+    assert prompt.endswith("\nuser: last\n")
+    assert leader.claimed[-1].params.sampling.max_tokens == 1000
+    count = client.responses.input_tokens.count(
+        **{name: asked[name] for name in ("model", "instructions", "input")}, truncation="auto"
+    )
+    assert CONTEXT / 2 < count.input_tokens <= 3 / 4 * CONTEXT
+    listed = list(itertools.islice(client.responses.input_items.list(response.id, limit=100), 100))
+    assert len(listed) == 19, "what was sent is kept whole"
+
+
+def test_what_fits_is_left_alone(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """Without a limit of its own a prompt may take all but one token, as it may without truncation."""
+    asked: Any = {"model": "tiny", "input": talk(6, 330)}
+    client.responses.create(**asked)
+    whole = prompt_of(leader)
+    client.responses.create(**asked, truncation="auto")
+    assert prompt_of(leader) == whole
+
+
+def test_a_conversation_that_grows(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """A chain of responses goes on beyond the context; what is too long by itself is still a 400."""
+    last: str | None = None
+    for turn in range(4):
+        response = client.responses.create(
+            model="tiny", input=f"{turn}" * 1500, previous_response_id=last, truncation="auto", max_output_tokens=1600
+        )
+        assert response.status == "completed"
+        last = response.id
+    assert prompt_of(leader) == f"user: {'3' * 1500}\n"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model="tiny", input="x" * 5000, truncation="auto")
+    assert (refused.value.param, refused.value.code) == ("input", "context_length_exceeded")
+
+
+def test_compacting_is_refused_by_name(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """The endpoint exists at OpenAI; here it says what to do instead."""
+    with pytest.raises(openai.BadRequestError, match="truncation") as refused:
+        client.responses.compact(model="tiny", input="x")
+    assert refused.value.code == "compaction_not_supported"
+    assert leader.claimed == []
