@@ -76,8 +76,8 @@ class Pool:
         layout = self.layout
         shape = (layout.layers, 2, slots, layout.kv_heads, self.capacity, layout.head_dim)
         if torch.device(layout.device).type == "cpu":
-            slab = layout.kv_heads * self.capacity * layout.head_dim * layout.dtype.itemsize  # of one layer's keys
-            return zeros(math.prod(shape), layout.dtype, touched=slab).view(shape)
+            # Small pages: a short sequence in a long slab shall take no more memory than was promised for its tokens.
+            return zeros(math.prod(shape), layout.dtype, large=False).view(shape)
         return torch.zeros(shape, dtype=layout.dtype, device=layout.device)
 
     def _views(self) -> None:

@@ -1,0 +1,27 @@
+"""Memory that is zero and costs nothing until it is touched."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+import torch
+
+from worker.zeros import LARGE_PAGE, zeros
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int8])
+def test_small_and_large_ones_are_zero_and_of_the_type(kind: torch.dtype) -> None:
+    """Whether it comes from torch or from the kernel."""
+    for count in (7, 2 * LARGE_PAGE):
+        there = zeros(count, kind)
+        assert there.dtype == kind and there.shape == (count,) and not there.any()
+
+
+def test_what_is_not_written_is_not_resident() -> None:
+    """256 MiB, of which one number is written, take next to nothing."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    there = zeros(2**26, torch.float32, large=False)
+    there[2**25] = 1.0
+    assert process.memory_info().rss - before < 2**24
+    assert float(there[2**25 - 1 : 2**25 + 2].sum()) == 1.0
