@@ -54,7 +54,15 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-class Metronome(Executor):
+class Clocked(Executor):
+    """`steps` has what each command's forwards came to."""
+
+    def __init__(self, rank: int, world_size: int, device: str) -> None:
+        super().__init__(rank, world_size, device)
+        self.steps: list[Forwards] = []
+
+
+class Metronome(Clocked):
     """An engine that answers every row with the same token after `work`. With `repeats` it runs several forwards
     for one command where it may, as real ones do with several ranks."""
 
@@ -62,8 +70,6 @@ class Metronome(Executor):
         super().__init__(0, world_size, "cpu")
         self._work, self._repeats = work, repeats
         self._pending: set[int] = set()
-        self.steps: list[Forwards] = []
-        """What each command came to."""
 
     def run_step(
         self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None, score: object = None
@@ -154,7 +160,7 @@ class Loop:
     serving: Serving
     group: TimedGroup
     exchange: TimedExchange
-    engine: Metronome
+    engine: Clocked
 
     def turns(self, count: int) -> list[Turn]:
         """Run `count` more turns."""
@@ -171,12 +177,16 @@ class Loop:
 
 
 @contextmanager
-def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], object], overlap: bool) -> Iterator[Loop]:
-    """`rows` requests that go on for at least `steps` steps on an empty server, followed by one API process."""
+def stepping(url: str, rows: int, steps: int, engine: Clocked, overlap: bool, gather: bool = False) -> Iterator[Loop]:
+    """`rows` requests that go on for at least `steps` steps on an empty server, followed by one API process.
+
+    Without `gather` each step's tokens go out by themselves, as the limits have it.
+    """
     with ExitStack() as stack:
         client, pulse_client = (stack.enter_context(closing(connect(url))) for _ in range(2))
         blocking = stack.enter_context(closing(connect_blocking(url)))
         client.flushall()
+        tp = engine.world_size
         lease = run(client, acquire(MODEL, REPLICA, "bench/1", tp))
         assert lease is not None, "the server is empty, and this process is its only user"
         for rank in range(1, tp):
@@ -187,21 +197,21 @@ def stepping(url: str, rows: int, steps: int, tp: int, work: Callable[[], object
         progress.phase = "ready"
         pulse = Pulse(pulse_client, MODEL, REPLICA, lease.epoch, 0, tp, "cpu", progress, lease)
         stack.enter_context(pulse)
-        executor = Metronome(tp, work, repeats=overlap)
-        group = stack.enter_context(TimedGroup(client, blocking, lease, executor, progress, pulse.check, "127.0.0.1"))
+        group = stack.enter_context(TimedGroup(client, blocking, lease, engine, progress, pulse.check, "127.0.0.1"))
         group.ping(60.0)
         scheduler = Scheduler(kv_tokens=rows * (steps + 100), token_budget=512, max_sequences=256)
         exchange = stack.enter_context(TimedExchange(client, blocking, lease, pulse.check))
         roster = Roster(lease, exchange, scheduler, Finisher(lambda ids: ""), Grammars(_no_assets()))
         siblings = Siblings(client, lease)
         serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
-        serving.gather_s = 0.0  # each step's tokens by themselves, as the limits have it
+        if not gather:
+            serving.gather_s = 0.0
         if not overlap:
             serving.overlap_below_s = 0.0
         for _ in range(rows):
             run(client, _request(steps + 50))
         serving.run(lambda: roster.busy)
-        yield Loop(serving, group, exchange, executor)
+        yield Loop(serving, group, exchange, engine)
 
 
 def _no_assets() -> ModelAssets:
