@@ -70,8 +70,8 @@ class Exchange:
         """Wait for what `start` began, None where nothing is under way. Raises EpochOver."""
         if self._under_way is None:
             return None
-        attempts = iter([self._courier.answer])
         again, self._under_way = self._under_way, None
+        attempts = iter([self._courier.answer])  # and, where Redis was away, from here
         return self.hold(lambda: next(attempts, again)())
 
     def _sending(self, rows: list[Emission], claim: Call[Claims] | None) -> Callable[[], Answer]:
