@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Generic, TypeVar
@@ -20,7 +21,8 @@ class Courier(Generic[T]):
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], T] | None] = SimpleQueue()
         self._answers: SimpleQueue[T | Exception] = SimpleQueue()
-        Thread(target=self._run, name=name, daemon=True).start()
+        # A thread begins without its parent's context: model, rank and epoch belong on this one's lines too.
+        Thread(target=copy_context().run, args=(self._run,), name=name, daemon=True).start()
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

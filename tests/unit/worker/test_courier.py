@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 
 import pytest
 
@@ -21,6 +22,16 @@ def test_what_a_call_returns_or_raises_comes_back_in_order() -> None:
     with pytest.raises(ZeroDivisionError):
         courier.answer()
     courier.send(lambda: 7)
+    assert courier.answer() == 7
+    courier.close()
+
+
+def test_a_call_has_its_owners_context() -> None:
+    """So that its log lines carry model, rank and epoch."""
+    epoch: ContextVar[int] = ContextVar("epoch")
+    epoch.set(7)
+    courier: Courier[int] = Courier("context")
+    courier.send(epoch.get)
     assert courier.answer() == 7
     courier.close()
 
