@@ -19,7 +19,7 @@ from ops.bench.machine import describe
 from ops.bench.models import Models
 from ops.bench.peers.base import Engine, Failed, Setup, Stream, Unavailable
 from ops.bench.peers.figures import Figures, check, figures
-from ops.bench.peers.hosted import Hosted
+from ops.bench.peers.hosted import bare_loop
 from ops.bench.peers.runner import SLACK_TOKENS, WARM_UP_TOKENS
 from ops.bench.peers.servers.furrow_farm import FurrowFarm
 from ops.bench.shapes import SHAPES
@@ -67,7 +67,7 @@ def overhead(
             context=prompt + tokens,
             kv_tokens=most * (prompt + tokens + SLACK_TOKENS),
         )
-        loop, farm = Hosted("furrow_loop", setup), FurrowFarm(setup)
+        loop, farm = bare_loop(setup), FurrowFarm(setup)
         try:
             for engine in (loop, farm):
                 stack.callback(engine.stop)

@@ -97,3 +97,8 @@ class Hosted:
         if "failed" in answer:
             raise Failed(answer["failed"])
         return answer
+
+
+def bare_loop(setup: Setup) -> Hosted:
+    """Furrow's loop without a farm, in the environment that agents give to ranks."""
+    return Hosted("furrow_loop", setup, env={"OMP_WAIT_POLICY": "passive", **os.environ})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ops.bench.peers.base import Engine, Setup
-from ops.bench.peers.hosted import Hosted
+from ops.bench.peers.hosted import Hosted, bare_loop
 from ops.bench.peers.servers.furrow_farm import FurrowFarm
 from ops.bench.peers.servers.llama_cpp_server import LlamaCppServer
 from ops.bench.peers.servers.llama_server import LlamaServer
@@ -45,7 +45,7 @@ def _transformers_serve(batching: bool) -> Make:
 
 
 ENGINES: dict[str, Make] = {
-    "furrow-loop": lambda setup, peers: Hosted("furrow_loop", setup),
+    "furrow-loop": lambda setup, peers: bare_loop(setup),
     "furrow-farm": lambda setup, peers: FurrowFarm(setup),
     "transformers": _peer_loop("transformers_generate"),
     "transformers-batching": _peer_loop("transformers_batching"),
