@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from control import health
+from control import farm, health
+from control.clients import SyncRedis
 from control.connection import connect
 from control.process import child_environment
 
@@ -30,6 +31,7 @@ LONGEST = 400
 """Tokens of an answer; each ends by itself long before."""
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 120.0
+STANDBY_LIMIT_S = 60.0
 
 
 def main() -> int:
@@ -109,6 +111,7 @@ def survive(address: str, data: Path, rank: int) -> bool:
     undisturbed = show(address, STRUCK)
     with connect((data / "url").read_text().strip()) as client:
         strikes: list[int] = []
+        wait_for_standby(client)
 
         def strike() -> str:
             beat = health.heartbeats(client, "demo", "r0", rank + 1)[rank]
@@ -125,6 +128,16 @@ def survive(address: str, data: Path, rank: int) -> bool:
     else:
         print("The answer went on where it was, and is the same." if same else "The two answers differ.", end="\n\n")
     return same and bool(strikes)
+
+
+def wait_for_standby(client: SyncRedis) -> None:
+    """Until a process is ready to take a dead rank's place: right after a start it still imports its libraries."""
+    if os.environ.get("FURROW_STANDBY") == "0" or farm.standbys(client) == ["ready"]:
+        return
+    print("(waiting until the standby process has imported what a rank needs)\n", flush=True)
+    until = time.monotonic() + STANDBY_LIMIT_S
+    while farm.standbys(client) != ["ready"] and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def stream(address: str, question: str) -> Iterator[tuple[str, str | None]]:
