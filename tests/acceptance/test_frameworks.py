@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.byte_model import byte_assets
 from tests.integration.api.calling import TEMPLATE, called
 from tests.integration.api.conftest import running_api
-from tests.leader import ScriptedLeader, byte_assets
+from tests.leader import ScriptedLeader
 from tests.servers import NEW, serving
 
 PYTHON = os.environ.get("FURROW_FRAMEWORKS")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from tests.byte_model import byte_assets
+from tests.leader import ScriptedLeader
+from tests.servers import Server
 
 TEMPLATE = """\
 {%- if tools %}{{- '<tools>' }}
@@ -33,6 +39,18 @@ WEATHER: dict[str, Any] = {
     },
 }
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
+ASK: list[Any] = [{"role": "user", "content": "How is it in Paris?"}]
+
+
+@contextmanager
+def leader_with_tools(server: Server) -> Iterator[ScriptedLeader]:
+    """A leader whose model takes tools."""
+    leader = ScriptedLeader(server.url, assets=byte_assets(chat_template=TEMPLATE))
+    leader.start()
+    try:
+        yield leader
+    finally:
+        leader.stop()
 
 
 def called(name: str, arguments: str) -> str:

@@ -10,9 +10,10 @@ import httpx
 import jsonschema
 import pytest
 
+from tests.byte_model import byte_assets
 from tests.integration.api.calling import TEMPLATE, TIME, WEATHER, called
 from tests.integration.api.sse import chat, events
-from tests.leader import ScriptedLeader, byte_assets
+from tests.leader import ScriptedLeader
 from tests.servers import Server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

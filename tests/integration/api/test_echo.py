@@ -8,8 +8,9 @@ import httpx
 import openai
 import pytest
 
+from tests.byte_model import BOS
 from tests.integration.api.sse import Event, read_all
-from tests.leader import BOS, PROMPT_TOKENS, ScriptedLeader, scripted_score
+from tests.leader import PROMPT_TOKENS, ScriptedLeader, scripted_score
 
 COMPLETIONS = "/v1/completions"
 PROMPT = "naïve 1"

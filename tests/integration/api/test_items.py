@@ -10,9 +10,10 @@ from typing import Any
 import openai
 import pytest
 
+from tests.byte_model import byte_assets
 from tests.integration.api.calling import TEMPLATE, called
 from tests.integration.api.conftest import ApiProcess, running_api
-from tests.leader import ScriptedLeader, byte_assets
+from tests.leader import ScriptedLeader
 from tests.servers import NEW, serving
 
 anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")

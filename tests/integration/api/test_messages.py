@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.byte_model import CONTEXT
 from tests.integration.api.conftest import ApiProcess
-from tests.leader import CONTEXT, ScriptedLeader
+from tests.leader import ScriptedLeader
 
 anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
 

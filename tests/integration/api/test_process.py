@@ -15,10 +15,11 @@ import pytest
 
 from control import health
 from control.keys import ModelKeys
+from tests.byte_model import byte_assets
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat, events, text_of
 from tests.integration.api.waiting import until
-from tests.leader import ScriptedLeader, byte_assets
+from tests.leader import ScriptedLeader
 from tests.servers import NEW, Server, serving
 
 CHAT = "/v1/chat/completions"

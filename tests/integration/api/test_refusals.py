@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.byte_model import CONTEXT
 from tests.integration.api.sse import chat
-from tests.leader import CONTEXT, ScriptedLeader
+from tests.leader import ScriptedLeader
 
 CHAT = "/v1/chat/completions"
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]

@@ -12,9 +12,10 @@ import pytest
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import TypeAdapter, ValidationError
 
+from tests.byte_model import byte_assets
 from tests.integration.api.calling import TEMPLATE, called
 from tests.integration.api.conftest import running_api
-from tests.leader import ScriptedLeader, byte_assets
+from tests.leader import ScriptedLeader
 from tests.servers import NEW, serving
 
 anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")

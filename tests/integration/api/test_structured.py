@@ -12,8 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from control.messages import Grammar, ModelAssets
+from tests.byte_model import byte_assets, byte_tokenizer
 from tests.integration.api.sse import chat
-from tests.leader import ScriptedLeader, byte_assets, byte_tokenizer
+from tests.leader import ScriptedLeader
 from tests.servers import Server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.byte_model import BOS, CONTEXT, EOS, TEMPLATE
 from tests.integration.api.sse import chat
-from tests.leader import BOS, CONTEXT, EOS, TEMPLATE, ScriptedLeader
+from tests.leader import ScriptedLeader
 
 
 @pytest.mark.parametrize("root", ["", "/v1"])

@@ -11,23 +11,19 @@ import openai
 import pydantic
 import pytest
 
-from tests.integration.api.calling import TEMPLATE, TIME, WEATHER, called
+from tests.integration.api.calling import ASK, TIME, WEATHER, called, leader_with_tools
 from tests.integration.api.sse import events
-from tests.leader import ScriptedLeader, byte_assets
+from tests.leader import ScriptedLeader
 from tests.servers import Server
 
-ASK: list[Any] = [{"role": "user", "content": "How is it in Paris?"}]
 NAMED = {"name": "get_weather"}
 PARIS = '{"city": "Paris", "days": 2}'
 
 
 @pytest.fixture(scope="module")
 def leader_of_module(server: Server) -> Iterator[ScriptedLeader]:
-    """A leader whose model takes tools."""
-    leader = ScriptedLeader(server.url, assets=byte_assets(chat_template=TEMPLATE))
-    leader.start()
-    yield leader
-    leader.stop()
+    with leader_with_tools(server) as leader:
+        yield leader
 
 
 def prompt_of(leader: ScriptedLeader) -> str:
@@ -266,51 +262,3 @@ def test_a_form_after_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -
     assert (message.content, message.reasoning) == ('{"a": 1}', "so")
     grammar = leader.claimed[-1].params.sampling.grammar
     assert grammar is not None and "</think>" in grammar.text
-
-
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
-        (
-            {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
-            "response_format",
-        ),
-        ({"tools": [WEATHER], "guided_grammar": 'start: "a"'}, "guided_grammar"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "no way"}}]}, "tools[0].function.name"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
-            "tools[0].function.parameters",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": []}}}]},
-            "tools[0].function.parameters",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"required": 1}}}]},
-            "tools[0].function.parameters",
-        ),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
-        (
-            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}},
-            "tool_choice.function.name",
-        ),
-        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.function"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools.tools"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"reasoning_effort": "much"}, "reasoning_effort"),
-        ({"messages": [*ASK, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
-        ({"messages": [*ASK, {"role": "function", "name": "f", "content": "x"}]}, "messages[1].role"),
-        ({"messages": [*ASK, {"role": "assistant", "content": None}]}, "messages[1].content"),
-        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
-    ],
-)
-def test_refusals(http: httpx.Client, leader: ScriptedLeader, changes: dict[str, Any], param: str) -> None:
-    """What can't be served is a 400 that names the field; nothing reaches a leader."""
-    response = http.post("/v1/chat/completions", json={"messages": ASK} | changes)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-    assert leader.claimed == []

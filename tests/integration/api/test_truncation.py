@@ -8,7 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.leader import CONTEXT, ScriptedLeader
+from tests.byte_model import CONTEXT
+from tests.leader import ScriptedLeader
 
 
 def prompt_of(leader: ScriptedLeader) -> str:

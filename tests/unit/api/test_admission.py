@@ -12,7 +12,7 @@ from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import parse_completion
 from control.errors import ContextLengthExceeded, RequestTooLarge
 from control.messages import ModelAssets
-from tests.leader import byte_assets
+from tests.byte_model import byte_assets
 
 
 def chat(**fields: Any) -> ChatRequest:

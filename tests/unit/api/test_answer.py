@@ -12,7 +12,7 @@ from api.chat.reading.how import Calling, Reading, Thinking
 from api.chat.tokens import Vocabulary
 from api.schemas.view import View
 from control.messages import FinishReason, LogEntry, TokenLogprobs
-from tests.leader import byte_assets, byte_tokenizer
+from tests.byte_model import byte_assets, byte_tokenizer
 
 VOCABULARY = Vocabulary(byte_assets())
 EOS = byte_assets().eos_ids[0]

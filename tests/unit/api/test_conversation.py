@@ -14,8 +14,8 @@ from api.chat.reading.how import CallFormat, Calling, Thinking
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import parse_chat
 from control.errors import RequestError
+from tests.byte_model import byte_assets, byte_tokenizer
 from tests.integration.api.calling import TEMPLATE, TIME, WEATHER
-from tests.leader import byte_assets, byte_tokenizer
 
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 BEGUN = PLAIN + "{{ '<think>\\n' }}"

@@ -15,8 +15,8 @@ from api.chat.tokens import Vocabulary
 from api.schemas.tools import Tool, ToolChoice, offered
 from control.grammar import as_lark
 from control.messages import Grammar
+from tests.byte_model import EOS, byte_assets, byte_tokenizer
 from tests.integration.api.calling import TIME, WEATHER
-from tests.leader import EOS, byte_assets, byte_tokenizer
 
 PLAIN = byte_tokenizer()
 MARKED = byte_tokenizer()

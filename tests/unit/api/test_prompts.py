@@ -12,7 +12,7 @@ from api.chat.echo import PromptText, prompt_text
 from api.chat.tokens import Vocabulary
 from api.schemas.view import View
 from control.messages import LogEntry, PromptToken, TokenLogprobs
-from tests.leader import byte_assets
+from tests.byte_model import byte_assets
 from tests.unit.api.test_answer import EOS, VOCABULARY
 
 BOS = EOS - 1

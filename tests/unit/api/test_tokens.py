@@ -16,7 +16,7 @@ from api.chat.template import render
 from api.chat.tokens import Vocabulary
 from control.errors import TemplateFailed
 from control.text import Detokenizer
-from tests.leader import byte_assets, byte_tokenizer
+from tests.byte_model import byte_assets, byte_tokenizer
 
 BOS = byte_tokenizer().token_to_id("<s>")
 VOCABULARY = Vocabulary(byte_assets())

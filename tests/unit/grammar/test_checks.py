@@ -18,7 +18,7 @@ from control.errors import RequestError
 from control.grammar_check import Letters
 from control.messages import Grammar
 from control.vocabulary import read_token_bytes
-from tests.leader import byte_assets
+from tests.byte_model import byte_assets
 
 ASSETS = byte_assets()
 LETTERS = letters(Vocabulary(ASSETS), ASSETS)

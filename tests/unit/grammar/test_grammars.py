@@ -10,7 +10,7 @@ import torch
 
 from control.messages import Grammar, ModelAssets, Sampling, TokenLogprobs
 from control.vocabulary import read_token_bytes
-from tests.leader import byte_assets
+from tests.byte_model import byte_assets
 from worker import turn as turn_module
 from worker.engine import filters
 from worker.grammars import Grammars
