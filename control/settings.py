@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -10,6 +11,11 @@ import msgspec
 from control.errors import SettingsError
 
 LogFormat = Literal["auto", "json", "console"]
+
+
+def keeps_standby(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether agents that are started in this environment keep a standby process."""
+    return environment.get("FURROW_STANDBY") != "0"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             redis_wait_s=redis_wait_s(),
             log_format=log_format,
             log_level=level,
-            standby=standby == "1",
+            standby=keeps_standby(),
             shared_memory=shared_memory == "1",
             has_parent="FURROW_PARENT" in os.environ,
         )

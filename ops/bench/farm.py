@@ -21,6 +21,7 @@ from control.embedded import EmbeddedServer
 from control.errors import ModelUnavailable
 from control.listening import free_port
 from control.messages import ModelSpec
+from control.settings import keeps_standby
 
 TICK_S = 0.2
 START_LIMIT_S = 300.0
@@ -58,15 +59,13 @@ def private_farm(
         stack.callback(supervisor.stop)
         supervisor.start(Part("agent", "worker", ["agent"]))
         supervisor.start(Part("api", "api", ["--host", HOST, "--port", str(port), *api_options]))
-        kept = {**os.environ, **(environment or {})}.get("FURROW_STANDBY") != "0"
-        _wait(client, names, (HOST, port), supervisor, ["ready"] if kept else [])
+        kept = keeps_standby({**os.environ, **(environment or {})})
+        _wait(client, names, (HOST, port), supervisor, kept)
         yield f"http://{HOST}:{port}", redis_url, names
 
 
-def _wait(
-    client: SyncRedis, names: list[str], address: tuple[str, int], supervisor: Supervisor, standbys: list[str]
-) -> None:
-    """Until every replica of every model is loaded, the API is ready, and so are the standbys."""
+def _wait(client: SyncRedis, names: list[str], address: tuple[str, int], supervisor: Supervisor, standby: bool) -> None:
+    """Until every replica of every model is loaded, the API is ready, and the standby too where one is kept."""
     until = time.monotonic() + START_LIMIT_S
     while True:
         supervisor.tend()
@@ -76,6 +75,6 @@ def _wait(
             if replica.state == "failed" or time.monotonic() > until:
                 raise ModelUnavailable(model, f"{replica.state} (replica {replica.replica})", replica.detail)
         loaded = states and all(replica.state == "loaded" for _, replica in states)
-        if loaded and is_ready(address) and (not standbys or farm.standbys(client) == standbys):
+        if loaded and is_ready(address) and (not standby or farm.standbys(client) == ["ready"]):
             return
         time.sleep(TICK_S)

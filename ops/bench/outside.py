@@ -9,8 +9,9 @@ import click
 
 from control.cli.options import model_source
 from control.errors import SettingsError
-from control.messages import GenerateStep, LoadDenseShard
+from control.messages import GenerateStep
 from control.replies import ErrorReply
+from ops.bench.shard import load_command
 from ops.bench.stepping import MODEL, Clocked, Forwards, stepping
 from ops.bench.summary import median
 from worker.engine.step import GoesOn, Sample, Score, StepResult
@@ -25,17 +26,7 @@ class Engine(Clocked):
 
     def __init__(self, kv_tokens: int) -> None:
         super().__init__(0, 1, "cpu")
-        folder = Path(model_source("demo"))
-        reply = self.answer(
-            LoadDenseShard(
-                epoch=1,
-                seq=1,
-                model_id=MODEL,
-                config_json=(folder / "config.json").read_text(),
-                safetensors_paths=sorted(map(str, folder.glob("*.safetensors"))),
-                kv_tokens=kv_tokens,
-            )
-        )
+        reply = self.answer(load_command(Path(model_source("demo")), MODEL, kv_tokens))
         if isinstance(reply, ErrorReply) or self._engine is None:
             raise SettingsError(f"the demonstration model can't be loaded: {reply}")
         self._forward, self._spent = self._engine.model.forward, 0.0

@@ -21,6 +21,7 @@ from control.clock import now_ms
 from control.connection import connect, run
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.requests import Enqueue, enqueue, read_log
+from control.settings import keeps_standby
 from ops.bench.farm import private_farm
 from ops.bench.phases import Phases, observe, poisoned_at
 
@@ -136,7 +137,7 @@ def finished(client: SyncRedis, rids: list[str]) -> list[list[int | None]]:
 def wait_until_whole(client: SyncRedis) -> int:
     """Until every rank is ready in the current epoch, which is returned, and a standby waits where one is kept."""
     since = time.monotonic()
-    kept = os.environ.get("FURROW_STANDBY") != "0"
+    kept = keeps_standby()
     while health.overview(client, MODEL).state != "loaded" or (kept and farm.standbys(client) != ["ready"]):
         pause(since)
     return health.read_epoch(client, MODEL, "r0")

@@ -22,6 +22,7 @@ from control import farm, health
 from control.clients import SyncRedis
 from control.connection import connect
 from control.process import child_environment
+from control.settings import keeps_standby
 
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
 STRUCK = "Count from 1 to 100."
@@ -132,7 +133,7 @@ def survive(address: str, data: Path, rank: int) -> bool:
 
 def wait_for_standby(client: SyncRedis) -> None:
     """Until a process is ready to take a dead rank's place: right after a start it still imports its libraries."""
-    if os.environ.get("FURROW_STANDBY") == "0" or farm.standbys(client) == ["ready"]:
+    if not keeps_standby() or farm.standbys(client) == ["ready"]:
         return
     print("(waiting until the standby process has imported what a rank needs)\n", flush=True)
     until = time.monotonic() + STANDBY_LIMIT_S

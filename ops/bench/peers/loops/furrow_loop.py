@@ -7,10 +7,11 @@ from functools import partial
 
 import torch
 
-from control.messages import LoadDenseShard, Sampling
+from control.messages import Sampling
 from control.replies import ErrorReply
 from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.weights import of_furrow
+from ops.bench.shard import load_command
 from worker.executor import Executor
 from worker.leader import LeaderLimits
 from worker.sampling import StepSampler
@@ -26,18 +27,7 @@ class FurrowLoop:
     def __init__(self, setup: Setup) -> None:
         dtype, quant = of_furrow(setup.weights, setup.device)
         self._executor, self._kv_tokens, self._seq = Executor(0, 1, setup.device), setup.kv_tokens, 1
-        reply = self._executor.answer(
-            LoadDenseShard(
-                epoch=1,
-                seq=1,
-                model_id=MODEL,
-                config_json=(setup.folder / "config.json").read_text(),
-                safetensors_paths=sorted(map(str, setup.folder.glob("*.safetensors"))),
-                dtype=dtype,
-                quant=quant,
-                kv_tokens=setup.kv_tokens,
-            )
-        )
+        reply = self._executor.answer(load_command(setup.folder, MODEL, setup.kv_tokens, dtype, quant))
         if isinstance(reply, ErrorReply):
             raise Unavailable(reply.message)
 
