@@ -67,8 +67,9 @@ def _check_ids(param: str, ids: list[int], assets: ModelAssets) -> None:
 
 
 def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, assets: ModelAssets) -> int:
-    """The request's limit, or the rest of the context (and of the memory) where it has none."""
-    asked = _asked(request, min(assets.context_length, assets.kv_tokens) - prompt_tokens)
+    """The request's limit, else the model's default, else the rest of the context (and of the memory)."""
+    rest = min(assets.context_length, assets.kv_tokens) - prompt_tokens
+    asked = _asked(request, rest)
     if prompt_tokens + (asked or 1) > assets.context_length:
         error = ContextLengthExceeded(prompt_tokens, asked or 1, assets.context_length)
         error.param = _limit_param(request) if (asked or 0) > assets.context_length else _prompt_param(request)
@@ -79,7 +80,23 @@ def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, as
             f"deployment holds {assets.kv_tokens}. Shorten the prompt or lower max_tokens.",
             param=_prompt_param(request) if asked is None else _limit_param(request),
         )
-    return min(assets.context_length, assets.kv_tokens) - prompt_tokens if asked is None else asked
+    if asked is not None:
+        return asked
+    default = _default_max_tokens(assets.generation_config, prompt_tokens) if request.token_limit is None else None
+    return rest if default is None else min(rest, max(default, request.min_tokens or 0))
+
+
+def _default_max_tokens(config: dict[str, Any], prompt_tokens: int) -> int | None:
+    """The cap of generation_config.json: `max_new_tokens`, else `max_length`, which counts the prompt. None: no cap."""
+    cap = _positive(config.get("max_new_tokens"))
+    if cap is None:
+        length = _positive(config.get("max_length"))
+        cap = _positive(length - prompt_tokens) if length is not None else None
+    return cap
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _asked(request: ChatRequest | CompletionRequest, room: int) -> int | None:

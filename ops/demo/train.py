@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from ops.demo import MODEL_DIR, tokenizer
+from ops.demo import MAX_NEW_TOKENS, MODEL_DIR, tokenizer
 from ops.demo.averaging import Shared
 from ops.demo.batches import IGNORED, batches
 
@@ -116,7 +116,9 @@ def save(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, directory: Pa
     """Writes a checkpoint in the Hugging Face layout, weights in bf16."""
     model.to(torch.bfloat16)
     ends = [tokens.convert_tokens_to_ids(name) for name in (tokenizer.TURN_END, tokenizer.END_OF_TEXT)]
-    model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=tokens.pad_token_id, do_sample=False)
+    model.generation_config = GenerationConfig(
+        eos_token_id=ends, pad_token_id=tokens.pad_token_id, do_sample=False, max_new_tokens=MAX_NEW_TOKENS
+    )
     model.save_pretrained(directory)
     (directory / "model.safetensors").chmod(0o644)  # an installed package is read by every user
     tokenizer.save(tokens, directory)

@@ -36,6 +36,21 @@ def test_without_a_limit_the_rest_is_used() -> None:
     assert admit(chat(), [1] * 10, byte_assets(context_length=50)).sampling.max_tokens == 40
 
 
+def test_the_model_caps_answers_without_a_limit() -> None:
+    """generation_config.json's max_new_tokens, or max_length, is the default; a request's own limit goes before it."""
+    capped = assets(generation_config={"max_new_tokens": 20, "max_length": 15})
+    assert admit(chat(), [1] * 10, capped).sampling.max_tokens == 20
+    assert admit(chat(max_tokens=40), [1] * 10, capped).sampling.max_tokens == 40
+    assert admit(chat(min_tokens=30), [1] * 10, capped).sampling.max_tokens == 30
+    assert admit(chat(), [1] * 75, capped).sampling.max_tokens == 5
+    by_length = assets(generation_config={"max_length": 30})
+    assert admit(chat(), [1] * 10, by_length).sampling.max_tokens == 20
+    assert admit(chat(), [1] * 30, by_length).sampling.max_tokens == 50
+    for value in (0, -1, "7", None, 1.5):
+        unusable = assets(generation_config={"max_new_tokens": value, "max_length": value})
+        assert admit(chat(), [1] * 10, unusable).sampling.max_tokens == 70
+
+
 def test_too_long_and_too_large() -> None:
     """Over the context is a 400 with both numbers, over the memory a 413; each names its field."""
     with pytest.raises(ContextLengthExceeded) as caught:

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from ops.demo import MODEL_DIR, evaluate
+from ops.demo import MAX_NEW_TOKENS, MODEL_DIR, evaluate
 from ops.demo.batches import conversation_pieces
 from ops.demo.tasks import Conversation, held_out, held_out_with_tools, training
 
@@ -76,6 +76,12 @@ def test_ends_are_named_where_servers_look() -> None:
     ends = [TOKENIZER.token_to_id(name) for name in ("<|im_end|>", "<|endoftext|>")]
     assert generation["eos_token_id"] == ends
     assert generation["pad_token_id"] == TOKENIZER.token_to_id("<|endoftext|>")
+
+
+def test_answers_have_a_default_length() -> None:
+    """A server that reads generation_config.json ends each answer whose client sets no limit."""
+    generation = json.loads((MODEL_DIR / "generation_config.json").read_text())
+    assert generation["max_new_tokens"] == MAX_NEW_TOKENS
 
 
 def test_the_template_renders_chatml() -> None:
