@@ -11,7 +11,9 @@ from litestar.response import Stream
 from api.errors import StreamInterrupted, problem
 from api.ongoing import Ongoing
 
-KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b": keep-alive\n"
+"""A comment is one line. With an empty line behind it the official clients dispatch an event without data, because they
+take the id of the event before for a part of it."""
 
 
 def sse_response(ongoing: Ongoing) -> Stream:
@@ -91,7 +93,7 @@ async def _tokens(ongoing: Ongoing) -> AsyncIterator[bytes]:
         position = ongoing.position if journal.before_first_token else None
         if position is not None and position != told:
             told = position
-            yield b": queue position %d\n\n" % position
+            yield b": queue position %d\n" % position
             sent_at = journal.waited
         elif journal.waited - sent_at >= settings.keep_alive - 0.01:
             yield KEEP_ALIVE

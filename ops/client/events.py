@@ -9,6 +9,8 @@ INTERRUPTED = "stream_interrupted"
 """Error code of an answer that goes on though this connection ends: it is resumed, and the client never sees it."""
 
 _BORDER = re.compile(rb"\r?\n\r?\n")
+_COMMENT = re.compile(rb":[^\n]*\n|\r?\n")
+"""A comment or an empty line before an event: whole by itself."""
 _ID = re.compile(rb"^id: ?([^\r\n]*)", re.M)
 _DATA = re.compile(rb"^data: ?([^\r\n]*)", re.M)
 _ERROR = re.compile(rb'\{"(?:error"|type":"error")')
@@ -36,10 +38,10 @@ class EventReader:
         return self.last_id is not None or not self.delivered
 
     def feed(self, data: bytes) -> bytes:
-        """The events that are whole with `data`, byte for byte; nothing that comes after an interruption."""
+        """The events and comments that are whole with `data`, byte for byte; nothing after an interruption."""
         self._partial += data
         passed = 0
-        for border in _BORDER.finditer(self._partial):
+        while border := _COMMENT.match(self._partial, passed) or _BORDER.search(self._partial, passed):
             if not self._read(self._partial[passed : border.start()]):
                 break
             passed = border.end()
@@ -59,7 +61,7 @@ class EventReader:
         """Note what one event says; False for the one that must not be passed on."""
         data = _DATA.search(event)
         if data is None:
-            return True  # a comment
+            return True  # nothing for the client: a comment
         if _ERROR.match(data[1]):
             if _code(data[1]) == INTERRUPTED:
                 self.interrupted = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,11 @@ def events(lines: Iterable[str]) -> Iterator[Event]:
             yield Event(identity, None, done=True)
         elif line.startswith("data: "):
             yield Event(identity, msgspec.json.decode(line[6:]))
+
+
+def blocks(text: str) -> list[str]:
+    """The events of a stream as they were sent, comments aside."""
+    return [block for block in re.sub(r"(?m)^:.*\n", "", text).split("\n\n") if block.startswith("id: ")]
 
 
 def read_all(response: httpx.Response) -> list[Event]:

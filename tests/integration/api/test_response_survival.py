@@ -14,6 +14,7 @@ import pytest
 from control import keys
 from ops.client import ResumingTransport
 from tests.integration.api.conftest import ApiProcess, running_api
+from tests.integration.api.sse import blocks
 from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
@@ -37,11 +38,6 @@ def other(server: Server, api: ApiProcess, tmp_path_factory: pytest.TempPathFact
 def doomed(server: Server, leader: ScriptedLeader, tmp_path: Path) -> Iterator[ApiProcess]:
     with running_api(server.url, tmp_path) as process:
         yield process
-
-
-def blocks(text: str) -> list[str]:
-    """The events of a stream as they were sent, comments aside."""
-    return [block for block in text.split("\n\n") if block.startswith("id: ")]
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/responses", RESPONSE), ("/v1/messages", MESSAGE)])

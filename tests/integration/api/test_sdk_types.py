@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from tests.byte_model import byte_assets
 from tests.integration.api.calling import TEMPLATE, called
 from tests.integration.api.conftest import running_api
+from tests.integration.api.sse import blocks
 from tests.leader import ScriptedLeader
 from tests.servers import NEW, serving
 
@@ -70,7 +71,7 @@ def described(http: httpx.Client, path: str) -> tuple[Any, Any]:
 def streamed(http: httpx.Client, path: str, body: dict[str, Any]) -> list[tuple[str, Any]]:
     """Each event's name and data."""
     text = http.post(path, json=body | {"stream": True}).raise_for_status().text
-    events = [block.splitlines() for block in text.split("\n\n") if block.startswith("id: ")]
+    events = [block.splitlines() for block in blocks(text)]
     return [
         (event[1].removeprefix("event: "), msgspec.json.decode(event[2].removeprefix("data: "))) for event in events
     ]

@@ -57,7 +57,7 @@ END = b"0\r\n\r\n"
 
 async def test_a_stream_gives_its_times_and_tokens() -> None:
     """Comments and the empty role chunk are no text; events may be cut anywhere."""
-    body = b": keep-alive\n\n" + event(ROLE) + event(TEXT) + event(TEXT) + event(USAGE) + event("[DONE]")
+    body = b": keep-alive\n" + event(ROLE) + event(TEXT) + event(TEXT) + event(USAGE) + event("[DONE]")
     async with answering(STREAM, *(chunk(body[i : i + 7]) for i in range(0, len(body), 7)), END) as base:
         answer = await ask(base, "user-0", "demo", "hello", 2, stream=True)
     assert (answer.rid, answer.tokens, answer.error) == ("r-1", 2, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,10 +16,10 @@ from ops.client import AsyncResumingTransport, ResumeRefused, ResumingTransport
 
 BODY = {"messages": [], "stream": True}
 EVENTS = [
-    ": queue position 2\n\n",
+    ": queue position 2\n",
     'id: r:0.2\ndata: {"n": 0}\n\n',
     'id: r:1.1\ndata: {"n": "é"}\n\n',
-    ": keep-alive\n\n",
+    ": keep-alive\n",
     'id: r:2.1\ndata: {"n": 2}\n\n',
     "id: r:2.4\ndata: [DONE]\n\n",
 ]
@@ -93,7 +94,7 @@ def read(api: ScriptedApi, *also: str, **request: Any) -> bytes:
 
 
 def events_of(data: bytes) -> list[bytes]:
-    return [event for event in data.split(b"\n\n") if event and not event.startswith(b":")]
+    return [event for event in re.sub(rb"(?m)^:.*\n", b"", data).split(b"\n\n") if event]
 
 
 @pytest.mark.parametrize("broken", [True, False], ids=["broken", "ended"])
