@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import resource
 import signal
 import sys
@@ -18,22 +17,13 @@ from api.chat.reading.how import CallFormat
 from api.server import Server
 from api.settings import ApiSettings
 from control import access, logs
+from control.cli.options import cors_option
 from control.connection import connect, run
 from control.errors import FurrowError
 from control.listening import free_port
 from control.process import die_with_parent
 from control.readiness import wait_until_ready
 from control.settings import Settings
-
-_ORIGIN = re.compile(r"\*|https?://[^/\s*]+")
-
-
-def check_origins(_context: click.Context, _parameter: click.Parameter, origins: tuple[str, ...]) -> tuple[str, ...]:
-    """As browsers send them: scheme and host, a port where it is not the scheme's own, and no path."""
-    for origin in origins:
-        if not _ORIGIN.fullmatch(origin):
-            raise click.BadParameter(f"{origin!r} is no origin; write https://HOST, http://HOST:PORT or *.")
-    return origins
 
 
 @click.command()
@@ -55,13 +45,7 @@ def check_origins(_context: click.Context, _parameter: click.Parameter, origins:
 )
 @click.option("--keys", is_flag=True, help="Ask for an API key, as is done anyway where others can reach --host.")
 @click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
-@click.option(
-    "--cors-origin",
-    "cors_origins",
-    multiple=True,
-    callback=check_origins,
-    help="Let pages of this origin call from a browser (https://HOST, or * for all). Repeatable.",
-)
+@cors_option
 @click.option("--grace", default=30.0, show_default=True, help="Seconds that open streams may go on after SIGTERM.")
 @click.option(
     "--reader-timeout",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from api.access.identity import Gate
 from api.access.keyring import Keyring
 from api.access.limiter import Limiter
+from api.access.origin import OriginCheck
 from api.archive import Archive
 from api.bodies import Bodies
 from api.canary import Canary
@@ -39,6 +40,7 @@ class Process:
         self.metrics = Metrics()
         self.keyring = Keyring(self.batches)
         self.gate = Gate(settings, self.keyring)
+        self.origins = OriginCheck(settings)
         self.limiter = Limiter(self.batches)
         self.bodies = Bodies(settings.max_bodies_bytes)
         self.models = Models(self.sync_client, settings)

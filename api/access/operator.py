@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 import structlog
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from api.access.identity import Identity, secret_of
+from api.access.origin import host_name, is_same_origin, proxy_header
 from api.errors import Forbidden, Unauthorized
 from control.errors import RequestError
 from control.listening import is_loopback
@@ -38,13 +38,19 @@ def _refusal(identity: Identity) -> RequestError:
 
 
 def _check_local(connection: Connection) -> None:
-    """A page from elsewhere in this machine's browser is no operator: its requests name another origin, or host."""
-    host = connection.headers.get("host", "")
-    name = urlsplit(f"//{host}").hostname or ""
-    origin = connection.headers.get("origin")
-    elsewhere = origin is not None and urlsplit(origin).netloc != host
-    if not is_loopback(name) or elsewhere or connection.headers.get("sec-fetch-site", "none") == "cross-site":
+    """Refuse a page of another origin in this machine's browser, and what a proxy passes on from another machine."""
+    headers = connection.headers
+    host, origin, passed = headers.get("host", ""), headers.get("origin"), proxy_header(headers)
+    if passed is not None:
+        raise Forbidden(
+            f"Without a key the operator's routes refuse what comes through a proxy (header {passed!r}: "
+            f"{headers[passed][:80]!r}). Call this server directly, or use a key made with "
+            "`furrow keys create --admin`."
+        )
+    elsewhere = origin is not None and not is_same_origin(origin, host)
+    if not is_loopback(host_name(host)) or elsewhere or headers.get("sec-fetch-site", "none") == "cross-site":
         raise Forbidden(
             "Without a key the operator's routes answer this machine only, by its loopback name and to no page from "
-            f"elsewhere (Host: {host!r}, Origin: {origin!r}). Use a key made with `furrow keys create --admin`."
+            f"elsewhere (Host: {host[:255]!r}, Origin: {origin and origin[:255]!r}). Use a key made with "
+            "`furrow keys create --admin`."
         )

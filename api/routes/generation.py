@@ -35,9 +35,14 @@ def process_of(request: Http) -> Process:
 
 
 async def identify(request: Http) -> None:
-    """Before any handler: who asks, or why that can't be told, is kept until somebody wants to know."""
+    """Before any handler: who asks, or why that can't be told, is kept until somebody wants to know.
+
+    Raises Forbidden for a request of a foreign page.
+    """
+    process = process_of(request)
+    process.origins.check(request.method, request.headers)
     try:
-        request.scope["state"][_IDENTITY] = await process_of(request).gate.identify(secret_of(request.headers))
+        request.scope["state"][_IDENTITY] = await process.gate.identify(secret_of(request.headers))
     except FurrowError as error:
         request.scope["state"][_IDENTITY] = error
 

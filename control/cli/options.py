@@ -138,3 +138,28 @@ def connect_to_farm(redis_url: str | None) -> SyncRedis:
     client = connect(url)
     wait_until_ready(client, redis_wait_s(), lambda line: click.echo(line, err=True))
     return client
+
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+")
+
+
+def check_origins(_context: click.Context, _parameter: click.Parameter, origins: tuple[str, ...]) -> tuple[str, ...]:
+    """Origins as browsers send them: scheme and host, a port where it is not the scheme's own, and no path.
+
+    Applications and extensions have schemes of their own; pages from a file have the origin `null`.
+    """
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise click.BadParameter(
+                f"{origin!r} is no origin; write https://HOST, http://HOST:PORT, app://NAME, null or *."
+            )
+    return origins
+
+
+cors_option = click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    callback=check_origins,
+    help="Let pages of this origin call from a browser (https://HOST, app://NAME, or * for all). Repeatable.",
+)

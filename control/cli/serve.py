@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from control import access, catalog, farm, health
-from control.cli.options import build_spec, connect_to_farm, model_options, redis_option
+from control.cli.options import build_spec, connect_to_farm, cors_option, model_options, redis_option
 from control.cli.supervisor import Part, Supervisor
 from control.clients import SyncRedis
 from control.connection import run
@@ -48,6 +48,7 @@ GRACE_S = "5"
 )
 @click.option("--keys", is_flag=True, help="Ask for an API key, as is done anyway where others can reach --host.")
 @click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
+@cors_option
 @redis_option
 @click.option("--data", type=click.Path(file_okay=False), help="Folder of the private server [default: by port].")
 def serve(
@@ -57,6 +58,7 @@ def serve(
     api_keys: tuple[str, ...],
     keys: bool,
     no_auth: bool,
+    cors_origins: tuple[str, ...],
     redis_url: str | None,
     data: str | None,
     **options: Any,
@@ -84,6 +86,7 @@ def serve(
         stack.callback(supervisor.stop, stopping.hurry)
         supervisor.start(Part("agent", "worker", ["agent"]))
         listening = ["--host", host, "--port", str(port), "--grace", GRACE_S]
+        listening += [word for origin in cors_origins for word in ("--cors-origin", origin)]
         supervisor.start(Part("api", "api", [*listening, "--keys" if asks else "--no-auth"]))
         if asks and not api_keys:
             remind_of_keys(client, host, folder)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -23,6 +25,32 @@ ASKING = {"access-control-request-method": "POST", "access-control-request-heade
 def open_api(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
     with running_api(server.url, tmp_path_factory.mktemp("open"), "--cors-origin", FRIEND) as process:
         yield process
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat("x")),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {**chat("x"), "max_tokens": 8}),
+        ("/tokenize", {"prompt": "x"}),
+    ],
+)
+def test_a_foreign_page_makes_no_work(http: httpx.Client, leader: ScriptedLeader, path: str, body: Any) -> None:
+    """A form's content type needs no question before; a name that was pointed here makes the page one of our own."""
+    assert http.post(path, json=body, headers={"origin": str(http.base_url).rstrip("/")}).is_success
+    for headers, code in (
+        ({"origin": STRANGER, "content-type": "text/plain"}, "foreign_origin"),
+        ({"origin": "null", "content-type": "text/plain"}, "foreign_origin"),
+        ({"origin": "http://evil.example", "host": "evil.example"}, "foreign_host"),
+    ):
+        refused = http.post(path, content=msgspec.json.encode(body), headers=headers)
+        error = refused.json()["error"]
+        assert refused.status_code == 403 and "--cors-origin" in error["message"], refused.text
+        assert headers["origin"] in error["message"] or headers["host"] in error["message"]
+        assert error["type"] == "permission_error" and error.get("code", code) == code
+        assert "access-control-allow-origin" not in refused.headers
 
 
 def test_nobody_is_let_in_by_default(http: httpx.Client, leader: ScriptedLeader) -> None:

@@ -61,15 +61,25 @@ def test_operators_only(guarded: ApiProcess, redis_client: SyncRedis, operator: 
 
 
 def test_on_loopback_without_keys_it_is_open(http: httpx.Client) -> None:
-    """To this machine, and to no page that its browser has from elsewhere."""
+    """To this machine directly: to no page from elsewhere in its browser, and to nothing that a proxy passes on."""
     assert http.get("/farm").status_code == 200
     for headers in (
         {"origin": "https://evil.example"},
         {"host": "evil.example"},
         {"sec-fetch-site": "cross-site"},
+        {"forwarded": "for=192.0.2.1"},
+        {"x-forwarded-for": "192.0.2.1"},
+        {"x-forwarded-host": "farm.example"},
+        {"via": "1.1 proxy"},
+        {"x-real-ip": "192.0.2.1"},
     ):
         refused = http.post("/farm/models/unload", json={"model": "tiny"}, headers=headers)
         assert refused.status_code == 403, headers
+
+
+def test_an_operator_s_key_passes_a_proxy(operator: httpx.Client) -> None:
+    """Where a key is asked for, the key is what counts."""
+    assert operator.get("/farm", headers={"x-forwarded-for": "192.0.2.1", "via": "1.1 proxy"}).status_code == 200
 
 
 def test_open_to_all_is_not_open_to_operate(
