@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from control.clock import now_ms
 from control.messages import FinishReason, GenerationRequest, LogEntry, PromptToken, RequestState, TokenLogprobs
 from control.requests import Claimed, Emission
-from worker.scheduling.sequence import Sequence, SequenceState
+from worker.scheduling.sequence import Flow, Sequence, SequenceState
 
 PROMPT_TOKENS_AN_ENTRY = 64
 """An entry is handed on whole, so its size is bounded."""
@@ -50,6 +50,7 @@ class RunningRequest:
                 output=outputs[choice],
                 sampling=claimed.params.sampling,
                 salt=claimed.params.cache_salt,
+                flow=Flow(claimed.tenant, claimed.priority),
                 scored=scored[choice],
             )
             for choice in range(choices)
@@ -75,6 +76,7 @@ class RunningRequest:
                 output=sequence.output,
                 sampling=sequence.sampling,
                 salt=sequence.salt,
+                flow=sequence.flow,
                 scored=sequence.scored,
             )
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from worker.scheduling.kv import KVAccount
 from worker.scheduling.prefixes import PrefixCache
-from worker.scheduling.sequence import Sequence, SequenceState
+from worker.scheduling.sequence import Flow, Sequence, SequenceState
 
 
 def check(
     account: KVAccount, prefixes: PrefixCache, running: dict[int, Sequence], waiting: list[Sequence], known: set[int]
 ) -> None:
     """Raise RuntimeError naming what contradicts itself; `known` are the sids whose KV the ranks hold."""
-    arrivals = [sequence.arrival for sequence in [*running.values(), *waiting]]
+    arrivals: dict[Flow, list[int]] = {}
+    for sequence in [*running.values(), *waiting]:
+        arrivals.setdefault(sequence.flow, []).append(sequence.arrival)
     holders, kept = account.holders, prefixes.kept
     held = running.keys() | set(kept)
     faults = {
@@ -20,7 +22,9 @@ def check(
         "the KV account does not add up": sum(holders.values()) != account.used,
         "the account of kept KV does not add up": sum(holders.get(sid, 0) for sid in kept) != account.kept,
         "more KV is reserved than there is": account.used > account.capacity,
-        "sequences are out of their order of arrival": arrivals != sorted(arrivals),
+        "sequences of a flow are out of their order of arrival": any(
+            line != sorted(line) for line in arrivals.values()
+        ),
         "a sequence is filed under another sid": any(sid != sequence.sid for sid, sequence in running.items()),
         "a waiting sequence is not in the state for it": any(s.state is not SequenceState.WAITING for s in waiting),
         "the ranks hold a sequence that neither runs nor is kept": not known <= held,

@@ -31,6 +31,10 @@ class KVAccount:
         """Reserved tokens by sid."""
         return dict(self._held)
 
+    def held(self, sid: int) -> int:
+        """What `sid` has reserved."""
+        return self._held.get(sid, 0)
+
     def rounded(self, tokens: int) -> int:
         """`tokens` in whole blocks."""
         return -(-tokens // self._block) * self._block

@@ -3,27 +3,24 @@
 KV of sequences that ended is kept while nobody needs the room, and a newcomer whose context begins as another's does
 gets that beginning instead of computing it.
 
-Sequences run in the order of their arrival, and all that run arrived before all that wait. Admission is optimistic: a
-sequence needs room for its context, not for all that it may still produce. When KV runs out the youngest that runs is
-preempted and recomputed later. The oldest never is, and whatever was accepted fits alone, so every plan makes progress.
+Sequences wait in one line for each flow (a tenant's priority class). The flow that uses least of its share is admitted
+first, and a flow above its share gives up sequences where another one waits (see shares.py). Inside a flow sequences
+run in the order of their arrival. Admission is optimistic: a sequence needs room for its context, not for all that it
+may still produce. When KV runs out the youngest sequence of the flow that has most of it is preempted and recomputed
+later. The one that has run longest never is, and whatever was accepted fits alone, so every plan makes progress.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
 from control.errors import RequestTooLarge
-from control.messages import Prefix
+from worker.scheduling.admission import GROWTH_TOKENS, Admission
 from worker.scheduling.integrity import check
-from worker.scheduling.kv import KVAccount
+from worker.scheduling.memory import Memory
 from worker.scheduling.plan import StepPlan
-from worker.scheduling.prefixes import BLOCK_TOKENS, PrefixCache, Start
-from worker.scheduling.sequence import Sequence, SequenceState
+from worker.scheduling.prefixes import BLOCK_TOKENS
+from worker.scheduling.sequence import Flow, Sequence, SequenceState
 
 __all__ = ["Scheduler", "StepPlan"]
-
-_GROWTH_TOKENS = 16
-"""KV kept free per running sequence when one is admitted, or the newcomer would be the next to be preempted."""
 
 
 class Scheduler:
@@ -42,22 +39,14 @@ class Scheduler:
         prefix shorter than `prefix_tokens` is shared, and none at all with None."""
         if token_budget < 1 or max_sequences < 1:
             raise ValueError(f"token_budget and max_sequences must be positive, got {token_budget}, {max_sequences}")
-        self._account = KVAccount(kv_tokens, block_tokens)
+        self._memory = Memory(kv_tokens, block_tokens, prefix_tokens)
+        self._account, self._prefixes = self._memory.account, self._memory.prefixes
         self.token_budget, self._max_sequences = token_budget, max_sequences
         self.beside = token_budget
         """The most prompt tokens of a step in which a sequence decodes."""
-        self._running: dict[int, Sequence] = {}  # by sid, in order of arrival
-        self._waiting: deque[Sequence] = deque()  # in order of arrival
-        self._known: set[int] = set()
-        """Sids whose KV the ranks hold."""
-        self._prefixes = PrefixCache(prefix_tokens or BLOCK_TOKENS)
-        self._shares = prefix_tokens is not None
-        self.isolating = False
-        """Whether nobody may begin with another's KV just now, and none is kept."""
-        self._kept: list[int] = []
-        """Sids of ended sequences whose KV the ranks shall keep, and have not been told so."""
-        self._left: list[int] = []
-        """Sids that the ranks shall forget before the next step."""
+        self._running: dict[int, Sequence] = {}  # by sid, in the order in which they got their places
+        self._admission = Admission(self._running, self._memory, max_sequences)
+        self._waiting = self._admission.waiting
         self._continuing: set[int] = set()
         """Sids that were sampled in the last step, and so decode by themselves."""
         self._outstanding: StepPlan | None = None
@@ -67,18 +56,32 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 
+    @property
+    def isolating(self) -> bool:
+        """Whether no sequence may begin with another's KV just now, and none is kept."""
+        return self._memory.isolating
+
+    @isolating.setter
+    def isolating(self, isolating: bool) -> None:
+        self._memory.isolating = isolating
+
     def sequence(self, sid: int) -> Sequence:
         """The sequence that has this sid now. Raises KeyError for one that was dropped."""
-        if sid in self._running:
-            return self._running[sid]
-        return {sequence.sid: sequence for sequence in self._waiting}[sid]
+        return self._running[sid] if sid in self._running else self._waiting.get(sid)
 
     def room(self) -> tuple[int, int]:
         """How many more sequences, and how many tokens of context, could start now."""
         waiting = sum(self._account.rounded(sequence.length) for sequence in self._waiting)
-        growth = _GROWTH_TOKENS * len(self._running)
+        growth = GROWTH_TOKENS * len(self._running)
         requests = self._max_sequences - len(self._running) - len(self._waiting)
         return max(0, requests), max(0, self._account.free - waiting - growth)
+
+    def guests(self) -> tuple[int, list[Flow]]:
+        """How many requests of other flows would get places that are taken now, and the flows that would get none.
+
+        These have their share, or something that waits for a place or for its prefill.
+        """
+        return self._admission.guests()
 
     @property
     def backlog(self) -> int:
@@ -107,10 +110,6 @@ class Scheduler:
         self._waiting.append(sequence)
         return sequence.sid
 
-    @property
-    def _sharing(self) -> bool:
-        return self._shares and not self.isolating
-
     def kv_tokens(self) -> tuple[int, int]:
         """KV that running sequences hold, and that ended ones hold as long as nobody needs the room."""
         return self._account.used - self._account.kept, self._account.kept
@@ -120,29 +119,25 @@ class Scheduler:
 
         Others may begin with what it leaves, unless it has `failed`: then neither with what it began with itself.
         """
-        sequence = self._running.pop(sid, None)
+        sequence = self._running.pop(sid, None) or self._waiting.remove(sid)
         if sequence is None:
-            sequence = next((waiting for waiting in self._waiting if waiting.sid == sid), None)
-            if sequence is None:
-                return
-            self._waiting.remove(sequence)
-        if self._sharing and not failed and self._prefixes.keep(sequence):
-            self._account.keep(sid)
-            self._continuing.discard(sid)
-            self._kept.append(sid)
+            return
+        self._continuing.discard(sid)
+        if failed:
+            self._memory.forget(sid)
         else:
-            self._forget(sid)
+            self._memory.end(sequence)
         sequence.move(SequenceState.ENDED)
         if failed and sequence.begun_with:
-            for kept in self._prefixes.kept:
-                self._forget(kept)
+            self._memory.forget_kept()
 
     @property
     def steady(self) -> bool:
         """Whether the next plan is one more token of each sequence that was just sampled, and nothing else."""
         running = self._running
         return (
-            not (self._waiting or self._left or self._kept)
+            self._memory.settled
+            and not self._waiting
             and self._continuing == running.keys()
             and 0 < len(running) <= self.token_budget
             and self._account.can_grow({sid: sequence.cached + 1 for sid, sequence in running.items()})
@@ -156,16 +151,12 @@ class Scheduler:
             raise RuntimeError("a step was planned while the one before it is not applied")
         plan = self._outstanding = StepPlan()
         self._steps += 1
-        waiting = len(self._waiting)
+        decodes = any(sequence.state is SequenceState.DECODE for sequence in self._running.values())
+        for victim in self._admission.begin(self.beside if decodes else self.token_budget):
+            self._preempt(victim)
         rows = self._plan_decode(plan)
-        budget = min(self.token_budget - rows, self.beside) if rows else self.token_budget
-        for sequence in self._in_state(SequenceState.PREFILL):
-            budget -= self._plan_chunk(plan, sequence, budget)
-        if len(self._waiting) == waiting:  # where one was just preempted, another would only take its place
-            self._admit(plan, budget)
-        self._known.update(plan.sequences)
-        plan.left, self._left = self._left, []
-        plan.kept, self._kept = [sid for sid in self._kept if self._prefixes.is_kept(sid)], []
+        self._admission.feed(plan, min(self.token_budget - rows, self.beside) if rows else self.token_budget)
+        self._memory.tell(plan)
         return plan
 
     def applied(self, plan: StepPlan, tokens: dict[int, int]) -> None:
@@ -199,8 +190,9 @@ class Scheduler:
         decoding = self._in_state(SequenceState.DECODE)
         turns = decoding[:1] + sorted(decoding[1:], key=lambda sequence: sequence.last_step)
         chosen = sorted(turns[: self.token_budget], key=lambda sequence: sequence.arrival)
-        # Oldest first, victims are the youngest: a sequence is never preempted after its row was planned.
-        rows = [sequence for sequence in chosen if self._grow(sequence)]
+        for sequence in chosen:
+            self._grow(sequence)
+        rows = [sequence for sequence in chosen if sequence.state is SequenceState.DECODE]  # the others gave way
         for sequence in rows:
             if sequence.sid in self._continuing:
                 plan.continuing.append(sequence.sid)
@@ -211,53 +203,10 @@ class Scheduler:
         plan.paused = [seq.sid for seq in self._in_state(SequenceState.DECODE) if seq.sid not in planned]
         return len(rows)
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Reserve one more position, preempting the youngest as needed; False where `sequence` itself was preempted."""
-        while sequence.state is SequenceState.DECODE:
-            if self._reserve(sequence.sid, sequence.cached + 1):
-                return True
-            self._preempt(next(reversed(self._running.values())))
-        return False
-
-    def _plan_chunk(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
-        """Plan as much of the sequence's context as the budget has; the tokens planned."""
-        count = min(budget, sequence.length - sequence.cached)
-        if count > 0:
-            plan.feed(sequence, count)
-        return count
-
-    def _admit(self, plan: StepPlan, budget: int) -> None:
-        """Start waiting sequences in order; the first that does not fit blocks those behind it, or it would starve."""
-        while self._waiting and budget > 0 and len(self._running) < self._max_sequences:
-            sequence = self._waiting[0]
-            start = self._prefixes.find(sequence) if self._sharing else Start()
-            # Whoever waits for the prefill of its own beginning would only have computed it once more beside it.
-            if start.awaited or not self._seat(sequence, start, spare=_GROWTH_TOKENS * len(self._running)):
-                return
-            if start.count:
-                plan.prefixes.append(Prefix(sequence.sid, start.donor, start.count))
-            sequence.cached = sequence.begun_with = start.count
-            self._waiting.popleft()
-            sequence.move(SequenceState.PREFILL)
-            self._running[sequence.sid] = sequence
-            self._prefixes.follow(sequence)
-            budget -= self._plan_chunk(plan, sequence, budget)
-
-    def _seat(self, sequence: Sequence, start: Start, spare: int) -> bool:
-        """Reserve KV for all of a sequence's context. A donor that is let go for it hands its own KV over."""
-        if not self._account.fits(sequence.sid, sequence.length, spare=spare):
-            return False
-        if not self._prefixes.use(start):
-            self._forget(start.donor)
-        return self._reserve(sequence.sid, sequence.length, spare=spare)
-
-    def _reserve(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
-        """Reserve KV, letting go of what is kept as far as that helps, the longest unused first."""
-        if not self._account.fits(sid, tokens, spare=spare):
-            return False
-        while not self._account.reserve(sid, tokens, spare=spare):
-            self._forget(self._prefixes.kept[0])
-        return True
+    def _grow(self, sequence: Sequence) -> None:
+        """Reserve one more position, preempting others as needed, or `sequence` itself."""
+        while sequence.state is SequenceState.DECODE and not self._memory.reserve(sequence.sid, sequence.cached + 1):
+            self._preempt(self._admission.shares().largest(spared=next(iter(self._running.values()))))
 
     # --- the books --------------------------------------------------------------------------------------------------
 
@@ -269,21 +218,14 @@ class Scheduler:
         return self._last_sid
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's KV away; it waits at the front, to be recomputed under a new sid."""
+        """Take a sequence's place away; it waits at the front of its line, to be recomputed under a new sid."""
         del self._running[sequence.sid]
-        self._forget(sequence.sid)
+        self._continuing.discard(sequence.sid)
+        self._memory.preempt(sequence)
         sequence.move(SequenceState.WAITING)
-        sequence.sid, sequence.cached = self._next_sid(), 0
-        self._waiting.appendleft(sequence)
-
-    def _forget(self, sid: int) -> None:
-        self._account.release(sid)
-        self._prefixes.forget(sid)
-        self._continuing.discard(sid)
-        if sid in self._known:
-            self._known.remove(sid)
-            self._left.append(sid)
+        sequence.sid, sequence.cached, sequence.preempted = self._next_sid(), 0, True
+        self._admission.gave_way(sequence)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError where the books contradict each other; cheap enough for every idle moment."""
-        check(self._account, self._prefixes, self._running, list(self._waiting), self._known)
+        check(self._account, self._prefixes, self._running, list(self._waiting), self._memory.known)

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from control.messages import Sampling
 from control.text import TextStream
 from worker.constraint import Constraint
+
+
+class Flow(NamedTuple):
+    """The sequences that share a turn, in a queue as in a leader: a tenant's of one priority class."""
+
+    tenant: str = ""
+    priority: str = "normal"
+
+
+SOLE = Flow()
+"""Where there is nobody to share with."""
 
 
 class SequenceState(Enum):
@@ -44,6 +56,8 @@ class Sequence:
     sampling: Sampling
     salt: str = ""
     """Only sequences with the same salt begin with each other's KV."""
+    flow: Flow = SOLE
+    """Whose share of places and memory it takes."""
     output: list[int] = field(default_factory=list)
     sid: int = 0
     state: SequenceState = SequenceState.NEW
@@ -55,6 +69,10 @@ class Sequence:
     """Of these, how many it got from another sequence when it was last admitted."""
     blocks: list[int] = field(default_factory=list[int])
     """Hashes of the whole blocks of its context; its prefix cache makes and reads them."""
+    preempted: bool = False
+    """Whether it lost a place that it had, in this epoch."""
+    admitted: int = 0
+    """The scheduler's count of the step in which it got its place."""
     last_step: int = 0
     """The scheduler's count of the step that sampled it last."""
     text: TextStream | None = None

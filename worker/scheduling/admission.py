@@ -1,0 +1,172 @@
+"""Who of the waiting sequences gets a place, in which order prompts are fed, and who gives way for that."""
+
+from __future__ import annotations
+
+from worker.scheduling.memory import Memory
+from worker.scheduling.plan import StepPlan
+from worker.scheduling.sequence import Flow, Sequence, SequenceState
+from worker.scheduling.shares import PrefillTurns, Shares
+from worker.scheduling.waiting import WaitingLines
+
+GROWTH_TOKENS = 16
+"""KV kept free per running sequence when one is admitted, or the newcomer would be the next to be preempted."""
+PASSED_OVER = 16
+"""So many admissions in a row may pass over a flow below its share that waited before them; the next one is its own."""
+MOST_GUESTS = 8
+"""Requests that one claim may take beyond the room, for flows that others give way to."""
+
+
+class Admission:
+    """The waiting lines of a scheduler. `running` is the scheduler's own, by sid; both change it."""
+
+    def __init__(self, running: dict[int, Sequence], memory: Memory, places: int) -> None:
+        self._running, self._memory, self._places = running, memory, places
+        self.waiting = WaitingLines()
+        self._turns = PrefillTurns()
+        self._passed: dict[Flow, int] = {}
+        """Of flows that wait: how many admissions in a row passed them over."""
+        self._gave_way: set[Flow] = set()
+        """Flows of the sequences that were preempted in this step."""
+        self._snapshot: Shares | None = None
+        self._steps = 0
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def begin(self, budget: int) -> list[Sequence]:
+        """Begin a step: who is to be preempted for the flow that is admitted next, as far as it can be fed now."""
+        self._steps += 1
+        self._gave_way.clear()
+        self._snapshot = None
+        feeding = {one.flow for one in self._running.values() if one.state is SequenceState.PREFILL}
+        head = self._next_head(feeding)
+        found: list[Sequence] = []
+        places = tokens = 0
+        for sequence in self.waiting.of(head.flow) if head else []:
+            places, tokens = places + 1, tokens + self._memory.account.rounded(sequence.length)
+            victims = self._victims(sequence, places, tokens, found)
+            if victims is None or (places > 1 and tokens > budget):
+                break
+            found += victims
+        return found
+
+    def gave_way(self, sequence: Sequence) -> None:
+        """The sequence was preempted, and waits before the others of its flow."""
+        self.waiting.put_back(sequence)
+        self._gave_way.add(sequence.flow)
+        self._snapshot = None
+
+    def feed(self, plan: StepPlan, budget: int) -> None:
+        """Share the budget among the flows, one chunk at a time: of a prompt that is being fed, or of a newcomer's.
+
+        A flow that is feeding a prompt gets no further place before that is through, and one that was preempted in this
+        step gets none: it would only take the memory back that it has just given up.
+        """
+        feeding: dict[Flow, list[Sequence]] = {}
+        for sequence in self._running.values():
+            if sequence.state is SequenceState.PREFILL:
+                feeding.setdefault(sequence.flow, []).append(sequence)
+        closed = set(self._gave_way)
+        while budget > 0:
+            head = self._next_head(closed.union(feeding))
+            flows = [*feeding, head.flow] if head else list(feeding)
+            if not flows:
+                return
+            flow = self._turns.next(flows)
+            if line := feeding.get(flow):
+                sequence = line.pop(0)
+                if not line:
+                    del feeding[flow]
+            else:
+                assert head is not None
+                refused = self._admit(plan, head)
+                if refused is not None:
+                    closed |= refused
+                    continue
+                sequence = head
+            count = min(budget, sequence.length - sequence.cached)
+            plan.feed(sequence, count)
+            self._turns.fed(flow, count)
+            budget -= count
+
+    def _admit(self, plan: StepPlan, sequence: Sequence) -> set[Flow] | None:
+        """Give a waiting sequence its place. The flows that get none in this step where that can't be."""
+        start = self._memory.find(sequence)
+        # It waits for the prefill of its own beginning, or it would only compute that once more beside it.
+        if start.awaited:
+            return {sequence.flow}
+        if len(self._running) >= self._places or not self._memory.seat(sequence, start, spare=self._spare()):
+            return set(self.waiting.flows)  # nobody behind it goes first, or it would starve
+        self._memory.begin(plan, sequence, start)
+        self.waiting.remove(sequence.sid)
+        shares = self.shares()
+        self._passed.pop(sequence.flow, None)
+        for head in self.waiting.heads:
+            if head.arrival < sequence.arrival and not shares.sated(head.flow):
+                self._passed[head.flow] = self._passed.get(head.flow, 0) + 1
+        shares.take(sequence, self._memory.account.held(sequence.sid))
+        sequence.move(SequenceState.PREFILL)
+        sequence.admitted = self._steps
+        self._running[sequence.sid] = sequence
+        self._memory.prefixes.follow(sequence)
+        return None
+
+    # --- shares -----------------------------------------------------------------------------------------------------
+
+    def shares(self) -> Shares:
+        """What each flow holds now; the same object until somebody is preempted or the next step begins."""
+        if self._snapshot is None:
+            account = self._memory.account
+            self._snapshot = Shares(
+                self._running.values(),
+                account.holders,
+                self.waiting.flows,
+                places=self._places,
+                tokens=account.capacity,
+            )
+        return self._snapshot
+
+    def guests(self) -> tuple[int, list[Flow]]:
+        """How many requests of other flows would get places that are taken now, and the flows that would get none.
+
+        These have their share, or something that waits for a place or for its prefill.
+        """
+        self._snapshot = None
+        shares = self.shares()
+        if any(not shares.sated(flow) for flow in self.waiting.flows):
+            return 0, []  # the places that can be given up are theirs
+        busy = {one.flow for one in self._running.values() if one.state is SequenceState.PREFILL}
+        busy.update(self.waiting.flows)
+        sated = [flow for flow in shares.flows if flow in busy or shares.sated(flow)]
+        return min(MOST_GUESTS, shares.to_spare()), sated
+
+    def _next_head(self, closed: set[Flow]) -> Sequence | None:
+        """The waiting sequence that gets the next place."""
+        heads = [head for head in self.waiting.heads if head.flow not in closed]
+        if len(heads) < 2:
+            return heads[0] if heads else None
+        shares = self.shares()
+        overdue = [head for head in heads if self._passed.get(head.flow, 0) >= PASSED_OVER]
+        return min(overdue or heads, key=lambda head: (shares.order(head.flow), head.arrival))
+
+    def _victims(self, sequence: Sequence, places: int, tokens: int, before: list[Sequence]) -> list[Sequence] | None:
+        """Who gives way, beside those `before`, so that a flow gets `places` and `tokens`, the last for `sequence`.
+
+        None where that can't be reached: then nobody gives way in vain.
+        """
+        account, found = self._memory.account, list[Sequence]()
+        free = account.free + sum(account.held(victim.sid) for victim in before)
+        taken = len(self._running) - len(before)
+        while taken + places > self._places or tokens + self._spare() > free:
+            shares = self.shares()
+            victim = shares.victim(sequence, places, tokens, self._steps)
+            if victim is None:
+                for kept in found:
+                    shares.take(kept, account.held(kept.sid))
+                return None
+            shares.give_up(victim)
+            found.append(victim)
+            taken, free = taken - 1, free + account.held(victim.sid)
+        return found
+
+    def _spare(self) -> int:
+        return GROWTH_TOKENS * len(self._running)

@@ -1,0 +1,97 @@
+"""The ranks' KV memory as the leader accounts for it: reservations, what is kept of ended sequences, and what the ranks
+have yet to be told about both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control.messages import Prefix
+from worker.scheduling.kv import KVAccount
+from worker.scheduling.plan import StepPlan
+from worker.scheduling.prefixes import BLOCK_TOKENS, PrefixCache, Start
+from worker.scheduling.sequence import Sequence
+
+
+class Memory:
+    """One epoch's KV memory."""
+
+    def __init__(self, kv_tokens: int, block_tokens: int, prefix_tokens: int | None) -> None:
+        self.account = KVAccount(kv_tokens, block_tokens)
+        self.prefixes = PrefixCache(prefix_tokens or BLOCK_TOKENS)
+        self._shares = prefix_tokens is not None
+        self.isolating = False
+        """Whether no sequence may begin with another's KV just now, and none is kept."""
+        self.known: set[int] = set()
+        """Sids whose KV the ranks hold."""
+        self._left: list[int] = []
+        """Sids that the ranks shall forget before the next step."""
+        self._kept: list[int] = []
+        """Sids of ended sequences whose KV the ranks shall keep, and have not been told so."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the ranks have been told everything."""
+        return not (self._left or self._kept)
+
+    @property
+    def _sharing(self) -> bool:
+        return self._shares and not self.isolating
+
+    def find(self, sequence: Sequence) -> Start:
+        """The longest beginning that the sequence can take over from another."""
+        return self.prefixes.find(sequence) if self._sharing else Start()
+
+    def seat(self, sequence: Sequence, start: Start, *, spare: int) -> bool:
+        """Reserve KV for all of a sequence's context. A donor that is let go for it hands its own KV over."""
+        if not self.account.fits(sequence.sid, sequence.length, spare=spare):
+            return False
+        if not self.prefixes.use(start):
+            self.forget(start.donor)
+        return self.reserve(sequence.sid, sequence.length, spare=spare)
+
+    def reserve(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
+        """Reserve KV, letting go of what is kept as far as that helps, the longest unused first."""
+        if not self.account.fits(sid, tokens, spare=spare):
+            return False
+        while not self.account.reserve(sid, tokens, spare=spare):
+            self.forget(self.prefixes.kept[0])
+        return True
+
+    def begin(self, plan: StepPlan, sequence: Sequence, start: Start) -> None:
+        """A sequence that was seated begins with `start`."""
+        if start.count:
+            plan.prefixes.append(Prefix(sequence.sid, start.donor, start.count))
+        sequence.cached = sequence.begun_with = start.count
+
+    def end(self, sequence: Sequence) -> None:
+        """The sequence goes. What it leaves is kept as long as there is room, where others can begin with it."""
+        if self._sharing and self.prefixes.keep(sequence):
+            self.account.keep(sequence.sid)
+            self._kept.append(sequence.sid)
+        else:
+            self.forget(sequence.sid)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """As `end`, for a sequence that goes on under another sid, and may begin with what it left."""
+        if sequence.sid in self.prefixes.known:
+            # The index keeps the context as it is now, while the sequence grows.
+            self.prefixes.follow(replace(sequence, output=list(sequence.output), blocks=list(sequence.blocks)))
+        self.end(sequence)
+
+    def forget(self, sid: int) -> None:
+        """Nothing is left of a sequence."""
+        self.account.release(sid)
+        self.prefixes.forget(sid)
+        if sid in self.known:
+            self.known.remove(sid)
+            self._left.append(sid)
+
+    def forget_kept(self) -> None:
+        for kept in self.prefixes.kept:
+            self.forget(kept)
+
+    def tell(self, plan: StepPlan) -> None:
+        """Let the plan tell the ranks what they shall keep and forget."""
+        self.known.update(plan.sequences)
+        plan.left, self._left = self._left, []
+        plan.kept, self._kept = [sid for sid in self._kept if self.prefixes.is_kept(sid)], []
