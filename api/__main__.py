@@ -71,6 +71,19 @@ from control.settings import Settings
     help="Seconds for which /v1/responses stores an answer; 0: it stores none.",
 )
 @click.option(
+    "--response-bytes",
+    type=click.IntRange(1),
+    help="Bytes that the stored responses of one tenant, or of all callers without a key, may take; the oldest go "
+    "[default: a sixteenth of Redis' memory].",
+)
+@click.option(
+    "--response-number",
+    default=100_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Stored responses that one tenant, or all callers without a key, may have; the oldest go.",
+)
+@click.option(
     "--tool-parser",
     type=click.Choice(get_args(CallFormat)),
     help="Form in which the models write calls of tools [default: what their templates show].",
@@ -90,6 +103,8 @@ def main(
     max_queued: int,
     max_queue_wait: float,
     response_ttl: float,
+    response_bytes: int | None,
+    response_number: int,
     tool_parser: CallFormat | None,
 ) -> None:
     """Run one HTTP API process."""
@@ -125,6 +140,8 @@ def main(
             max_queued_requests=max_queued,
             max_queue_wait=max_queue_wait,
             response_ttl=response_ttl,
+            response_bytes=response_bytes or 0,
+            response_number=response_number,
             tool_parser=tool_parser,
         )
     )

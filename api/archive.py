@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import structlog
 
+from api.access.identity import Identity
 from api.settings import ApiSettings
 from control.batches import Batches
 from control.connection import Call
 from control.errors import RedisUnavailable, RequestError, RequestNotFound
+from control.health.memory import ServerMemory, in_words
+from control.keys import RESPONSE_OVERHEAD
 from control.responses import (
+    Quota,
     StoredResponse,
+    Trimmed,
+    ancestors,
     close_response,
     drop_response,
     end_response,
     keep_response,
+    note_bytes,
     read_response,
-    refresh_response,
+    trim_responses,
+    use_responses,
+    watch_response,
 )
 
 log = structlog.stdlib.get_logger(__name__)
 
 MAX_RECORD_BYTES = 4 * 1024 * 1024
-"""Of one response's input items; what is larger is served, but not stored."""
+"""Of one response's input and options; what is larger is served, but not stored."""
 MAX_CHAIN = 1000
 """Responses that one conversation may have in a row."""
+MAX_CHAIN_BYTES = 16 * 1024 * 1024
+"""Of all stored responses of one conversation: they are read whole for each continuation."""
+STORED_SHARE = 4
+"""One part in so many of Redis' memory may be used for stored responses, and one in so many of that by one owner."""
+_UNKNOWN_MEMORY = 4 * 1024**3
+"""Assumed where the server does not show what it has."""
+_READ_BYTES = 1024 * 1024
+"""Of a conversation's records that are read and decoded before the event loop has its turn; at least one record."""
+_MOST_CALLS = 10_000
+"""Batches of old responses that may have to go before one new one is stored."""
 
 _LANE = "responses"
 
@@ -46,77 +66,138 @@ class Archive:
     def __init__(self, batches: Batches, settings: ApiSettings) -> None:
         self._batches = batches
         self.ttl_ms = round(settings.response_ttl * 1000)
+        self._asked, self._number = settings.response_bytes, settings.response_number
+        self.quota = Quota(settings.response_bytes or _UNKNOWN_MEMORY // STORED_SHARE**2, settings.response_number)
+        """Of each owner, as things are now."""
 
-    def check_size(self, items: list[Any]) -> None:
-        """Raises RequestError for an input that is too large to be stored."""
-        size = len(msgspec.json.encode(items))
-        if size > MAX_RECORD_BYTES:
+    def share_out(self, servers: Sequence[ServerMemory], owners: int) -> None:
+        """Set the quota from Redis' memory and from how many owners share what there is for all."""
+        memory = min((server.most or server.machine // STORED_SHARE for server in servers), default=0)
+        together = (memory or _UNKNOWN_MEMORY) // STORED_SHARE
+        each = self._asked or together // STORED_SHARE
+        self.quota = Quota(min(each, together // max(1, owners)), self._number)
+
+    @property
+    def limits(self) -> str:
+        """The quota in words."""
+        return f"the quota is {in_words(self.quota.bytes)} and {self.quota.number} responses"
+
+    def check_size(self, items: list[Any], told: dict[str, Any]) -> None:
+        """Raises RequestError for an input that is too large to be stored with what the response repeats of it."""
+        size = len(msgspec.json.encode(items)) + len(msgspec.json.encode(told)) + 2 * RESPONSE_OVERHEAD
+        most = min(MAX_RECORD_BYTES, self.quota.bytes)
+        if size > most:
             raise RequestError(
-                f"The input has {size} bytes, and at most {MAX_RECORD_BYTES} are stored with a response. "
+                f"Input and options have {size} bytes, and at most {most} are stored with a response. "
                 "Send it with 'store': false, or send less.",
                 param="store",
             )
 
     async def accept(self, stored: StoredResponse) -> None:
-        """Keep what was asked; from here on somebody completes it, whatever becomes of this process."""
-        await self._all(keep_response(stored, self.ttl_ms))
+        """Keep what was asked; from here on a process completes it, whatever becomes of this one."""
+        for _ in range(_MOST_CALLS):
+            keep = keep_response(stored, self.ttl_ms, self.quota)
+            kept, *_ = await self._all([keep, *watch_response(stored.rid, stored.owner)])
+            if kept:
+                return
+        raise RedisUnavailable("there is no room for another stored response")
 
-    async def complete(self, rid: str, response: bytes) -> bytes:
+    async def complete(self, rid: str, owner: str, response: bytes) -> bytes:
         """Write the end of a response and return what is stored; others write it where Redis is away now."""
         try:
-            written = await self._batches.run(_LANE, end_response(rid, response, self.ttl_ms))
-            await self._batches.run(_LANE, close_response(rid))
+            written = await self._batches.run(_LANE, end_response(rid, owner, response, self.ttl_ms, self.quota))
+            await self._batches.run(_LANE, close_response(rid, owner))
         except RedisUnavailable as error:
             log.warning("could not store a response yet", action="store_response", rid=rid, error=str(error))
             return response
         return written or response
 
-    async def look_up(self, identity: str, tenant: str, param: str | None = None) -> StoredResponse:
+    async def look_up(self, identity: str, who: Identity, param: str | None = None) -> StoredResponse:
         """Raises RequestNotFound for a response that is unknown, expired, deleted, or another tenant's."""
-        found = await self.find(rid_of(identity), tenant) if identity.startswith("resp_") else None
+        found = await self.find(rid_of(identity), who) if identity.startswith("resp_") else None
         if found is None:
-            raise RequestNotFound(
-                f"Response with id '{identity}' not found. It may have been sent with 'store': false, deleted, or "
-                f"have ended more than {self.ttl_ms / 3_600_000:g} hours ago.",
-                param=param,
-                code="response_not_found",
-            )
+            raise self._gone(f"Response with id '{identity}' not found", param)
         return found
 
-    async def referred(self, identity: str, tenant: str) -> StoredResponse | None:
-        """The record that an item's id was derived from, or None."""
-        return await self.find(rid_of(identity), tenant)
+    def _gone(self, what: str, param: str | None) -> RequestNotFound:
+        return RequestNotFound(
+            f"{what}. It may have been sent with 'store': false, been deleted, have ended more than "
+            f"{self.ttl_ms / 3_600_000:g} hours ago, or have been removed to store newer ones ({self.limits}).",
+            param=param,
+            code="response_not_found",
+        )
 
-    async def find(self, rid: str, tenant: str) -> StoredResponse | None:
+    async def referred(self, identity: str, who: Identity) -> StoredResponse | None:
+        """The record that an item's id was derived from, or None."""
+        return await self.find(rid_of(identity), who)
+
+    async def find(self, rid: str, who: Identity) -> StoredResponse | None:
         """The record of a request, or None where the tenant has none."""
-        found = await self._batches.run(_LANE, read_response(rid)) if rid else None
-        return found if found is not None and found.tenant == tenant else None
+        found = await self._batches.run(_LANE, read_response(rid, who.owner)) if rid else None
+        return found if found is not None and found.tenant == who.tenant else None
 
     async def chain(self, last: StoredResponse, param: str) -> list[StoredResponse]:
         """The responses that `last` continues, oldest first, and itself. They all live on from now.
 
-        Raises RequestNotFound naming the first that is gone.
+        Raises RequestNotFound naming the newest that is gone, and RequestError for a conversation that is too long.
         """
-        if len(last.chain) >= MAX_CHAIN:
-            raise RequestError(f"A conversation may have {MAX_CHAIN} responses; begin another one.", param=param)
-        rids = last.chain
-        found: list[StoredResponse | None] = await self._all([read_response(rid) for rid in rids])
+        found: list[StoredResponse | None] = []
+        rids: list[str] = []
+        for page in _pages(await self._ancestors(last, param)):
+            found += await self._all([read_response(rid, last.owner) for rid in page])
+            rids += page
         for rid, record in zip(rids, found, strict=True):
             if record is None or record.tenant != last.tenant:
-                raise RequestNotFound(
-                    f"Response with id 'resp_{rid}', which 'resp_{last.rid}' continues, is gone.",
-                    param=param,
-                    code="response_not_found",
-                )
-        await self._all([refresh_response(rid, self.ttl_ms) for rid in [*rids, last.rid]])
+                text = f"Response with id 'resp_{rid}', which 'resp_{last.rid}' continues, is gone"
+                raise self._gone(text, param)
+        await self._all(use_responses([*rids, last.rid], last.owner, self.ttl_ms))
         return [*(record for record in found if record is not None), last]
 
-    async def drop(self, rid: str) -> None:
-        await self._all(drop_response(rid))
+    async def _ancestors(self, last: StoredResponse, param: str) -> list[tuple[str, int]]:
+        """The rids of the responses that `last` continues, oldest first, with their sizes in bytes."""
+        found, ask = list[tuple[str, int]](), last.rid
+        while ask and len(found) <= MAX_CHAIN and sum(size for _, size in found) <= MAX_CHAIN_BYTES:
+            page = await self._batches.run(_LANE, ancestors(ask, last.owner))
+            found += zip(page.rids, page.sizes, strict=True)
+            ask = page.next
+        if len(found) > MAX_CHAIN:
+            raise RequestError(f"A conversation may have {MAX_CHAIN} responses; begin another one.", param=param)
+        if sum(size for _, size in found) > MAX_CHAIN_BYTES:
+            raise RequestError(
+                f"The stored responses of this conversation take more than {in_words(MAX_CHAIN_BYTES)}; begin another "
+                "one.",
+                param=param,
+            )
+        return found[:0:-1]
 
-    async def _all(self, calls: list[Call[Any]]) -> list[Any]:
+    async def drop(self, rid: str, owner: str) -> None:
+        await self._all(drop_response(rid, owner))
+
+    async def trim(self, owner: str) -> None:
+        """Hold an owner to its quota, and tell operators what it stores."""
+        stored = Trimmed(False, 0, 0)
+        for _ in range(_MOST_CALLS):
+            stored = await self._batches.run(_LANE, trim_responses(owner, self.quota))
+            if stored.done:
+                break
+        await self._all(note_bytes(owner, stored))
+
+    async def _all(self, calls: Sequence[Call[Any]]) -> list[Any]:
         outcomes = await self._batches.run_all(_LANE, calls)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
         return outcomes
+
+
+def _pages(sized: list[tuple[str, int]]) -> Iterator[list[str]]:
+    """The rids in pages of at most `_READ_BYTES` together."""
+    page, total = list[str](), 0
+    for rid, size in sized:
+        if page and total + size > _READ_BYTES:
+            yield page
+            page, total = [], 0
+        page.append(rid)
+        total += size
+    if page:
+        yield page

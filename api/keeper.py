@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from api.access.identity import Identity
 from api.archive import Archive
 from api.errors import StreamInterrupted, problem
 from api.event_rendering import EventRenderer, renderer_of
@@ -25,10 +26,11 @@ from api.schemas.view import Cursor, decode_view
 from api.submit import Submitter
 from api.tasks import end
 from control import requests
-from control.clients import AsyncRedis
+from control.clients import AsyncRedis, SyncRedis
 from control.connection import arun
 from control.errors import FurrowError, RedisUnavailable, RequestNotFound
-from control.responses import StoredResponse, close_response, due_responses, read_response
+from control.health.memory import server_memory
+from control.responses import KEYLESS, StoredResponse, close_response, due_owners, due_responses, owners, read_response
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -47,8 +49,11 @@ def _lost(stored: StoredResponse) -> dict[str, Any]:
 class Keeper:
     """Runs in every API process."""
 
-    def __init__(self, client: AsyncRedis, archive: Archive, submitter: Submitter, metrics: Metrics) -> None:
-        self._client, self._archive, self._submitter, self._metrics = client, archive, submitter, metrics
+    def __init__(
+        self, client: AsyncRedis, sync_client: SyncRedis, archive: Archive, submitter: Submitter, metrics: Metrics
+    ) -> None:
+        self._client, self._sync_client = client, sync_client
+        self._archive, self._submitter, self._metrics = archive, submitter, metrics
         self._task: asyncio.Task[None] | None = None
         self._following: dict[str, asyncio.Task[None]] = {}
 
@@ -73,7 +78,7 @@ class Keeper:
             try:
                 return await self._rebuild(stored)
             except RequestNotFound:
-                again = await arun(self._client, read_response(stored.rid))
+                again = await arun(self._client, read_response(stored.rid, stored.owner))
                 if again is None or again.response is None:
                     return _lost(stored)
                 stored = again
@@ -111,7 +116,7 @@ class Keeper:
         renderer.ended_s = int(fields["t_last"]) / 1000
         body = renderer.to_store
         assert body is not None
-        return msgspec.json.decode(await self._archive.complete(stored.rid, body))
+        return msgspec.json.decode(await self._archive.complete(stored.rid, stored.owner, body))
 
     # --- in the background ---
 
@@ -134,30 +139,38 @@ class Keeper:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(EVERY_S)
             try:
+                await self.share_out()
                 await self.look_round()
             except RedisUnavailable:
-                continue  # others say so
+                pass  # others say so
             except Exception as error:
                 log.error("looking after responses failed", action="look_after", exc_info=error)
+            await asyncio.sleep(EVERY_S)
 
     async def look_round(self) -> None:
         """One look at every open response whose turn it is."""
-        for rid in await arun(self._client, due_responses()):
+        for rid, owner in await arun(self._client, due_responses()):
             if rid in self._following:
                 continue
             try:
-                await self._look(rid)
+                await self._look(rid, owner)
             except RedisUnavailable:
                 raise
             except FurrowError as error:
                 log.warning("could not look after a response", action="look_after", rid=rid, error=str(error))
 
-    async def _look(self, rid: str) -> None:
-        stored = await arun(self._client, read_response(rid))
+    async def share_out(self) -> None:
+        """Set the quota of stored responses, and hold the owners whose turn it is to it."""
+        servers = await asyncio.to_thread(server_memory, self._sync_client)
+        self._archive.share_out(servers, await arun(self._client, owners()))
+        for owner in await arun(self._client, due_owners()):
+            await self._archive.trim(owner)
+
+    async def _look(self, rid: str, owner: str) -> None:
+        stored = await arun(self._client, read_response(rid, owner))
         if stored is None or stored.response is not None:
-            await arun(self._client, close_response(rid))
+            await arun(self._client, close_response(rid, owner))
             return
         try:
             _, fields = await self._submitter.find(rid, stored.tenant, stored.model)
@@ -165,10 +178,11 @@ class Keeper:
                 await self._rebuild(stored)
                 return
         except RequestNotFound:
-            await self._archive.complete(rid, msgspec.json.encode(_lost(stored)))
+            await self._archive.complete(rid, owner, msgspec.json.encode(_lost(stored)))
             return
         if decode_view(stored.view).told["background"] and not fields.get("followers"):
             journal = Journal(self._metrics, path="/v1/responses", client_request_id=None)
-            caller = Caller(journal=journal, tenant=stored.tenant, stalled=lambda: False)
+            identity = Identity(stored.tenant, account="" if owner == KEYLESS else stored.tenant)
+            caller = Caller(journal=journal, tenant=stored.tenant, identity=identity, stalled=lambda: False)
             log.info("follows a response that nobody follows", action="follow_response", rid=rid, model=stored.model)
             self.follow(await self._submitter.resume(Cursor(rid, []), caller, stored.model))

@@ -40,6 +40,8 @@ class Ongoing:
     stalled: Callable[[], bool]
     """Whether the connection was cut because the client read nothing."""
     archive: Archive
+    owner: str
+    """Whose quota the stored answer takes."""
     hold: Hold | None = None
     """What it took of its API key's limits, if there are any."""
     _warned: float = field(default=0.0, init=False)
@@ -125,7 +127,7 @@ class Ongoing:
     async def store(self) -> None:
         """Complete the stored answer, where it is one that is stored, before the client is told that it has ended."""
         if (body := self.renderer.to_store) is not None:
-            await self.archive.complete(self.rid, body)
+            await self.archive.complete(self.rid, self.owner, body)
 
     def warn_if_waiting(self) -> bool:
         """Tell the log every two seconds that no token has come yet; True when it did."""

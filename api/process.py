@@ -60,7 +60,7 @@ class Process:
             settings,
             lambda: self.interrupted,
         )
-        self.keeper = Keeper(self.client, self.archive, self.submitter, self.metrics)
+        self.keeper = Keeper(self.client, self.sync_client, self.archive, self.submitter, self.metrics)
 
     def start(self) -> None:
         self.heartbeat.start()

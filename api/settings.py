@@ -53,6 +53,10 @@ class ApiSettings:
     """How long a client waits for a request that Redis has lost, and that another process may bring back."""
     response_ttl: float = 86_400.0
     """How long a stored response is kept, from its end or from its last use by a later one; 0: none is stored."""
+    response_bytes: int = 0
+    """What one owner's stored responses may take; 0: a part of Redis' memory (`api.archive`)."""
+    response_number: int = 100_000
+    """How many stored responses one owner may have."""
     grace: float = 30.0
     """How long open streams may go on after SIGTERM."""
     reader_timeout: float = 60.0

@@ -196,5 +196,6 @@ class Submitter:
             interrupted=self._interrupted,
             stalled=caller.stalled,
             archive=self._archive,
+            owner=caller.identity.owner,
             hold=hold,
         )

@@ -34,6 +34,9 @@ RETENTION_MS = 120_000
 LOOK_AFTER_MS = 20_000
 """How often a stored response that has not ended is looked after; well below the retention, or its end is lost."""
 
+RESPONSE_OVERHEAD = 512
+"""Bytes that a stored response is taken to need beside its fields."""
+
 SPENT_MS = 86_400_000
 """Life of what a request took of its API key's limits, where nobody settles it."""
 USAGE_MS = 400 * 86_400_000
@@ -217,6 +220,28 @@ class KeyKeys:
         return f"{self.record}:spent:{rid}"
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseKeys:
+    """Keys of the stored responses that share one quota; they share a slot, which is no model's."""
+
+    owner: str
+
+    @property
+    def base(self) -> str:
+        return f"{PREFIX}responses:{{{self.owner}}}:"
+
+    @property
+    def index(self) -> str:  # zset rid -> ms at which it lapses: apis; as the last record
+        return f"{self.base}index"
+
+    @property
+    def sizes(self) -> str:  # hash rid -> bytes, and their sum as `total`: apis; as the last record
+        return f"{self.base}sizes"
+
+    def record(self, rid: str) -> str:  # hash tenant, model, view, previous, input, response: apis; --response-ttl
+        return f"{self.base}record:{rid}"
+
+
 API_KEYS = f"{PREFIX}keys"  # set of ids of API keys: operator -> all
 API_KEYS_VERSION = f"{PREFIX}keys:version"  # string, counts changes of any API key: operator -> apis
 METERED = f"{PREFIX}metered"  # set of names of all models ever loaded: operator -> operator (usage)
@@ -227,12 +252,9 @@ HOSTS = f"{PREFIX}hosts"  # set of host ids ever seen: agents -> placement
 APIS = f"{PREFIX}apis"  # set of api ids ever seen: apis -> operator
 
 
-OPEN_RESPONSES = f"{PREFIX}responses:open"  # zset rid -> ms at which somebody looks whether it ended: apis -> apis
-
-
-def response(rid: str) -> str:
-    """hash tenant, model, view, chain, input, response (JSON, once it ended): api -> api; --response-ttl."""
-    return f"{PREFIX}response:{rid}"
+OPEN_RESPONSES = f"{PREFIX}responses:open"  # zset `rid owner` -> ms at which somebody looks whether it ended: apis
+RESPONSE_OWNERS = f"{PREFIX}responses:owners"  # zset owner -> ms at which its stored responses are trimmed: apis
+RESPONSE_BYTES = f"{PREFIX}responses:bytes"  # zset owner -> bytes that it stores, at its last trim: apis -> operator
 
 
 def host(host_id: str) -> str:

@@ -15,6 +15,7 @@ from api.settings import ApiSettings
 from control.access import ApiKey, hash_secret, key_id_of
 from control.errors import ModelNotFound, RequestError
 from control.keys import CLASSES
+from control.responses import KEYLESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,11 @@ class Identity:
     account: str = ""
     key: ApiKey | None = None
     admin: bool = False
+
+    @property
+    def owner(self) -> str:
+        """Whose quota its stored responses take: its tenant's, or that of all callers without a key."""
+        return self.tenant if self.account else KEYLESS
 
     def check_model(self, asked: str | None, model: str) -> None:
         """Raises ModelNotFound for a model that the key may not use: as for one that is not there."""

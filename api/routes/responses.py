@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal, NoReturn
 
 import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
+from api.access.identity import Identity
 from api.intake import Caller, count_tokens
 from api.ongoing import Ongoing
 from api.process import Process
-from api.routes.generation import Asked, authenticate, caller_of, model_for, process_of, refused, serve, streamed
+from api.routes.generation import (
+    Asked,
+    authenticate,
+    caller_of,
+    identity_of,
+    model_for,
+    process_of,
+    refused,
+    serve,
+    streamed,
+)
 from api.schemas.items import Item, read_items
 from api.schemas.openapi import ResponseOperation
 from api.schemas.responses import ResponseRequest, parse_response
@@ -38,13 +50,11 @@ async def create_response(request: Http) -> Response[Any]:
             raise RequestError(
                 "'background' needs responses to be stored; this server stores none.", param="background"
             )
-        own, chain, items = await _conversation(process, asked, caller)
-        if stored:
-            process.archive.check_size(own)
+        own, previous, items = await _conversation(process, asked, caller.identity, caller.rid)
 
         async def accepted(ongoing: Ongoing) -> Response[Any] | None:
             if stored:
-                await process.archive.accept(_record(ongoing, caller.tenant, chain, own))
+                await process.archive.accept(_record(ongoing, caller.identity, previous, own))
             if not asked.background or asked.stream:
                 return None
             response = _json(ongoing.renderer.so_far() | {"status": "queued"}, ongoing.rid)
@@ -52,45 +62,48 @@ async def create_response(request: Http) -> Response[Any]:
             return response
 
         chat = await fitted(asked, items, await model_for(request, asked.model), stored=stored)
+        if stored:
+            process.archive.check_size(own, chat.told_back)
         return Asked(body=chat, accepted=accepted if stored else None)
 
     return await serve(request, read)
 
 
-def _record(ongoing: Ongoing, tenant: str, chain: list[str], own: list[Item]) -> StoredResponse:
+def _record(ongoing: Ongoing, who: Identity, previous: str, own: list[Item]) -> StoredResponse:
     return StoredResponse(
         rid=ongoing.rid,
-        tenant=tenant,
+        owner=who.owner,
+        tenant=who.tenant,
         model=ongoing.feeds[0].model,
         view=ongoing.renderer.view.encode(),
-        chain=chain,
+        previous=previous,
         input=own,
     )
 
 
 async def _conversation(
-    process: Process, asked: ResponseRequest, caller: Caller
-) -> tuple[list[Item], list[str], list[Item]]:
-    """The request's own items, the rids of those that it continues, and the items of the whole conversation."""
-    own = [await _resolved(process, item, caller.tenant) for item in read_items(asked.input, caller.rid)]
+    process: Process, asked: ResponseRequest, who: Identity, rid: str
+) -> tuple[list[Item], str, list[Item]]:
+    """The request's own items, the rid of the response that it continues, and the items of the whole conversation."""
+    own = [await _resolved(process, item, who) for item in read_items(asked.input, rid)]
     if asked.previous_response_id is None:
-        return own, [], own
-    last = await process.archive.look_up(asked.previous_response_id, caller.tenant, _PARAM)
+        return own, "", own
+    last = await process.archive.look_up(asked.previous_response_id, who, _PARAM)
     items: list[Item] = []
-    chain = await process.archive.chain(last, _PARAM)
-    for stored in chain:
+    for stored in await process.archive.chain(last, _PARAM):
         response = await process.keeper.current(stored)
         if response["status"] in ("queued", "in_progress"):
             raise RequestError(f"Response '{response['id']}' has not ended yet; wait for it.", param=_PARAM)
         items += [*stored.input, *response["output"]]
-    return own, [stored.rid for stored in chain], [*items, *own]
+        await asyncio.sleep(0)  # each may be large, and other streams must not wait for all of them
+    return own, last.rid, [*items, *own]
 
 
-async def _resolved(process: Process, item: Item, tenant: str) -> Item:
+async def _resolved(process: Process, item: Item, who: Identity) -> Item:
     """The item itself where it only refers to a stored one. Raises RequestNotFound."""
     if item["type"] != "item_reference":
         return item
-    stored = await process.archive.referred(item["id"], tenant)
+    stored = await process.archive.referred(item["id"], who)
     if stored is not None:
         for known in [*stored.input, *(await process.keeper.current(stored))["output"]]:
             if known["id"] == item["id"]:
@@ -105,7 +118,7 @@ async def count_input_tokens(request: Http) -> InputTokens:
     caller = caller.identified(authenticate(request))
     async with process.bodies.reading(request) as body:
         asked = parse_response(body)
-        _, _, items = await _conversation(process, asked, caller)
+        _, _, items = await _conversation(process, asked, caller.identity, caller.rid)
         served = await model_for(request, asked.model)
         return InputTokens(input_tokens=await count_tokens(await fitted(asked, items, served, stored=False), served))
 
@@ -132,7 +145,7 @@ async def retrieve_response(
     process, caller, ongoing = process_of(request), caller_of(request), None
     caller = caller.identified(authenticate(request))
     try:
-        stored = await process.archive.look_up(response_id, caller.tenant)
+        stored = await process.archive.look_up(response_id, caller.identity)
         if not stream:
             return _json(await process.keeper.current(stored), stored.rid)
         process.refuse_when_draining()
@@ -155,19 +168,19 @@ async def retrieve_response(
 @delete("/v1/responses/{response_id:str}", status_code=200)
 async def delete_response(request: Http, response_id: FromPath[str]) -> Deleted:
     """Forget a response; one that still runs is cancelled."""
-    process, tenant = process_of(request), authenticate(request)
-    stored = await process.archive.look_up(response_id, tenant)
+    process, who = process_of(request), identity_of(request)
+    stored = await process.archive.look_up(response_id, who)
     if stored.response is None:
         await process.keeper.cancel(stored)
-    await process.archive.drop(stored.rid)
+    await process.archive.drop(stored.rid, stored.owner)
     return Deleted(id=response_id)
 
 
 @post("/v1/responses/{response_id:str}/cancel", status_code=200)
 async def cancel_response(request: Http, response_id: FromPath[str]) -> Response[Any]:
     """End a response that runs; one that has ended stays as it is."""
-    process, tenant = process_of(request), authenticate(request)
-    stored = await process.archive.look_up(response_id, tenant)
+    process, who = process_of(request), identity_of(request)
+    stored = await process.archive.look_up(response_id, who)
     return _json(await process.keeper.cancelled(stored), stored.rid)
 
 
@@ -180,8 +193,8 @@ async def list_input_items(
     after: FromQuery[str | None] = None,
 ) -> InputItems:
     """The items that this request brought, without those of the responses that it continues."""
-    process, tenant = process_of(request), authenticate(request)
-    stored = await process.archive.look_up(response_id, tenant)
+    process, who = process_of(request), identity_of(request)
+    stored = await process.archive.look_up(response_id, who)
     if not 1 <= limit <= 100:
         raise RequestError(f"Invalid value for 'limit': {limit} must be between 1 and 100.", param="limit")
     items = stored.input if order == "asc" else stored.input[::-1]

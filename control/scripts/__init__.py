@@ -30,6 +30,7 @@ _CONSTANTS = (
     "DEAD_LENGTH",
     "RETENTION_MS",
     "LOOK_AFTER_MS",
+    "RESPONSE_OVERHEAD",
     "SUSPECTS_MS",
     "GROUP",
     "CLASSES",

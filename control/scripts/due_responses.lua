@@ -1,11 +1,15 @@
--- Hands out the open responses whose turn it is to be looked after; each goes to one caller at a time.
--- KEYS 1 open responses (zset rid → ms)
+-- Hands out what is to be looked after now; each goes to one caller at a time.
+-- KEYS 1 what is looked after (zset name → ms)
 -- ARGV 1 at most so many (int)
--- Returns their rids.
+-- Returns their names.
 --@include clock
+local most = tonumber(ARGV[1])
+if not (most and most >= 1) then
+  return redis.error_reply('ERR due_responses: bad number')
+end
 local now = server_ms()
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', whole(now), 'LIMIT', 0, ARGV[1])
-for _, rid in ipairs(due) do
-  redis.call('ZADD', KEYS[1], whole(now + LOOK_AFTER_MS), rid)
+for _, name in ipairs(due) do
+  redis.call('ZADD', KEYS[1], whole(now + LOOK_AFTER_MS), name)
 end
 return due

@@ -1,14 +1,29 @@
--- A stored response has ended. Whoever is first writes it: all of them read the same log. One that was deleted stays so.
--- KEYS 1 response (hash)
--- ARGV 1 life (ms)  2 the response (JSON)
--- Returns the response as it is stored, or false if there is none.
-local was = redis.call('HMGET', KEYS[1], 'tenant', 'response')
+-- A stored response has ended. The first to see it writes it: all of them read the same log. One that was deleted stays so.
+-- How it is shown is part of the response, and no longer needed beside it.
+-- KEYS 1 index (zset)  2 sizes (hash)
+-- ARGV 1 the beginning of the records' keys  2 rid  3 life (ms)  4 most bytes (int)  5 most responses (int)
+--      6 the response (JSON)
+-- Returns the response as it is stored, or false if there is none. What is too much now goes here or in trim_responses.
+--@include clock
+--@include stored
+local records, rid = ARGV[1], ARGV[2]
+local life, bytes, number = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+if not (life and life >= 1 and bytes and number and ARGV[6]) then
+  return redis.error_reply('ERR end_response: bad life or bounds')
+end
+
+local record, now = records .. rid, server_ms()
+local was = redis.call('HMGET', record, 'tenant', 'response')
 if not was[1] then
   return false
 end
 if was[2] then
   return was[2]
 end
-redis.call('HSET', KEYS[1], 'response', ARGV[2])
-redis.call('PEXPIRE', KEYS[1], ARGV[1])
-return ARGV[2]
+local size = tonumber(redis.call('HGET', KEYS[2], rid) or RESPONSE_OVERHEAD)
+size = size + #ARGV[6] - redis.call('HSTRLEN', record, 'view')
+redis.call('HSET', record, 'response', ARGV[6], 'view', '')
+local responses = stored(KEYS[1], KEYS[2], records)
+responses.charge(rid, size, life, now)
+responses.make_room(bytes, number, now)
+return ARGV[6]

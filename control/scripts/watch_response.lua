@@ -1,6 +1,6 @@
--- From now on an open response is looked after until it has ended.
--- KEYS 1 open responses (zset rid → ms)
--- ARGV 1 rid
+-- From now on this is looked after in its turn: an open response until it has ended, or an owner of stored ones.
+-- KEYS 1 what is looked after (zset name → ms)
+-- ARGV 1 its name
 -- Returns 1.
 --@include clock
 redis.call('ZADD', KEYS[1], 'NX', whole(server_ms() + LOOK_AFTER_MS), ARGV[1])

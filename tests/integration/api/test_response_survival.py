@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from control import keys
+from control.responses import KEYLESS
 from ops.client import ResumingTransport
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import blocks
@@ -19,6 +20,7 @@ from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
 
+RECORDS = keys.ResponseKeys(KEYLESS)
 SAID = "you said hello"
 RESPONSE = {"model": "tiny", "input": "hello", "stream": True}
 MESSAGE = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "hello"}], "stream": True}
@@ -120,10 +122,10 @@ def test_what_a_dead_process_had_in_the_background(
     doomed.process.kill()
     doomed.process.wait()
     redis_client.hset(request, "followers", "")  # as the reaper does after its grace
-    redis_client.zadd(keys.OPEN_RESPONSES, {rid: 1})  # as if its time to be looked after had come
+    redis_client.zadd(keys.OPEN_RESPONSES, {f"{rid} {KEYLESS}": 1})  # as if its time to be looked after had come
     until(lambda: redis_client.hget(request, "followers"))
     leader.resume()
-    until(lambda: redis_client.hget(keys.response(rid), "response"))
+    until(lambda: redis_client.hget(RECORDS.record(rid), "response"))
     stored = other.get(f"/v1/responses/{identity}").json()
     assert (stored["status"], stored["output"][0]["content"][0]["text"]) == ("completed", SAID)
 
@@ -141,12 +143,12 @@ def test_what_ended_with_nobody_looking(
     leader.resume()
     for rid in rids:
         until(lambda rid=rid: redis_client.hget(keys.ModelKeys("tiny").request(rid), "state") == "finished")
-        assert redis_client.hget(keys.response(rid), "response") is None
+        assert redis_client.hget(RECORDS.record(rid), "response") is None
     asked = other.get(f"/v1/responses/resp_{rids[0]}").json()
     assert (asked["status"], asked["output"][0]["content"][0]["text"]) == ("completed", SAID)
-    redis_client.zadd(keys.OPEN_RESPONSES, {rids[1]: 1})
-    until(lambda: redis_client.hget(keys.response(rids[1]), "response"))
-    until(lambda: redis_client.zscore(keys.OPEN_RESPONSES, rids[1]) is None)
+    redis_client.zadd(keys.OPEN_RESPONSES, {f"{rids[1]} {KEYLESS}": 1})
+    until(lambda: redis_client.hget(RECORDS.record(rids[1]), "response"))
+    until(lambda: redis_client.zscore(keys.OPEN_RESPONSES, f"{rids[1]} {KEYLESS}") is None)
 
 
 def test_a_process_that_stores_nothing(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:
@@ -168,9 +170,11 @@ def test_what_is_lost_says_so(http: httpx.Client, leader: ScriptedLeader, redis_
     identity = http.post("/v1/responses", json={"model": "tiny", "input": "x", "background": True}).json()["id"]
     rid = identity.removeprefix("resp_")
     until(lambda: leader.claimed)
+    view = redis_client.hget(RECORDS.record(rid), "view")
     http.post(f"/v1/requests/{rid}/cancel")
-    until(lambda: redis_client.hget(keys.response(rid), "response"))
-    redis_client.hdel(keys.response(rid), "response")
+    until(lambda: redis_client.hget(RECORDS.record(rid), "response"))
+    redis_client.hdel(RECORDS.record(rid), "response")
+    redis_client.hset(RECORDS.record(rid), "view", view)
     redis_client.delete(keys.ModelKeys("tiny").request(rid))
     lost = http.get(f"/v1/responses/{identity}").json()
     assert lost["status"] == "failed" and "lost" in lost["error"]["message"]

@@ -11,6 +11,7 @@ import pytest
 
 from control import keys
 from control.keys import ModelKeys
+from control.responses import KEYLESS
 from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 
@@ -185,10 +186,10 @@ def test_in_the_background(client: openai.OpenAI, leader: ScriptedLeader, redis_
     leader.step(3)
     until(lambda: client.responses.retrieve(response.id).output_text == "you")
     leader.resume()
-    until(lambda: redis_client.hget(keys.response(response.id[5:]), "response"))
+    until(lambda: redis_client.hget(keys.ResponseKeys(KEYLESS).record(response.id[5:]), "response"))
     done = client.responses.retrieve(response.id)
     assert (done.status, done.output_text, done.background) == ("completed", "you said hello", True)
-    until(lambda: redis_client.zscore(keys.OPEN_RESPONSES, response.id[5:]) is None)
+    until(lambda: redis_client.zscore(keys.OPEN_RESPONSES, f"{response.id[5:]} {KEYLESS}") is None)
 
 
 def test_a_cancel(client: openai.OpenAI, leader: ScriptedLeader) -> None:

@@ -1,0 +1,15 @@
+-- The stored responses that one continues, and their bytes.
+-- KEYS 1 sizes (hash)
+-- ARGV 1 the beginning of the records' keys  2 rid  3 at most so many (int)
+-- Returns {the rid to ask for next or '', rids from `rid` backwards, the bytes of each}. A record that is gone is the last.
+local records, rid, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
+if not (most and most >= 1 and most <= 256) then
+  return redis.error_reply('ERR chain_of_response: bad number')
+end
+local found, sizes = {}, {}
+while rid ~= '' and #found < most do
+  found[#found + 1] = rid
+  sizes[#found] = tonumber(redis.call('HGET', KEYS[1], rid) or 0)
+  rid = redis.call('HGET', records .. rid, 'previous') or ''
+end
+return {rid, found, sizes}
