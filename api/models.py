@@ -211,5 +211,5 @@ def _print(reply: list[str | None]) -> Fingerprint:
 
 def _remedy(state: str, name: str) -> str:
     if state == "failed":
-        return f"see `furrow models list`, repair the cause and run `furrow models load {name}` again"
+        return "`furrow models list` shows the reason"
     return "it is being taken out of service; use another model"

@@ -133,7 +133,8 @@ class ModelUnavailable(FurrowError):
     """The model is known but can't serve: failed after back-off, draining, unloading, or no asset yet."""
 
     def __init__(self, model: str, state: str, detail: str, retry_after: float = 5.0) -> None:
-        super().__init__(f"The model '{model}' is {state}: {detail}")
+        remedy = f". Repair the cause, then run `furrow models load {model}` again" if state == "failed" else ""
+        super().__init__(f"The model '{model}' is {state}: {detail}{remedy}")
         self.model, self.state, self.detail, self.retry_after = model, state, detail, retry_after
 
 

@@ -29,6 +29,8 @@ EPOCHS_LENGTH = 64
 DEAD_LENGTH = 1_000
 SUSPECTS_MS = 86_400_000
 """Life of what a leader wrote down about a crash; as long as a request may live, and removed long before."""
+END_REASON_MS = 3_600_000
+"""Life of a rank process's reason for its end; its agent reads it at once, or after an outage of Redis."""
 RETENTION_MS = 120_000
 """How long a request can be read after its end."""
 LOOK_AFTER_MS = 20_000
@@ -188,6 +190,10 @@ class ReplicaKeys:
     @property
     def suspects(self) -> str:  # string, JSON docket: leader after a crash -> the next leader; until all got on
         return f"{self.base}suspects"
+
+    @property
+    def ends(self) -> str:  # hash rank -> JSON host, pid, message: a rank that exits with an error -> its agent; 1 h
+        return f"{self.base}ends"
 
     @property
     def status(self) -> str:  # hash: the agent's view (state, detail, host, attempts) -> api, operator; no TTL

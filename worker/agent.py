@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from worker.contact import Contact
 from worker.exits import REFUSED, STOPPED, describe, poison_kind
 from worker.models import gates, source
 from worker.planner import Planner
-from worker.replica import Exit, ReplicaProcesses
+from worker.replica import DeathNotice, Exit, Failure, ReplicaProcesses
 from worker.standby import Standby
 from worker.watch import Watch
 
@@ -45,16 +44,6 @@ Place = tuple[str, str]
 """Model and replica."""
 
 
-@dataclass(frozen=True)
-class DeathNotice:
-    """What the farm must know of a rank process that died. `epoch` is the one to poison."""
-
-    exit: Exit
-    what: str
-    epoch: int
-    given_up: bool
-
-
 class Agent:
     """One host's agent. `run` returns after `stopping` was set and every rank has ended."""
 
@@ -62,14 +51,15 @@ class Agent:
         self._client, self._redis_url, self._host = client, redis_url, host
         self._replicas: dict[Place, ReplicaProcesses] = {}
         self._preparing: dict[Place, tuple[Assignment, Future[Path]]] = {}
-        self._refused: dict[Place, int] = {}
+        self._refused: dict[Place, tuple[int, str]] = {}
+        """Revisions that no process was started for, and why."""
         self._exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="prepare")
         self._watches: dict[Place, Watch] = {}
         self._standby = standby
         self._untold: deque[DeathNotice] = deque()
         self._contact = Contact()
-        self._planner = Planner(client, lambda model, replica, why: self._report(model, replica, "failed", why))
+        self._planner = Planner(client, lambda model, replica, why: self._report(model, replica, "unplaceable", why))
         self.stopping = False
 
     def run(self) -> None:
@@ -140,8 +130,10 @@ class Agent:
                 replica.assignment = assignment  # ranks of a host that was lost may have been added
             elif replica is not None and not replica.stopping:
                 farm.assign(self._client, self._host.id, replica.assignment)  # an older one runs: it is to be replaced
-            elif replica is None and self._refused.get(place) != assignment.spec.revision:
+            elif replica is None and self._refused.get(place, (None, ""))[0] != assignment.spec.revision:
                 self._prepare(place, assignment)
+            elif replica is None:
+                self._repeat_failure(assignment, self._refused[place][1])
 
     def _prepare(self, place: Place, assignment: Assignment) -> None:
         """Resolve the files and pass the gates off the main thread (a download may take long), then admit it."""
@@ -159,8 +151,9 @@ class Agent:
         except Exception as error:
             known = isinstance(error, FurrowError)
             log.error("refused", model=place[0], error=str(error), exc_info=None if known else error)
-            self._refused[place] = assignment.spec.revision
-            self._report(*place, "failed", str(error) if known else repr(error), assignment)
+            why = str(error) if known else repr(error)
+            self._refused[place] = assignment.spec.revision, why
+            self._report(*place, "failed", why, assignment)
             return
         self._replicas[place] = ReplicaProcesses(
             assignment, str(folder), self._host.id, self._redis_url, self._exits, self._standby
@@ -186,7 +179,12 @@ class Agent:
             if not replica.processes:
                 self._finish(replica)
             return
-        self._watches[replica.place].look()
+        if len(replica.assignment.ranks) < replica.assignment.spec.tp:
+            self._follow_other_hosts(replica)
+        if replica.failed is None:
+            self._watches[replica.place].look()
+        elif not replica.failed_elsewhere:
+            self._repeat_failure(replica.assignment, replica.failed)
 
     def _tend_standby(self, standby: Standby) -> None:
         """Keep one while anything runs; start it only when no group here is on its way up and wants the processors."""
@@ -211,47 +209,75 @@ class Agent:
         replica = self._replicas.get(exit.place)
         if replica is None or not replica.ended(exit):
             return
+        killed_for = replica.killed.pop(exit.pid, None)
         what = f"rank {exit.rank} (pid {exit.pid}) {describe(exit.status)}"
         if replica.draining and exit.status == STOPPED:
             replica.stop()  # its leader has finished, and the others with it
         if replica.failed is not None or (replica.stopping and exit.status == STOPPED):
             log.info("rank ended", model=exit.place[0], rank=exit.rank, status=what)
+            self._free_lock(replica, exit)
             return
         log.error("rank died", model=exit.place[0], replica=exit.place[1], rank=exit.rank, status=what)
         given_up = exit.status == REFUSED or not replica.pause()
         try:
             epoch = health.read_epoch(self._client, *exit.place)
-            self._tell(DeathNotice(exit, what, epoch, given_up))
+            self._tell(DeathNotice(exit, what, epoch, given_up, killed_for))
         except RedisUnavailable:  # later the farm may be in another epoch: accuse only the one that the process was in
             epoch = self._watches[exit.place].seen_in(exit.pid)
-            self._untold.append(DeathNotice(exit, what, epoch, given_up))
+            self._untold.append(DeathNotice(exit, what, epoch, given_up, killed_for))
             raise
 
     def _tell(self, notice: DeathNotice) -> None:
         """Poison the epoch, free a dead leader's lock, and say what happens next. May be repeated."""
         exit, (model, name) = notice.exit, notice.exit.place
-        cause = health.last_poison(self._client, model, name)
-        health.write_poison(self._client, model, name, notice.epoch, exit.rank, poison_kind(exit.status), notice.what)
-        replica = self._replicas[exit.place]
-        holder = run(self._client, lease.holder(model, name)) if exit.rank == 0 else None
-        if holder is not None and holder.rpartition(":")[0] == replica.owner(exit.pid):
-            run(self._client, lease.release_token(model, name, holder))
+        replica, kind = self._replicas[exit.place], poison_kind(exit.status)
+        said = (
+            run(self._client, health.end_reason(model, name, exit.rank, self._host.id, exit.pid)) or notice.killed_for
+        )
+        what = f"{notice.what}: {said}" if said else notice.what
+        if said:
+            log.error("the reason of a rank's end", model=model, replica=name, rank=exit.rank, reason=said)
+        health.write_poison(self._client, model, name, notice.epoch, exit.rank, kind, what)
+        self._free_lock(replica, exit)
+        replica.note(exit.rank, Failure(what, explained=said is not None, outside=kind == "exited"))
         if not notice.given_up:
             state = "draining" if replica.draining else "backoff" if replica.attempts > 1 else "running"
-            self._report(model, name, state, notice.what, replica.assignment)
+            self._report(model, name, state, replica.cause, replica.assignment)
         elif exit.status == REFUSED:
-            self._give_up(replica, cause or notice.what)
+            self._give_up(replica, said or what)
         else:
-            tries = f"{replica.attempts} times without being ready"
-            self._give_up(replica, f"{notice.what}, {tries}; last cause: {cause or 'not known'}")
+            self._give_up(replica, f"{replica.cause}; tried {replica.attempts} times without being ready")
+
+    def _free_lock(self, replica: ReplicaProcesses, exit: Exit) -> None:
+        """Release what a leader that ended held, if nobody leads since."""
+        holder = run(self._client, lease.holder(*exit.place)) if exit.rank == 0 else None
+        if holder is not None and holder.rpartition(":")[0] == replica.owner(exit.pid):
+            run(self._client, lease.release_token(*exit.place, holder))
 
     def _give_up(self, replica: ReplicaProcesses, why: str) -> None:
         """Failed after back-off: the ranks that are left end, the model answers 503 with this reason."""
-        replica.failed = why
-        for rank in list(replica.processes):
-            replica.kill(rank)
+        replica.give_up(why)
         self._report(*replica.place, "failed", why, replica.assignment)
         log.error("gave the replica up", model=replica.place[0], replica=replica.place[1], error=why)
+
+    def _follow_other_hosts(self, replica: ReplicaProcesses) -> None:
+        """A replica that one of its hosts gave up is given up on all; it starts over where another gets that part."""
+        status = run(self._client, health.status_of(*replica.place))
+        failed = status is not None and status.state == "failed"
+        if failed and replica.failed is None and status is not None and status.host != self._host.id:
+            log.error(
+                "another host gave the replica up", replica=replica.place[1], host=status.host, error=status.detail
+            )
+            replica.give_up(status.detail, elsewhere=True)
+        elif status is not None and not failed and replica.failed_elsewhere:
+            replica.start_over()
+
+    def _repeat_failure(self, assignment: Assignment, why: str) -> None:
+        """Redis may have lost that the replica was given up, and its requests would wait without an end."""
+        place = assignment.spec.name, assignment.replica
+        status = run(self._client, health.status_of(*place))
+        if status is None or status.state != "failed":
+            self._report(*place, "failed", why, assignment)
 
     def _report(
         self, model: str, replica: str, state: health.AgentState, detail: str, assignment: Assignment | None = None

@@ -12,7 +12,9 @@ from control.clients import SyncRedis
 from control.connection import run, run_every
 from control.messages import Assignment, ModelSpec
 from control.placement import Action, Assign, Unplaceable, Withdraw
-from control.requests.waiting import abandon, expire_waiting
+from control.requests.abandon import abandon
+from control.requests.stranded import StrandedRequests
+from control.requests.waiting import expire_waiting
 from control.rollout import Place, is_settled, plan
 
 log = structlog.get_logger()
@@ -29,6 +31,7 @@ class Planner:
 
     def __init__(self, client: SyncRedis, unplaceable: Report) -> None:
         self._client, self._unplaceable = client, unplaceable
+        self._stranded = StrandedRequests(client)
         self._expired = 0.0
         self._told: set[Place] = set()
 
@@ -48,7 +51,8 @@ class Planner:
             self._write(action, held, living)
         self._take_back({(one.model, one.replica) for one in actions if isinstance(one, Unplaceable)})
         placed = [one.assignment for one in actions if isinstance(one, Assign)]
-        self._retire(specs, [*placed, *(one for host, given in held.items() if host in living for one in given)])
+        present = [*placed, *(one for host, given in held.items() if host in living for one in given)]
+        self._stranded.end(specs, self._retire(specs, present))
         self._tidy(specs, held)
 
     def _take_back(self, told: set[Place]) -> None:
@@ -57,8 +61,9 @@ class Planner:
             health.clear_status(self._client, model, replica)
         self._told = told
 
-    def _retire(self, specs: list[ModelSpec], present: list[Assignment]) -> None:
-        """Forget replicas that no living host has: what they left behind waits for others."""
+    def _retire(self, specs: list[ModelSpec], present: list[Assignment]) -> dict[str, list[str]]:
+        """Forget replicas that no living host has: what they left behind waits for others. Returns those that some host
+        has, by model."""
         names = [spec.name for spec in specs]
         known = run_every(self._client, [catalog.replicas(name) for name in names])
         here = {(one.spec.name, one.replica) for one in present}
@@ -67,11 +72,13 @@ class Planner:
                 returned = run(self._client, catalog.retire(model, replica))
                 if returned is not None:
                     log.info("retired", model=model, replica=replica, returned_requests=returned)
+        return {name: [one for one in found if (name, one) in here] for name, found in zip(names, known, strict=True)}
 
     def _write(self, action: Action, held: dict[str, list[Assignment]], living: set[str]) -> None:
         match action:
             case Assign(host, assignment):
                 log.info("assigns", host=host, model=assignment.spec.name, replica=assignment.replica)
+                self._forget_failure(host, assignment, held)
                 farm.assign(self._client, host, assignment)
             case Withdraw(host, model, replica) if host not in living:
                 farm.remove_assignment(self._client, host, model, replica)
@@ -82,6 +89,14 @@ class Planner:
                         farm.withdraw(self._client, host, assignment, at_once)
             case Unplaceable(model, replica, why):
                 self._unplaceable(model, replica, why)
+
+    def _forget_failure(self, host: str, assignment: Assignment, held: dict[str, list[Assignment]]) -> None:
+        """What another host failed at is no reason to think that this one will."""
+        place = assignment.spec.name, assignment.replica
+        if place not in {(one.spec.name, one.replica) for one in held.get(host, ())}:
+            status = run(self._client, health.status_of(*place))
+            if status is not None and status.state == "failed":
+                health.clear_status(self._client, *place)
 
     def _tidy(self, specs: list[ModelSpec], held: dict[str, list[Assignment]]) -> None:
         """Forget models whose ranks have all ended, and end the requests that no leader is there to end."""

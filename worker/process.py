@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -13,7 +14,8 @@ import structlog
 import torch
 
 from control import health, logs
-from control.connection import connect, connect_blocking
+from control.clients import SyncRedis
+from control.connection import connect, connect_blocking, run_every
 from control.errors import DevicesError, FurrowError, GroupError, RedisUnavailable
 from control.messages import Assignment
 from control.process import die_with_parent, name_process
@@ -77,15 +79,31 @@ def run_rank() -> int:
         return STOPPED
     except GroupError as error:
         log.error("the group could not be formed", error=str(error))
+        tell_why(clients[0], assignment, rank, str(error))
         return LOAD_FAILED
     except RedisUnavailable as error:  # only on its way up: a rank that serves waits
         log.error("Redis went away before the rank was up", error=str(error))
+        tell_why(clients[0], assignment, rank, f"Redis went away before the rank was up: {error}")
         return LOAD_FAILED
     except FurrowError as error:
         log.error("refused the assignment", error=str(error))
-        epoch = health.read_epoch(clients[0], spec.name, assignment.replica)
-        health.write_poison(clients[0], spec.name, assignment.replica, epoch, rank, "refused", str(error))
+        tell_why(clients[0], assignment, rank, str(error))
+        with suppress(RedisUnavailable):  # the agent poisons the epoch too, when it reaps this process
+            epoch = health.read_epoch(clients[0], spec.name, assignment.replica)
+            health.write_poison(clients[0], spec.name, assignment.replica, epoch, rank, "refused", str(error))
         return REFUSED
+    except Exception as error:
+        tell_why(clients[0], assignment, rank, f"{type(error).__name__}: {error}")
+        raise
+
+
+def tell_why(client: SyncRedis, assignment: Assignment, rank: int, why: str) -> None:
+    """Leave the reason of this process's end for its agent, which sees only the exit status."""
+    reason = health.EndReason(host=host_id(), pid=os.getpid(), message=why)
+    try:
+        run_every(client, health.note_end(assignment.spec.name, assignment.replica, rank, reason))
+    except RedisUnavailable as error:
+        log.warning("could not leave the reason of this end", error=str(error))
 
 
 def check_device(device: str) -> None:

@@ -36,6 +36,32 @@ class Exit:
     status: int
 
 
+@dataclass(frozen=True)
+class DeathNotice:
+    """What the farm must know of a rank process that died. `epoch` is the one to poison."""
+
+    exit: Exit
+    what: str
+    epoch: int
+    given_up: bool
+    killed_for: str | None
+    """Why this agent itself killed the process."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's end. `explained`: by the process itself, or by what its agent killed it for; otherwise only by its
+    exit status, which says little where it was ended from outside (`outside`)."""
+
+    message: str
+    explained: bool
+    outside: bool
+
+    @property
+    def weight(self) -> int:
+        return 2 if self.explained else int(not self.outside)
+
+
 @dataclass
 class ReplicaProcesses:
     """One replica's processes. Spawn only from the agent's main thread: a child dies with the thread that forked it."""
@@ -58,6 +84,12 @@ class ReplicaProcesses:
     stop_by: float | None = None
     failed: str | None = None
     """Why it was given up; None while it lives."""
+    failed_elsewhere: bool = False
+    """Whether another host gave it up, which runs ranks of it too."""
+    failures: dict[int, Failure] = field(default_factory=dict)
+    """Of each rank that ended since the group last served, the end that explains most; in order of their first ends."""
+    killed: dict[int, str] = field(default_factory=dict)
+    """By pid: why this agent killed a process that has not been reaped yet."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -126,10 +158,36 @@ class ReplicaProcesses:
     def ready(self) -> None:
         """The group served: earlier failures are forgiven."""
         self.attempts, self.served = 0, True
+        self.failures.clear()
 
-    def kill(self, rank: int) -> None:
-        """End a rank that hangs; SIGKILL ends a stopped process too."""
+    def note(self, rank: int, failure: Failure) -> None:
+        """Remember a rank's end, unless an earlier one explains more."""
+        if rank not in self.failures or failure.weight >= self.failures[rank].weight:
+            self.failures[rank] = failure
+
+    @property
+    def cause(self) -> str:
+        """Why the group does not serve: the first of the failures that explain most. One rank's error is followed by
+        the ends of others, which tell nothing."""
+        return max(self.failures.values(), key=lambda failure: failure.weight).message if self.failures else ""
+
+    def give_up(self, why: str, *, elsewhere: bool = False) -> None:
+        """Start no rank any more, and end those that are left."""
+        self.failed, self.failed_elsewhere = why, elsewhere
+        for rank in list(self.processes):
+            self.kill(rank)
+
+    def start_over(self) -> None:
+        """Start ranks again after it was given up."""
+        self.failed, self.failed_elsewhere = None, False
+        self.attempts, self.due = 0, 0.0
+        self.failures.clear()
+
+    def kill(self, rank: int, why: str = "") -> None:
+        """End a rank that hangs; SIGKILL ends a stopped process too. `why` explains its end."""
         if rank in self.processes:
+            if why:
+                self.killed.setdefault(self.processes[rank].pid, why)
             self.processes[rank].send_signal(signal.SIGKILL)
 
     def drain(self, led: bool) -> None:

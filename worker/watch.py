@@ -102,14 +102,14 @@ class Watch:
         log.error("a rank hangs", model=model, replica=name, rank=rank, pid=pid, message=message)
         health.write_poison(self._client, model, name, epoch, rank, "silent", message)
         self._seen.pop(pid, None)
-        self._replica.kill(rank)
+        self._replica.kill(rank, message)
 
     def _judge(self, poison: health.Poison, beats: list[health.Beat | None]) -> None:
         """Ranks leave a poisoned epoch and stop beating; the one that is accused, or stays, is killed."""
         if self._poisoned is None or self._poisoned[0] != poison.epoch:
             self._poisoned = (poison.epoch, time.monotonic())
             if poison.kind == "deadline":
-                self._replica.kill(poison.rank)
+                self._replica.kill(poison.rank, poison.message)
         elif time.monotonic() - self._poisoned[1] > STUCK_S:
             for rank in self._replica.pids():
                 beat = beats[rank]

@@ -52,7 +52,9 @@ async def _obstacle(process: Process) -> str | None:
         return "no model is loaded: furrow models load MODEL"
     loaded = [overview.model for overview in overviews if overview.state == "loaded"]
     if not loaded:
-        return "no model is ready: " + ", ".join(f"{overview.model} is {overview.state}" for overview in overviews)
+        return "no model is ready: " + "; ".join(
+            f"{one.model} is {one.state}{f': {one.detail}' if one.detail else ''}" for one in overviews
+        )
     found = [
         await process.canary.check(served) for served in await process.models.all_served() if served.name in loaded
     ]

@@ -52,6 +52,7 @@ def _card(request: Request[Any, Any, Any], name: str) -> ModelCard:
         max_model_len=context,
         max_input_tokens=context,
         state=overview.state if overview is not None else None,
+        detail=(overview.detail or None) if overview is not None else None,
         revision=overview.revision if overview is not None else None,
         replicas=overview.wanted if overview is not None else None,
         rolled_out=overview.rolled_out if overview is not None else None,

@@ -52,7 +52,8 @@ def request_status(rid: str, model: str, fields: dict[str, str], position: int |
 
 class ModelCard(msgspec.Struct, kw_only=True):
     """What a model is, and how the farm has it. While a change is rolled out, `rolled_out` of the `replicas` that are
-    wanted serve its `revision`. OpenAI's clients read `created`, Anthropic's `created_at` and `display_name`.
+    wanted serve its `revision`; `detail` says why a model is not loaded. OpenAI's clients read `created`, Anthropic's
+    `created_at` and `display_name`.
     """
 
     id: str
@@ -66,6 +67,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     max_model_len: int | None = None
     max_input_tokens: int | None = None
     state: str | None = None
+    detail: str | None = None
     revision: int | None = None
     replicas: int | None = None
     rolled_out: int | None = None

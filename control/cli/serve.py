@@ -26,7 +26,7 @@ from control.errors import ModelUnavailable
 from control.listening import free_port
 from control.messages import ModelSpec
 from control.process import die_with_parent
-from control.requests.waiting import abandon
+from control.requests.abandon import abandon
 
 TICK_S = 0.1
 _PERCENT = re.compile(r"(\d+) %")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from control.health.beats import BEAT_LIFE_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
+from control.health.end_reason import EndReason, end_reason, note_end
 from control.health.epochs import Formation, formations, note_formation
 from control.health.overview import Overview, ReplicaOverview, overview, overviews
 from control.health.poisoning import Poison, last_poison, poison, poison_history, read_poison, write_poison
 from control.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
-from control.health.status import AgentState, Status, clear_status, write_status
+from control.health.status import AgentState, Status, clear_status, status_of, write_status
 
 __all__ = [
     "BEAT_LIFE_S",
     "STUCK_MS",
     "AgentState",
     "Beat",
+    "EndReason",
     "Formation",
     "Overview",
     "Poison",
@@ -23,10 +25,12 @@ __all__ = [
     "Status",
     "beat",
     "clear_status",
+    "end_reason",
     "formations",
     "heartbeats",
     "last_poison",
     "model_state",
+    "note_end",
     "note_formation",
     "overview",
     "overviews",
@@ -36,6 +40,7 @@ __all__ = [
     "read_led_epoch",
     "read_poison",
     "replica_state",
+    "status_of",
     "write_poison",
     "write_status",
 ]

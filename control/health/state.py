@@ -49,8 +49,10 @@ def replica_state(view: ReplicaView) -> tuple[ReplicaState, str]:
     status = view.status
     if view.unload:
         return ("draining", "") if view.locked else ("unloading", "")
-    if status is not None and status.state in ("failed", "draining"):
-        return status.state, status.detail
+    if status is not None and status.state in ("failed", "unplaceable"):
+        return "failed", status.detail
+    if status is not None and status.state == "draining":
+        return "draining", status.detail
     if view.poison is not None and view.poison.epoch == view.epoch:
         return "poisoned", f"rank {view.poison.rank}: {view.poison.kind}: {view.poison.message}"
     obstacle = _obstacle(view)

@@ -10,7 +10,8 @@ from control.clients import SyncRedis
 from control.connection import Call, read, run
 from control.keys import ReplicaKeys
 
-AgentState = Literal["starting", "running", "backoff", "draining", "failed", "stopped"]
+AgentState = Literal["starting", "running", "backoff", "draining", "failed", "unplaceable", "stopped"]
+"""`failed`: its agent gave it up, and tries again only a new revision. `unplaceable`: no host has room for it now."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
-"""The requests that sit in a model's queues, for whoever must look at all of them: unloading, and deadlines."""
+"""The oldest requests of a model's queues, and the end of those whose deadline has passed."""
 
 from __future__ import annotations
 
 from control.clients import SyncRedis
-from control.connection import Call, read, run_every
+from control.connection import read, run_every
 from control.keys import CLASSES, ModelKeys
 from control.requests.ending import expire
 
@@ -32,16 +32,3 @@ def expire_waiting(client: SyncRedis, model: str) -> int:
     """End the waiting requests whose deadline has passed, which no leader may be there to do; how many."""
     outcomes = run_every(client, [expire(model, rid) for rid, _ in waiting(client, model)])
     return outcomes.count("expired")
-
-
-def abandon(client: SyncRedis, model: str, cause: str) -> int:
-    """End every request of a model that is taken out of service and has no leader; how many. Clients get `cause`."""
-    keys, ended = ModelKeys(model), 0
-    while True:
-        calls = [
-            Call("abandon", (keys.request(rid),), (keys.base, rid, cause), int) for rid, _ in waiting(client, model)
-        ]
-        just_ended = sum(run_every(client, calls))
-        if not just_ended:
-            return ended
-        ended += just_ended

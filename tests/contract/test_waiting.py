@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from control.requests.waiting import abandon, expire_waiting, waiting
+import pytest
+from redis.exceptions import ResponseError
+
+from control.connection import Call
+from control.requests.abandon import PAGE, abandon
+from control.requests.waiting import expire_waiting, waiting
 from tests.contract.conftest import MODEL, Farm
 
 
@@ -22,6 +27,35 @@ def test_a_passed_deadline_ends_a_waiting_request_without_a_leader(farm: Farm) -
         expire_waiting(farm.client, MODEL)
     assert [(entry.choice, entry.finish) for entry in farm.look("late").entries] == [(0, "expired"), (1, "expired")]
     assert farm.field("early", "state") == "queued"
+
+
+def test_abandon_finds_every_request_whether_its_tenant_waits_or_not(farm: Farm) -> None:
+    """A tenant whose requests all run has no turn; more requests than a page, in every class, still all end."""
+    lease = farm.lead()
+    for index in range(PAGE + 3):
+        farm.put(f"running-{index}", tenant="runs")
+    farm.claim(lease, requests_=PAGE + 3)
+    farm.put("high", tenant="t1", priority="high")
+    farm.put("low", tenant="t2", priority="low")
+    assert farm.load("queued") == 2 and farm.client.zscore(farm.keys.turns("normal"), "runs") is None
+    farm.lose(lease)
+    assert abandon(farm.client, MODEL, "given up", "finished", most=10) == 1 + PAGE, "it stops after a page"
+    assert abandon(farm.client, MODEL, "given up", "finished", most=10) == 3 + 1
+    assert abandon(farm.client, MODEL, "given up", "finished") == 0
+    assert farm.load("queued") == 0 and farm.client.exists(farm.keys.queue("normal", "runs")) == 0
+    for rid in ("running-0", f"running-{PAGE + 2}", "high", "low"):
+        [entry] = farm.look(rid, tenant=farm.field(rid, "tenant") or "").entries
+        assert (entry.finish, entry.cause, farm.field(rid, "state")) == ("error", "given up", "finished")
+
+
+def test_abandon_refuses_a_state_that_is_no_end(farm: Farm) -> None:
+    """Nothing is written before the arguments are known to be right."""
+    farm.put("a")
+    before = farm.client.hgetall(farm.keys.request("a"))
+    call = Call("abandon", (farm.keys.request("a"),), (farm.keys.base, "a", "why", "running"), int)
+    with pytest.raises(ResponseError, match="neither cancelled nor finished"):
+        farm.run(call)
+    assert farm.client.hgetall(farm.keys.request("a")) == before
 
 
 def test_abandon_ends_what_waits_and_what_no_leader_runs(farm: Farm) -> None:

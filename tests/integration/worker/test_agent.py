@@ -6,19 +6,22 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from control import catalog, farm, health, keys, lease
+from control import catalog, desired, farm, health, keys, lease, requests
 from control.errors import FurrowError
-from control.messages import Assignment, ModelSpec
+from control.messages import Assignment, GenerationRequest, ModelSpec, Sampling
 from control.placement import Host
+from control.requests import Enqueue
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from worker import replica as replica_module
@@ -34,7 +37,7 @@ trap 'exit 0' TERM USR1
 echo $$ >> {folder}/pids-${{FURROW_RANK:-standby}}
 [ "$3" = standby ] && exec sleep 60
 [ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURROW_RANK)
-while :; do sleep 0.02; done
+while :; do [ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURROW_RANK); sleep 0.02; done
 """
 
 
@@ -52,12 +55,21 @@ class AgentScene:
         catalog.put_spec(self.redis.client, ModelSpec(**fields))
         if not self.thread.is_alive():
             self.thread.start()
+        return self.spec
+
+    @property
+    def spec(self) -> ModelSpec:
         spec = catalog.get_spec(self.redis.client, MODEL)
         assert spec is not None
         return spec
 
     def exits(self, rank: int, status: int) -> None:
         (self.folder / f"exit-{rank}").write_text(str(status))
+
+    def says(self, rank: int, pid: int, why: str) -> None:
+        """The process's reason for its end, before it ends."""
+        for call in health.note_end(MODEL, REPLICA, rank, health.EndReason(host=HOST, pid=pid, message=why)):
+            self.redis.run(call)
 
     def pids(self, rank: int | str) -> list[int]:
         path = self.folder / f"pids-{rank}"
@@ -190,15 +202,88 @@ def test_a_rank_that_keeps_failing_is_given_up_with_its_last_cause(scene: AgentS
     assert health.overview(scene.redis.client, MODEL).state == "failed"
 
 
-def test_a_refusal_is_not_tried_again_until_the_model_is_wanted_otherwise(scene: AgentScene) -> None:
-    """What another try can't mend fails at once, in the rank's own words; a new revision is a new try."""
-    scene.exits(0, REFUSED)
+def test_the_cause_is_the_first_error_and_not_the_kill_that_followed(scene: AgentScene) -> None:
+    """Rank 0 says why it can't load; rank 1, and a poison of the same epoch that was there before, hide nothing."""
     held = scene.redis.lead(2)
-    words = "device cuda:9 was asked for, but torch sees 0 GPUs"
-    health.write_poison(scene.redis.client, MODEL, REPLICA, held.epoch, 0, "refused", words)
+    words = "Model folder '/models/gone' does not exist"
+    health.write_poison(scene.redis.client, MODEL, REPLICA, held.epoch, 1, "exited", "rank 1 killed by SIGKILL")
+    scene.want()
+    [pid] = until(lambda: scene.pids(0), 40.0)
+    until(lambda: scene.pids(1), 40.0)
+    scene.says(0, pid, words)
+    scene.exits(0, LOAD_FAILED)
+    until(lambda: scene.status().get("state") in ("running", "backoff") and words in scene.status()["detail"], 40.0)
+    scene.process(1).kill()
+    until(lambda: scene.status().get("state") == "failed", 40.0)
+    detail = health.overview(scene.redis.client, MODEL).detail
+    assert words in detail and "SIGKILL" not in detail
+
+
+def test_requests_of_a_replica_that_was_given_up_end_with_its_cause(scene: AgentScene) -> None:
+    """Within 5 s, running and waiting ones; a dead leader's lock is freed. The model loaded again runs again."""
+    words = "Model folder '/models/gone' does not exist"
+    scene.want()
+    [pid] = until(lambda: scene.pids(0), 40.0)
+    held = scene.redis.lead(2, owner=f"{HOST}/{pid}")
+    scene.redis.client.persist(scene.redis.keys.lock)
+    for rid in ("running", "waiting"):
+        params = GenerationRequest(prompt=[1, 2], sampling=Sampling(max_tokens=9))
+        scene.redis.run(requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant="t")))
+        if rid == "running":
+            scene.redis.run(requests.claim(held, 1, 100, adopt=False))
+    scene.says(0, pid, words)
+    scene.exits(0, REFUSED)
+    until(lambda: scene.status().get("state") == "failed", 40.0)
+    given_up = time.monotonic()
+    followed = [requests.follow(MODEL, rid, "", "t", 0) for rid in ("running", "waiting")]
+    until(lambda: all(scene.redis.run(one).entries for one in followed), 40.0)
+    assert time.monotonic() - given_up < 5.0
+    for one in followed:
+        [entry] = scene.redis.run(one).entries
+        assert entry.finish == "error" and words in (entry.cause or "")
+    (scene.folder / "exit-0").unlink()
+    desired.load(scene.redis.client, scene.spec, None)
+    until(lambda: len(scene.pids(0)) == 2, 40.0)
+    until(lambda: health.overview(scene.redis.client, MODEL).state in ("loading", "recovering"), 40.0)
+
+
+def test_a_redis_that_lost_everything_is_told_again_what_was_given_up(scene: AgentScene) -> None:
+    """Requests would wait without an end for a replica of which nothing is known."""
+    scene.exits(0, REFUSED)
     scene.want()
     until(lambda: scene.status().get("state") == "failed", 40.0)
-    assert words in scene.status()["detail"] and len(scene.pids(0)) == 1
+    scene.redis.client.flushall()
+    until(lambda: scene.status().get("state") == "failed", 40.0)
+
+
+def test_a_part_of_a_replica_follows_the_host_that_gave_it_up(scene: AgentScene) -> None:
+    """Ranks of other hosts end with it, so that no leader holds its requests; another host's try starts them again."""
+    spec = ModelSpec(name=MODEL, source=str(scene.model), tp=2, devices=["cpu", "cpu"], spread=True)
+    catalog.put_spec(scene.redis.client, spec)
+    spec = msgspec.structs.replace(spec, revision=1)
+    for host, rank in ((HOST, 0), ("other", 1)):
+        farm.beat_host(scene.redis.client, Host(host), 1, 1)
+        part = Assignment(spec=spec, replica=REPLICA, ranks=[rank], devices=["cpu"])
+        farm.assign(scene.redis.client, host, part)
+    scene.redis.client.persist(keys.host("other"))
+    scene.thread.start()
+    until(lambda: scene.pids(0), 40.0)
+    health.write_status(scene.redis.client, MODEL, REPLICA, "failed", "no such device", host="other")
+    until(lambda: not scene.agent._replicas[MODEL, REPLICA].processes, 40.0)
+    assert scene.status()["detail"] == "no such device" and len(scene.pids(0)) == 1
+    health.write_status(scene.redis.client, MODEL, REPLICA, "starting", "", host="third")
+    until(lambda: len(scene.pids(0)) == 2, 40.0)
+
+
+def test_a_refusal_is_not_tried_again_until_the_model_is_wanted_otherwise(scene: AgentScene) -> None:
+    """What another try can't mend fails at once, in the rank's own words; a new revision is a new try."""
+    words = "device cuda:9 was asked for, but torch sees 0 GPUs"
+    scene.want()
+    [pid] = until(lambda: scene.pids(0), 40.0)
+    scene.says(0, pid, words)
+    scene.exits(0, REFUSED)
+    until(lambda: scene.status().get("state") == "failed", 40.0)
+    assert scene.status()["detail"] == words and len(scene.pids(0)) == 1
     (scene.folder / "exit-0").unlink()
     scene.want(max_context=32)
     until(lambda: len(scene.pids(0)) == 2, 40.0)

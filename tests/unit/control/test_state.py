@@ -40,6 +40,7 @@ def view(**changes: Any) -> ReplicaView:
     [
         ({}, "loaded", ""),
         ({"status": Status(state="failed", detail="out of memory")}, "failed", "out of memory"),
+        ({"status": Status(state="unplaceable", detail="no host has room")}, "failed", "no host has room"),
         ({"poison": Poison(5, 1, "desync", "differs")}, "poisoned", "rank 1: desync: differs"),
         ({"poison": Poison(4, 1, "desync", "differs")}, "loaded", ""),
         ({"locked": False}, "recovering", "no leader holds the lock"),
