@@ -16,6 +16,7 @@ from control.messages import ModelSpec
 from ops.compat import environments
 from ops.compat.clients import CLIENTS, Client, client
 from ops.compat.page import page
+from ops.compat.pausing import KEEP_ALIVE_S, pausing
 from ops.compat.runs import Run, run
 from ops.compat.samples import judged
 
@@ -56,15 +57,15 @@ def run_clients(names: tuple[str, ...], base_url: str | None, write: bool) -> No
         raise SettingsError("; ".join(absent) or "No client is installed: python -m ops.compat install")
     if write and len(chosen) < len(CLIENTS):
         raise SettingsError("--write takes a run of all clients: python -m ops.compat install")
-    with _farm(base_url) as url:
-        runs = [_run_one(known, url) for known in chosen]
+    with _farm(base_url) as (url, pause_url):
+        runs = [_run_one(known, url, pause_url) for known in chosen]
     if write:
         PAGE.write_text(page(runs))
     sys.exit(any(done.faults for done in runs))
 
 
-def _run_one(chosen: Client, url: str) -> Run:
-    done = judged(chosen, lambda samples: run(chosen, url, MODEL, samples=samples))
+def _run_one(chosen: Client, url: str, pause_url: str) -> Run:
+    done = judged(chosen, lambda samples: run(chosen, url, MODEL, samples=samples, pause_url=pause_url))
     click.echo(f"{chosen.name} {done.version}")
     for result in done.results:
         click.echo(f"  {result.verdict(chosen):7} {result.check}" + ("" if result.ok else f": {result.detail[-300:]}"))
@@ -74,15 +75,17 @@ def _run_one(chosen: Client, url: str) -> Run:
 
 
 @contextmanager
-def _farm(base_url: str | None) -> Iterator[str]:
+def _farm(base_url: str | None) -> Iterator[tuple[str, str]]:
+    """The base URL, and the one that stops the leader: only of a farm that is started here."""
     if base_url is not None:
-        yield base_url
+        yield base_url, ""
         return
     from ops.bench.farm import private_farm  # only here: it needs all of a farm
 
     spec = ModelSpec(name=MODEL, source=model_source(MODEL), tp=2, devices=["cpu"] * 2, dtype="float64")
-    with private_farm(spec, (1,)) as (url, _, _):
-        yield f"{url}/v1"
+    options = ("--keep-alive", str(KEEP_ALIVE_S))
+    with private_farm(spec, (1,), *options) as (url, redis_url, _), pausing(redis_url, MODEL) as pause_url:
+        yield f"{url}/v1", pause_url
 
 
 def _chosen(names: tuple[str, ...]) -> list[Client]:

@@ -50,16 +50,19 @@ class Run:
         return found + [f"{gap}: is listed as a gap, and was not tried" for gap in self.client.gaps if gap not in seen]
 
 
-def run(client: Client, base_url: str, model: str, key: str = "none", samples: Path | None = None) -> Run:
+def run(client: Client, base_url: str, model: str, samples: Path | None = None, pause_url: str = "") -> Run:
     """Run the client's script against `base_url` (with /v1); `samples` is where a script may leave what it measured.
+
+    A POST to `pause_url` stops the model's leader for a moment; without one the checks of silent streams are left out.
 
     A script that dies leaves its last words as the reason.
     """
     settings = {
         "COMPAT_BASE_URL": base_url,
         "COMPAT_MODEL": model,
-        "COMPAT_KEY": key,
+        "COMPAT_KEY": "none",
         "COMPAT_SAMPLES": str(samples or ""),
+        "COMPAT_PAUSE_URL": pause_url,
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
     }

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from ops.compat import environments
 from ops.compat.clients import CLIENTS, Client
+from ops.compat.pausing import KEEP_ALIVE_S, pausing
 from ops.compat.runs import run
 from ops.compat.samples import CHECK, judged
 from tests.farm import Farm
+from tests.integration.api.conftest import ApiProcess, running_api
+
+
+@pytest.fixture(scope="module")
+def impatient(shared_farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
+    """An API process of the farm that sends a comment after a short silence."""
+    options = ("--keep-alive", str(KEEP_ALIVE_S))
+    with running_api(shared_farm.redis_url, tmp_path_factory.mktemp("api"), *options) as process:
+        yield process
 
 
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_client(farm: Farm, client: Client) -> None:
+def test_client(farm: Farm, impatient: ApiProcess, client: Client) -> None:
     """Every check works but those that the page tells as gaps; what is listed as a gap does fail."""
     if (why := environments.missing(client)) is not None:
         pytest.skip(why)
-    done = judged(client, lambda samples: run(client, farm.base_url, "demo", samples=samples))
+    url = f"{impatient.url}/v1"
+    with pausing(farm.redis_url, "demo") as pause_url:
+        done = judged(client, lambda samples: run(client, url, "demo", samples=samples, pause_url=pause_url))
     assert done.faults == []
     assert (CHECK in [result.check for result in done.results]) == (client.name == "lm-eval")

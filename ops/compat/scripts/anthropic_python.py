@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
 import pydantic
-from checks import BASE_URL, KEY, MODEL, check, main
+from checks import BASE_URL, KEY, LONG, MODEL, SILENT, check, disturbed, main, pausing
 
 client = anthropic.Anthropic(base_url=BASE_URL.removesuffix("/v1"), api_key=KEY, max_retries=0, timeout=60)
 GREEDY = {"temperature": 0}
@@ -109,6 +110,16 @@ def models() -> None:
     assert MODEL in [model.id for model in client.models.list()]
     model = client.models.retrieve(MODEL)
     assert model.type == "model" and model.created_at.year > 2000 and model.display_name
+
+
+@pausing(SILENT)
+def silent() -> None:
+    def texts() -> Iterator[str]:
+        said: Any = [{"role": "user", "content": LONG}]
+        with client.messages.stream(model=MODEL, messages=said, max_tokens=150, extra_body=GREEDY) as stream:
+            yield from stream.text_stream
+
+    assert disturbed(texts()) == "".join(texts())
 
 
 main()

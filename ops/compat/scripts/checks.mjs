@@ -21,6 +21,32 @@ export async function terse() {
   return bias;
 }
 
+export const silent = "its leader stopped for 0.6 s, a stream says what it says undisturbed";
+// A question whose answer is long enough to be disturbed in its middle.
+export const long = "Count from 1 to 60.";
+
+// Check that a stream in whose middle the leader is stopped says the same; nothing where the run can't stop it.
+export function pausing(title, texts) {
+  const url = process.env.COMPAT_PAUSE_URL;
+  if (!url) return {};
+  const run = async () => {
+    let said = "";
+    let pausedAt = null;
+    for await (const text of texts()) {
+      said += text;
+      if (pausedAt === null && said.length > 5) {
+        await fetch(url, { method: "POST" });
+        pausedAt = performance.now();
+      }
+    }
+    assert(pausedAt !== null && performance.now() - pausedAt > 500, `a silence in ${said}`);
+    let whole = "";
+    for await (const text of texts()) whole += text;
+    assert(said === whole, `${said} is the whole text`);
+  };
+  return { [title]: run };
+}
+
 export async function main(checks) {
   for (const [check, run] of Object.entries(checks)) {
     let ok = true;

@@ -6,15 +6,21 @@ import asyncio
 import inspect
 import json
 import os
+import time
 import traceback
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 BASE_URL = os.environ["COMPAT_BASE_URL"]
 MODEL = os.environ["COMPAT_MODEL"]
 KEY = os.environ["COMPAT_KEY"]
 SAMPLES = os.environ.get("COMPAT_SAMPLES", "")
+PAUSE_URL = os.environ.get("COMPAT_PAUSE_URL", "")
+"""A POST to it stops the leader for 0.6 s; empty where the run can't do that."""
+SILENT = "its leader stopped for 0.6 s, a stream says what it says undisturbed"
+LONG = "Count from 1 to 60."
+"""A question whose answer is long enough to be disturbed in its middle."""
 
 _checks: dict[str, Callable[[], Any]] = {}
 
@@ -27,6 +33,28 @@ def check(title: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
         return function
 
     return register
+
+
+def pausing(title: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """As `check`, where the run can stop the leader; else the check is left out."""
+    return check(title) if PAUSE_URL else lambda function: function
+
+
+def pause() -> float:
+    """Stop the leader, which goes on 0.6 s later; the moment."""
+    with urllib.request.urlopen(urllib.request.Request(PAUSE_URL, b""), timeout=30):
+        return time.monotonic()
+
+
+def disturbed(texts: Iterable[str]) -> str:
+    """The text of a stream in whose middle the leader is stopped. Raises where the stream had no silence."""
+    said, paused_at = "", None
+    for text in texts:
+        said += text
+        if paused_at is None and len(said) > 5:
+            paused_at = pause()
+    assert paused_at is not None and time.monotonic() - paused_at > 0.5, f"no silence in {said!r}"
+    return said
 
 
 def terse() -> dict[str, int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import instructor
 import openai
-from checks import BASE_URL, KEY, MODEL, check, main, terse
+from checks import BASE_URL, KEY, MODEL, check, main, pause, pausing, terse
 from pydantic import BaseModel
 
 ASK: Any = [{"role": "user", "content": "Is a poisoned replica healthy?"}]
@@ -38,6 +38,15 @@ def tools() -> None:
 @check("an object by a JSON schema")
 def schema() -> None:
     assert isinstance(ask(instructor.Mode.JSON_SCHEMA), Answer)
+
+
+@pausing("its leader stopped for 0.6 s before it answers, an object that is streamed in parts is whole")
+def silent() -> None:
+    client = instructor.from_openai(openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0))
+    pause()
+    fields: Any = {"max_tokens": 200, "temperature": 0, "logit_bias": terse()}
+    parts = list(client.chat.completions.create_partial(model=MODEL, messages=ASK, response_model=Answer, **fields))
+    assert isinstance(parts[-1].ok, bool)
 
 
 main()

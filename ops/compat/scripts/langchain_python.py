@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-from checks import tell
+from checks import BASE_URL, KEY, LONG, MODEL, SILENT, disturbed, main, pausing, tell
+from langchain_openai import ChatOpenAI
 
 
 class Told:
@@ -41,3 +43,17 @@ for title, ok, detail in told.lines:
     tell(title, ok, detail)
 if not told.lines:
     raise SystemExit(printed.getvalue()[-1500:])
+
+
+@pausing(SILENT)
+def silent() -> None:
+    model = ChatOpenAI(model=MODEL, base_url=BASE_URL, api_key=KEY, max_retries=0, temperature=0, max_tokens=150)
+
+    def texts() -> Iterator[str]:
+        for chunk in model.stream(LONG):
+            yield str(chunk.content)
+
+    assert disturbed(texts()) == "".join(texts())
+
+
+main()

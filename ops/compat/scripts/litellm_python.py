@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import litellm
-from checks import BASE_URL, KEY, MODEL, check, main, terse
+from checks import BASE_URL, KEY, LONG, MODEL, SILENT, check, disturbed, main, pausing, terse
 
 ASK = [{"role": "user", "content": "What is a poisoned replica?"}]
 WHERE: Any = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": KEY, "num_retries": 0, "temperature": 0}
@@ -62,6 +63,16 @@ def structured() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema | {"additionalProperties": False}}}
     answer = litellm.completion(messages=ASK, response_format=form, logit_bias=terse(), **WHERE)
     assert isinstance(json.loads(answer.choices[0].message.content)["ok"], bool)
+
+
+@pausing(SILENT)
+def silent() -> None:
+    def texts() -> Iterator[str]:
+        said = [{"role": "user", "content": LONG}]
+        for chunk in litellm.completion(messages=said, max_tokens=150, stream=True, **WHERE):
+            yield chunk.choices[0].delta.content or ""
+
+    assert disturbed(texts()) == "".join(texts())
 
 
 main()

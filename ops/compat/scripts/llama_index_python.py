@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from checks import BASE_URL, KEY, MODEL, check, main, terse
+from collections.abc import Iterator
+
+from checks import BASE_URL, KEY, LONG, MODEL, SILENT, check, disturbed, main, pausing, terse
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
@@ -42,6 +44,15 @@ async def asynchronous() -> None:
 def structured() -> None:
     able = llm(is_function_calling_model=True, max_tokens=200, additional_kwargs={"logit_bias": terse()})
     assert isinstance(able.as_structured_llm(Answer).complete("Is it so?").raw, Answer)
+
+
+@pausing(SILENT)
+def silent() -> None:
+    def texts() -> Iterator[str]:
+        for part in llm(max_tokens=150).stream_chat([ChatMessage(role="user", content=LONG)]):
+            yield part.delta or ""
+
+    assert disturbed(texts()) == "".join(texts())
 
 
 main()

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from checks import BASE_URL, KEY, MODEL, check, main
+from checks import BASE_URL, KEY, LONG, MODEL, SILENT, check, disturbed, main, pausing
 
 FILE = """\
 - model_id: farm
@@ -18,10 +19,16 @@ FILE = """\
 """
 
 
-def llm(folder: str, *words: str) -> str:
+def prepared(folder: str, words: tuple[str, ...], limit: int = 24) -> tuple[list[str], dict[str, str]]:
+    """The command and its environment."""
     (Path(folder) / "extra-openai-models.yaml").write_text(FILE.format(model=MODEL, url=BASE_URL))
-    environment = {**os.environ, "LLM_USER_PATH": folder, "OPENAI_API_KEY": KEY}
-    command = [sys.executable, "-m", "llm", "-m", "farm", "-o", "max_tokens", "24", "-o", "temperature", "0", *words]
+    environment = {**os.environ, "LLM_USER_PATH": folder, "OPENAI_API_KEY": KEY, "PYTHONUNBUFFERED": "1"}
+    options = ["-o", "max_tokens", str(limit), "-o", "temperature", "0"]
+    return [sys.executable, "-m", "llm", "-m", "farm", *options, *words], environment
+
+
+def llm(folder: str, *words: str) -> str:
+    command, environment = prepared(folder, words)
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env=environment, stdin=subprocess.DEVNULL
     )
@@ -41,6 +48,22 @@ def conversation() -> None:
     with tempfile.TemporaryDirectory() as folder:
         llm(folder, "What is a poisoned replica?")
         assert llm(folder, "-c", "And then?")
+
+
+@pausing(SILENT)
+def silent() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+
+        def texts() -> Iterator[str]:
+            command, environment = prepared(folder, (LONG,), 150)
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, env=environment, stdin=subprocess.DEVNULL
+            ) as process:
+                while data := os.read(process.stdout.fileno(), 4096):
+                    yield data.decode()
+            assert process.returncode == 0
+
+        assert disturbed(texts()) == "".join(texts())
 
 
 main()

@@ -1,6 +1,6 @@
 // The official client for Node.
 import OpenAI from "openai";
-import { apiKey, assert, baseURL, main, model, terse } from "./checks.mjs";
+import { apiKey, assert, baseURL, long, main, model, pausing, silent, terse } from "./checks.mjs";
 
 const client = new OpenAI({ baseURL, apiKey, maxRetries: 0, timeout: 60_000 });
 const messages = [{ role: "user", content: "What is a poisoned replica?" }];
@@ -12,6 +12,23 @@ const weather = {
     parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
   },
 };
+const counted = { model, stream: true, temperature: 0 };
+
+async function* chatTexts() {
+  const asked = { ...counted, messages: [{ role: "user", content: long }], max_tokens: 150 };
+  for await (const chunk of await client.chat.completions.create(asked)) yield chunk.choices[0].delta.content ?? "";
+}
+
+async function* completionTexts() {
+  const asked = { ...counted, prompt: long, max_tokens: 150, min_tokens: 150 };
+  for await (const chunk of await client.completions.create(asked)) yield chunk.choices[0].text;
+}
+
+async function* responseTexts() {
+  const asked = { ...counted, input: long, max_output_tokens: 150 };
+  for await (const event of await client.responses.create(asked))
+    if (event.type === "response.output_text.delta") yield event.delta;
+}
 
 await main({
   "a chat, whole": async () => {
@@ -95,4 +112,7 @@ await main({
     for await (const event of stream) kinds.push(event.type);
     assert(kinds[0] === "response.created" && kinds.includes("response.output_text.delta"), `${kinds} is the order`);
   },
+  ...pausing(`chat: ${silent}`, chatTexts),
+  ...pausing(`completions: ${silent}`, completionTexts),
+  ...pausing(`responses: ${silent}`, responseTexts),
 });

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
-from checks import BASE_URL, KEY, MODEL, check, main, terse
+from checks import BASE_URL, KEY, LONG, MODEL, SILENT, check, disturbed, main, pausing, terse
 
 client = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0, timeout=60)
 ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
@@ -214,6 +215,34 @@ def truncated() -> None:
     except openai.BadRequestError as error:
         assert error.code == "context_length_exceeded"
     assert client.responses.create(**asked, truncation="auto").truncation == "auto"
+
+
+COUNT: Any = {"model": MODEL, "stream": True, "temperature": 0}
+
+
+def chat_texts() -> Iterator[str]:
+    said: Any = [{"role": "user", "content": LONG}]
+    for chunk in client.chat.completions.create(messages=said, max_tokens=150, **COUNT):
+        yield chunk.choices[0].delta.content or ""
+
+
+def completion_texts() -> Iterator[str]:
+    fields: Any = COUNT | {"prompt": LONG, "max_tokens": 150, "extra_body": {"min_tokens": 150}}
+    for chunk in client.completions.create(**fields):
+        yield chunk.choices[0].text
+
+
+def response_texts() -> Iterator[str]:
+    for event in client.responses.create(input=LONG, max_output_tokens=150, **COUNT):
+        if event.type == "response.output_text.delta":
+            yield event.delta
+
+
+for name, texts in (("chat", chat_texts), ("completions", completion_texts), ("responses", response_texts)):
+
+    @pausing(f"{name}: {SILENT}")
+    def silent(texts: Callable[[], Iterator[str]] = texts) -> None:
+        assert disturbed(texts()) == "".join(texts())
 
 
 main()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from checks import BASE_URL, KEY, MODEL, check, main, terse
+import time
+
+from checks import BASE_URL, KEY, LONG, MODEL, SILENT, check, main, pause, pausing, terse
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -52,6 +54,22 @@ def native_output() -> None:
     assert isinstance(
         agent.run_sync("Is it so?", model_settings={"max_tokens": 200, "logit_bias": terse()}).output, Answer
     )
+
+
+@pausing(SILENT)
+async def silent() -> None:
+    async def ask(disturbing: bool) -> str:
+        said, paused_at = "", None
+        settings = {"max_tokens": 150, "temperature": 0}
+        async with Agent(model).run_stream(LONG, model_settings=settings) as result:
+            async for part in result.stream_text(delta=True, debounce_by=None):
+                said += part
+                if disturbing and paused_at is None and len(said) > 5:
+                    paused_at = pause()
+        assert not disturbing or (paused_at is not None and time.monotonic() - paused_at > 0.5), said
+        return said
+
+    assert await ask(True) == await ask(False)
 
 
 main()

@@ -2,7 +2,7 @@
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, streamText, tool } from "ai";
 import { z } from "zod";
-import { apiKey, assert, baseURL, main, model, terse } from "./checks.mjs";
+import { apiKey, assert, baseURL, long, main, model, pausing, silent, terse } from "./checks.mjs";
 
 const farm = createOpenAICompatible({ name: "furrow", baseURL, apiKey, supportsStructuredOutputs: true, includeUsage: true });
 const base = { model: farm.chatModel(model), maxOutputTokens: 24, temperature: 0, maxRetries: 0 };
@@ -39,4 +39,5 @@ await main({
     const { object } = await generateObject({ ...base, providerOptions, schema: z.object({ ok: z.boolean() }), prompt });
     assert(typeof object.ok === "boolean", "it is what the schema says");
   },
+  ...pausing(silent, () => streamText({ ...base, maxOutputTokens: 150, prompt: long }).textStream),
 });
