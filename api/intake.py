@@ -29,6 +29,7 @@ from control.access import Allowance
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest
 from control.requests import Enqueue
+from control.requests.bounds import LONGEST_S, RANGES, shown
 
 _IN_THREAD_CHARACTERS = 16_384
 """Longer prompts are tokenised in a thread, so that other clients' streams don't wait for them."""
@@ -38,6 +39,8 @@ _SURELY_CHARACTERS = 8
 
 _PROMPT_SCORES = 262_144
 """Log probabilities of prompts that one answer may bring: they travel in the token log and are in the answer whole."""
+
+_SHOWN_CHARACTERS = 80
 
 Body = ChatRequest | CompletionRequest
 
@@ -249,6 +252,12 @@ def deadline_ms(body: Body) -> int:
         raise RequestError(
             f"'deadline' ({body.deadline}) has passed; it is a moment in Unix seconds.", param="deadline"
         )
+    if left > LONGEST_S:
+        raise RequestError(
+            f"'deadline' ({body.deadline}) is more than a day ({LONGEST_S} seconds) away; it is a moment in Unix "
+            "seconds, and a request lives for a day at most.",
+            param="deadline",
+        )
     return max(1, round(left * 1000))
 
 
@@ -261,11 +270,13 @@ def on_disconnect_policy(field: str | int | float | None, header: str | None) ->
         return str(value)
     try:
         seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 10**9:
+    except (ValueError, OverflowError):
+        seconds = math.nan
+    known = RANGES["on_disconnect"]
+    if not known.holds(seconds):
+        given = repr(value[:_SHOWN_CHARACTERS]) if isinstance(value, str) else shown(value)
         raise RequestError(
-            f"Invalid value for 'on_disconnect': {value!r}; use 'cancel', 'continue' or a number of seconds.",
+            f"Invalid value for 'on_disconnect': {given}; use 'cancel', 'continue' or a number of seconds {known}.",
             param="on_disconnect",
         )
     return str(math.ceil(seconds))

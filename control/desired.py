@@ -10,6 +10,7 @@ from control import catalog, health
 from control.clients import SyncRedis
 from control.errors import ModelNotFound, SettingsError
 from control.messages import ModelSpec
+from control.requests.bounds import refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ def load(client: SyncRedis, spec: ModelSpec, replicas: int | None) -> Desired:
     known = catalog.get_spec(client, spec.name)
     if known is not None:
         check_stays(known)
+    if replicas is not None and (text := refusal("replicas", replicas)) is not None:
+        raise SettingsError(text)
     spec = msgspec.structs.replace(spec, replicas=replicas or (known.replicas if known is not None else 1))
     failed = health.overview(client, spec.name).state == "failed"
     if known is not None and catalog.same(known, spec) and not failed:
@@ -44,7 +47,9 @@ def reload(client: SyncRedis, name: str) -> int:
 
 
 def scale(client: SyncRedis, name: str, replicas: int) -> None:
-    """Run so many copies. Raises as `find_spec`."""
+    """Run so many copies. Raises as `find_spec`, and SettingsError for a number out of range."""
+    if (text := refusal("replicas", replicas)) is not None:
+        raise SettingsError(text)
     catalog.put_spec(client, msgspec.structs.replace(find_spec(client, name), replicas=replicas))
 
 

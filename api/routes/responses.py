@@ -24,6 +24,7 @@ from api.routes.generation import (
     serve,
     streamed,
 )
+from api.schemas.bounds import check_number
 from api.schemas.items import Item, read_items
 from api.schemas.openapi import ResponseOperation
 from api.schemas.responses import ResponseRequest, parse_response
@@ -145,6 +146,8 @@ async def retrieve_response(
     process, caller, ongoing = process_of(request), caller_of(request), None
     caller = caller.identified(authenticate(request))
     try:
+        if starting_after is not None:
+            check_number("starting_after", starting_after)
         stored = await process.archive.look_up(response_id, caller.identity)
         if not stream:
             return _json(await process.keeper.current(stored), stored.rid)
@@ -195,8 +198,7 @@ async def list_input_items(
     """The items that this request brought, without those of the responses that it continues."""
     process, who = process_of(request), identity_of(request)
     stored = await process.archive.look_up(response_id, who)
-    if not 1 <= limit <= 100:
-        raise RequestError(f"Invalid value for 'limit': {limit} must be between 1 and 100.", param="limit")
+    check_number("limit", limit)
     items = stored.input if order == "asc" else stored.input[::-1]
     ids = [item["id"] for item in items]
     if after is not None and after not in ids:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from control.errors import RequestError
+from control.requests.bounds import Range, refusal
 
 MAX_MODEL_NAME = 512
 MAX_MESSAGES = 4_096
@@ -38,6 +39,12 @@ def check_bounds(request: Any) -> None:
             f"'chat_template_kwargs' nests more than {MAX_DEPTH} levels deep; send a flatter value.",
             param="chat_template_kwargs",
         )
+
+
+def check_number(name: str, value: float, known: Range | None = None) -> None:
+    """Raise RequestError where `value` is out of the range of `name` (or of `known`), naming all three."""
+    if (text := refusal(name, value, known)) is not None:
+        raise RequestError(text, param=name)
 
 
 def _check_length(name: str, value: Any, most: int, unit: str) -> None:

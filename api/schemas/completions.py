@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from api.schemas.bounds import check_number
 from api.schemas.decoding import decode_body
-from api.schemas.generation import MAX_CHOICES, MAX_TOP_LOGPROBS, GenerationFields, check_ranges
+from api.schemas.generation import MAX_CHOICES, GenerationFields, check_ranges
 from api.schemas.refusals import refusal, refuse_unserved
 from control.errors import RequestError
 
@@ -66,13 +67,11 @@ def parse_completion(body: bytes) -> CompletionRequest:
     request = decode_body(body, CompletionRequest)
     refuse_unserved(request)
     check_ranges(request)
+    for name in ("best_of", "logprobs"):
+        if (value := getattr(request, name)) is not None:
+            check_number(name, value)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise refusal("best_of")
-    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_TOP_LOGPROBS:
-        raise RequestError(
-            f"Invalid value for 'logprobs': {request.logprobs} must be between 0 and {MAX_TOP_LOGPROBS}.",
-            param="logprobs",
-        )
     if len(request.prompts) * (request.n or 1) > MAX_CHOICES:
         raise RequestError(
             f"{len(request.prompts)} prompts with n={request.n or 1} are more than {MAX_CHOICES} choices; "

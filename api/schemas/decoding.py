@@ -53,7 +53,7 @@ def decode_body(body: bytes, type_: type[T]) -> T:
 def convert_part(value: Any, type_: type[T], at: str) -> T:
     """Check one part of a body that was decoded loosely; `at` is its place, as `input[0]`. Raises as `decode_body`."""
     try:
-        return msgspec.convert(value, type_)
+        return msgspec.convert(value, type_, str_keys=True)
     except msgspec.ValidationError as error:
         raise _explain(error, type_, at) from None
 

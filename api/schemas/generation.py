@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.schemas.bounds import check_bounds
+from api.schemas.bounds import check_bounds, check_number
 from control.errors import RequestError
+from control.requests.bounds import RANGES, Range, shown
 
-MAX_CHOICES = 128
+MAX_CHOICES = int(RANGES["n"].most)
 MAX_STOP_STRINGS = 16
-MAX_TOP_LOGPROBS = 20
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -91,46 +91,30 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         return self.prompt_logprobs
 
 
-_RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "n": (1, MAX_CHOICES),
-    "max_tokens": (0, float("inf")),
-    "max_completion_tokens": (0, float("inf")),
-    "min_tokens": (0, float("inf")),
-    "top_k": (-1, float("inf")),
-    "seed": (-(2**63), 2**64 - 1),
-    "top_logprobs": (0, MAX_TOP_LOGPROBS),
-    "prompt_logprobs": (0, MAX_TOP_LOGPROBS),
-}
+_CHECKED = (
+    *("temperature", "top_p", "min_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "n"),
+    *("max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_logprobs", "prompt_logprobs"),
+    *("timeout", "deadline"),
+)
 
 
 def check_ranges(request: GenerationFields) -> None:
     """Raise RequestError for the first value out of its range; the message names value and range."""
-    for name, (low, high) in _RANGES.items():
+    for name in _CHECKED:
         value = getattr(request, name, None)
-        low = request.least_tokens if name in ("max_tokens", "max_completion_tokens") else low
-        if value is not None and not low <= value <= high:
-            bound = f"between {low} and {high}" if high != float("inf") else f"at least {low}"
-            raise RequestError(f"Invalid value for '{name}': {value} must be {bound}.", param=name)
-    if request.repetition_penalty is not None and not 0 < request.repetition_penalty < float("inf"):
-        raise RequestError(
-            f"Invalid value for 'repetition_penalty': {request.repetition_penalty} must be above 0.",
-            param="repetition_penalty",
-        )
+        if value is None:
+            continue
+        known = RANGES[name]
+        if name in ("max_tokens", "max_completion_tokens"):
+            known = Range(request.least_tokens, known.most)
+        check_number(name, value, known)
     for token, bias in (request.logit_bias or {}).items():
-        if not -100 <= bias <= 100:
+        if not RANGES["logit_bias"].holds(bias):
             raise RequestError(
-                f"Invalid value for 'logit_bias': {bias} for token {token} must be between -100 and 100.",
+                f"Invalid value for 'logit_bias': {shown(bias)} for token {shown(token)} must be "
+                f"{RANGES['logit_bias']}.",
                 param="logit_bias",
             )
-    for name in ("timeout", "deadline"):
-        value = getattr(request, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise RequestError(f"Invalid value for '{name}': {value} must be above 0 seconds.", param=name)
     check_bounds(request)
     _check_stop(request.stop_strings)
     _check_labels(request)

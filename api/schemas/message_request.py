@@ -6,12 +6,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from api.schemas.bounds import check_number
 from api.schemas.content_blocks import Block, chat_messages, refuse_block, text_of
 from api.schemas.converted import ENGINE_FIELDS, Converted, converse
 from api.schemas.decoding import convert_part, decode_body
 from api.schemas.message_errors import UNTHREADED
 from api.schemas.refusals import refusal
 from control.errors import RequestError
+from control.requests.bounds import RANGES
 
 
 class Turn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -236,6 +238,8 @@ def _response_format(asked: OutputFormat) -> dict[str, Any]:
 
 def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     """The template's switch. Anthropic's models don't think unless they are asked to, and clients count on it."""
+    if request.thinking is not None and request.thinking.budget_tokens is not None:
+        check_number("thinking.budget_tokens", request.thinking.budget_tokens, RANGES["budget_tokens"])
     thinks = request.thinking is not None and request.thinking.type != "disabled"
     given = request.chat_template_kwargs or {}
     told: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks, **given}}

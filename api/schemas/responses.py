@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from api.schemas.bounds import check_number
 from api.schemas.converted import ENGINE_FIELDS, Converted, converse
 from api.schemas.decoding import decode_body
 from api.schemas.items import Item, messages_of
@@ -140,6 +141,8 @@ def parse_response(body: bytes) -> ResponseRequest:
         raise RequestError("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
     if request.background and request.store is False:
         raise RequestError("'background' needs 'store' to be true.", param="background")
+    if request.max_tool_calls is not None:
+        check_number("max_tool_calls", request.max_tool_calls)
     _refuse_options(request)
     return request
 

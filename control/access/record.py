@@ -16,10 +16,11 @@ import msgspec
 
 from control.errors import SettingsError
 from control.keys import CLASSES
+from control.requests.bounds import refusal
 
 _SECRET = re.compile(r"fk-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_LIMITS = ("rpm", "tpm", "max_concurrent")
+_NUMBERS = ("rpm", "tpm", "max_concurrent", "expires")
 LONGEST_NAME = 200
 
 
@@ -48,10 +49,9 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """The models that it may use; empty: all."""
 
     def __post_init__(self) -> None:
-        for name in _LIMITS:
-            value = getattr(self, name)
-            if not 0 <= value < 2**40:
-                raise SettingsError(f"{name} {value} can't be a limit: give a whole number above 0, or 0 for none")
+        for name in _NUMBERS:
+            if (text := refusal(name, getattr(self, name))) is not None:
+                raise SettingsError(f"{text} 0 means none.")
         if self.priority_cap not in CLASSES:
             raise SettingsError(f"priority cap {self.priority_cap!r} is unknown: use one of {', '.join(CLASSES)}")
         if not _TENANT.fullmatch(self.tenant):

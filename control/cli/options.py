@@ -17,6 +17,7 @@ from control.keys import check_model_name
 from control.messages import ModelSpec
 from control.quantization import check_quant
 from control.readiness import wait_until_ready
+from control.requests.bounds import refusal
 from control.settings import redis_url_from_environment, redis_wait_s
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -74,6 +75,10 @@ def build_spec(
     surge: bool = True,
 ) -> ModelSpec:
     """The desired state that the options describe. Raises RequestError, DevicesError or SettingsError."""
+    numbers = {"tp": tp, "max_context": max_context, "kv_tokens": kv_tokens, "replicas": replicas, "drain_s": drain_s}
+    for number, value in numbers.items():
+        if value is not None and (text := refusal(number, value)) is not None:
+            raise SettingsError(text)
     source = model_source(model)
     placed = parse_devices(devices, tp)
     check_quant(quant, dtype, placed)

@@ -10,7 +10,8 @@ from litestar import Request, Response, get, post
 from litestar.params import FromQuery
 
 from api.routes.farm.threaded import body_of, on_farm, taking
-from api.schemas.farm import KeyCard, KeyNamed, Keys, KeyToChange, KeyToCreate, UsageList, key_card
+from api.schemas.bounds import check_number
+from api.schemas.farm import KeyCard, KeyLimits, KeyNamed, Keys, KeyToChange, KeyToCreate, UsageList, key_card
 from control import access
 from control.access.usage import usage
 from control.clients import SyncRedis
@@ -30,7 +31,7 @@ async def list_keys(request: Http) -> Keys:
 async def create_key(request: Http) -> Response[KeyCard]:
     """Make an API key; its secret is in this answer and nowhere else."""
     wanted = await body_of(request, KeyToCreate)
-    fields: dict[str, Any] = wanted.given()
+    fields = _within_bounds(wanted)
     key, secret = access.mint(name=wanted.name, tenant=wanted.tenant, admin=wanted.admin, **fields)
     await on_farm(request, access.create, key)
     return Response(key_card(key, time.time(), 0, secret), status_code=201, headers={"cache-control": "no-store"})
@@ -43,7 +44,7 @@ async def change_limits(request: Http) -> KeyCard:
 
 
 def _change(client: SyncRedis, wanted: KeyToChange) -> KeyCard:
-    changes = wanted.given()
+    changes = _within_bounds(wanted)
     if not changes:
         names = ", ".join(field.name for field in msgspec.structs.fields(KeyToChange) if field.name != "key")
         raise RequestError(f"Say what to change of the key: {names}.")
@@ -72,6 +73,14 @@ def _usage(client: SyncRedis, days: int, key: str | None) -> list[access.Usage]:
 
 def check_days(days: int) -> int:
     """Raises RequestError for more than is kept."""
-    if not 1 <= days <= 400:
-        raise RequestError(f"Invalid value for 'days': {days} must be between 1 and 400.", param="days")
+    check_number("days", days)
     return days
+
+
+def _within_bounds(limits: KeyLimits) -> dict[str, Any]:
+    """What is given. Raises RequestError for a number beyond its range."""
+    given = limits.given()
+    for name, value in given.items():
+        if isinstance(value, int):
+            check_number(name, value)
+    return given

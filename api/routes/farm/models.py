@@ -8,6 +8,7 @@ import msgspec
 from litestar import Request, get, post
 
 from api.routes.farm.threaded import body_of, on_farm, taking
+from api.schemas.bounds import check_number
 from api.schemas.farm import Done, ModelNamed, Models, ModelToLoad, ModelToScale
 from control import desired, health
 from control.cli.options import DTYPES, build_spec
@@ -30,8 +31,9 @@ async def load_model(request: Http) -> Done:
 
 
 def _load(client: SyncRedis, wanted: ModelToLoad) -> Done:
-    for name, least in (("tp", 1), ("replicas", 1), ("max_context", 16), ("kv_tokens", 16), ("drain_s", 0)):
-        _check_least(name, getattr(wanted, name), least)
+    for name in ("tp", "replicas", "max_context", "kv_tokens", "drain_s"):
+        if (value := getattr(wanted, name)) is not None:
+            check_number(name, value)
     if wanted.dtype not in DTYPES:
         raise RequestError(f"'dtype' {wanted.dtype!r} is unknown; use one of {', '.join(DTYPES)}.", param="dtype")
     options = msgspec.structs.asdict(wanted)
@@ -54,7 +56,7 @@ async def reload_model(request: Http) -> Done:
 async def scale_model(request: Http) -> Done:
     """Run more or fewer replicas of a model."""
     wanted = await body_of(request, ModelToScale)
-    _check_least("replicas", wanted.replicas, 1)
+    check_number("replicas", wanted.replicas)
     await on_farm(request, desired.scale, wanted.model, wanted.replicas)
     return Done(done=f"{wanted.model}: {wanted.replicas} replicas are desired.")
 
@@ -65,8 +67,3 @@ async def unload_model(request: Http) -> Done:
     name = (await body_of(request, ModelNamed)).model
     await on_farm(request, desired.unload, name)
     return Done(done=f"{name}: unloading.")
-
-
-def _check_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise RequestError(f"Invalid value for '{name}': {value} must be at least {least}.", param=name)
