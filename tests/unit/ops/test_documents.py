@@ -10,6 +10,7 @@ import click
 import pytest
 
 from control.cli import cli
+from control.requests.bounds import RANGES
 from tests.unit.ops.command_line import parse
 from tests.unit.ops.compose_file import ROOT
 from worker.models.families import FAMILIES
@@ -50,6 +51,17 @@ def test_the_runbook_lists_kinds_of_poison_that_are_written() -> None:
     code = "".join(path.read_text() for part in ("control", "worker") for path in (ROOT / part).rglob("*.py"))
     assert len(kinds) >= 8
     assert [kind for kind in kinds if f'"{kind}"' not in code] == []
+
+
+def test_the_table_of_ranges_is_the_one_in_force() -> None:
+    """docs/api.md lists every number with its range, word for word."""
+    section = (ROOT / "docs/api.md").read_text().partition("### Ranges of numbers")[2].partition("\n\nA chat prompt")[0]
+    told = {
+        name: words
+        for names, words in re.findall(r"^\| (`.*`) \| (.*) \|$", section, re.M)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert told == {name: str(known) for name, known in RANGES.items()}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
