@@ -41,6 +41,13 @@ def standbys(client: SyncRedis) -> list[str]:
     return [word for word in said if word]
 
 
+def agents(client: SyncRedis) -> dict[str, int]:
+    """The pid of the agent of each host that beats now."""
+    hosts = known_hosts(client)
+    pids = run_every(client, [read("HGET", keys.host(name), "pid", parse=_text) for name in hosts])
+    return {host: int(pid) for host, pid in zip(hosts, pids, strict=True) if pid is not None}
+
+
 def living_hosts(client: SyncRedis) -> list[Host]:
     """The hosts whose agent beats now."""
     names = known_hosts(client)

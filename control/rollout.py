@@ -18,6 +18,9 @@ from control.placement import Action, Assign, Host, Parts, Room, Unplaceable, Wi
 Place = tuple[str, str]
 """Model and replica."""
 
+Part = tuple[str, str, str]
+"""Host, model and replica: the ranks of one replica on one host."""
+
 Life = Literal["current", "old", "leaving"]
 """Of a replica: as desired; of an older revision, or on a host that is drained; asked to go already."""
 
@@ -54,9 +57,11 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (len(name), name))
 
 
-def is_settled(specs: list[ModelSpec], hosts: list[Host], held: dict[str, list[Assignment]]) -> bool:
+def is_settled(
+    specs: list[ModelSpec], hosts: list[Host], held: dict[str, list[Assignment]], kept: Set[Part] = frozenset()
+) -> bool:
     """Whether a plan needs to know nothing of how the replicas are: none is to go."""
-    _, replicas = _standing(hosts, held)
+    _, replicas = _standing(hosts, held, kept)
     drained = _drained(hosts)
     for spec in specs:
         lives = [replica.life(spec, drained) for replica in replicas.get(spec.name, {}).values()]
@@ -71,15 +76,17 @@ def plan(
     held: dict[str, list[Assignment]],
     serving: Set[Place] = frozenset(),
     failed: Set[Place] = frozenset(),
+    kept: Set[Part] = frozenset(),
 ) -> list[Action]:
     """What brings the farm nearer to `specs`.
 
-    `held` maps a host id, living or not, to its assignments. A host that no longer beats loses what it holds; an
-    assignment whose model has no spec at all stays, because absence never means unload. A host that was thought dead
-    and comes back with ranks that another one has by now loses them. `serving` and `failed` say how replicas are; they
-    matter only where something is to go.
+    `held` maps a host id, living or not, to its assignments. A host that no longer beats loses what it holds, except
+    for the parts that are `kept`: their ranks live, and only the host's agent is away. An assignment whose model has no
+    spec at all stays, because absence never means unload. A host that was thought dead and comes back with ranks that
+    another one has by now loses them. `serving` and `failed` say how replicas are; they matter only where something is
+    to go.
     """
-    actions, replicas = _standing(hosts, held)
+    actions, replicas = _standing(hosts, held, kept)
     room = Room(hosts)
     for host_id, assignments in held.items():
         for assignment in assignments:
@@ -95,7 +102,7 @@ def plan(
 
 
 def _standing(
-    hosts: list[Host], held: dict[str, list[Assignment]]
+    hosts: list[Host], held: dict[str, list[Assignment]], kept: Set[Part]
 ) -> tuple[list[Action], dict[str, dict[str, Replica]]]:
     """What is taken from hosts that are dead or came back too late; and what stands, by model and name."""
     living = {host.id for host in hosts}
@@ -103,7 +110,7 @@ def _standing(
     replicas: dict[str, dict[str, Replica]] = {}
     for host_id, assignments in held.items():
         for one in assignments:
-            if host_id not in living:
+            if host_id not in living and (host_id, one.spec.name, one.replica) not in kept:
                 actions.append(Withdraw(host_id, one.spec.name, one.replica))
                 continue
             mine = replicas.setdefault(one.spec.name, {})

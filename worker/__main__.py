@@ -1,49 +1,64 @@
-"""Entry points: `python -m worker agent` runs a host's agent, `rank` one rank of it, `standby` a rank to be."""
+"""Entry points of the processes that a host's supervisor starts: its agent, a rank, and a standby."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from control import logs
-from control.errors import FurrowError
+from control.errors import FurrowError, SettingsError
 from control.settings import Settings
+from worker.supervision.wire import take_channel
 
 
 def run_agent() -> None:
-    """The agent of this host, until SIGTERM or SIGINT."""
+    """The agent of this host, until its supervisor says stop; on SIGTERM it leaves its processes to the next agent."""
     from control.connection import connect
     from control.placement import Host
-    from control.process import die_with_parent
+    from control.process import die_with_parent, name_process
     from control.readiness import wait_until_ready
     from worker.agent import Agent
     from worker.devices import accelerators
     from worker.replica import host_id
     from worker.standby import Standby
+    from worker.supervision.client import SupervisorClient
 
-    settings = Settings.from_environment()
-    if settings.has_parent:
-        die_with_parent()
-    logs.configure(settings.log_format, settings.log_level)
-    client = connect(settings.redis_url)
-    wait_until_ready(client, settings.redis_wait_s, say)
-    standby = Standby(settings.redis_url) if settings.standby else None
-    agent = Agent(client, settings.redis_url, Host(host_id(), accelerators()), standby)
+    agent: Agent | None = None
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
+    def stop() -> None:
+        if agent is None:  # nothing was started yet
+            os._exit(0)
         agent.stopping = True
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    # Children inherit it: a leader that is only starting must not die of being told to drain.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        supervisor = SupervisorClient(take_channel(), stop)
+    except OSError:
+        raise SettingsError("an agent runs under its host's supervisor: start that with `furrow worker`") from None
+    die_with_parent()
+    settings = Settings.from_environment()
+    name_process("furrow-agent")
+    logs.configure(settings.log_format, settings.log_level)
+    client = connect(settings.redis_url)
+    if not supervisor.kept:  # with ranks to look after it waits as a running agent does
+        wait_until_ready(client, settings.redis_wait_s, say)
+        supervisor.keep("devices", accelerators())
+    standby = Standby(settings.redis_url, supervisor) if settings.standby else None
+    host = Host(host_id(), tuple(supervisor.kept["devices"]))
+    agent = Agent(client, settings.redis_url, host, supervisor, standby)
+
+    def leave(_signal: int, _frame: FrameType | None) -> None:
+        agent.leaving = True
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the supervisor decides the order
     agent.run()
+    logging.shutdown()
+    os._exit(0)  # a download that is under way must not delay it
 
 
 def be_rank() -> NoReturn:
@@ -55,11 +70,11 @@ def be_rank() -> NoReturn:
     os._exit(status)  # torch takes seconds to free what the kernel frees at once
 
 
-def run_standby(descriptor: int, folders: list[Path]) -> None:
-    """Wait behind the agent's socket until a rank is needed, and be it."""
+def run_standby(folders: list[Path]) -> None:
+    """Wait behind the supervisor's socket until a rank is needed, and be it."""
     from worker.standby_process import await_duty
 
-    duty = await_duty(socket.socket(fileno=descriptor), folders)
+    duty = await_duty(take_channel(), folders)
     if duty is not None:
         os.environ.update(duty)
         be_rank()
@@ -72,7 +87,7 @@ def say(line: str) -> None:
 
 def main() -> int:
     """Run the part named by the first argument."""
-    part = sys.argv[1] if len(sys.argv) > 1 else "agent"
+    part = sys.argv[1] if len(sys.argv) > 1 else ""
     if part == "agent":
         try:
             run_agent()
@@ -82,9 +97,9 @@ def main() -> int:
     elif part == "rank":
         be_rank()
     elif part == "standby":
-        run_standby(int(sys.argv[2]), [Path(folder) for folder in sys.argv[3:]])
+        run_standby([Path(folder) for folder in sys.argv[2:]])
     else:
-        say(f"unknown part {part!r}: python -m worker agent|rank|standby")
+        say(f"unknown part {part!r}: a host's supervisor starts agent, rank and standby; run `furrow worker`")
         return 2
     return 0
 

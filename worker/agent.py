@@ -1,6 +1,7 @@
 """The agent of one host: runs what the farm assigned to it, notices what died or hangs, and takes its turn at planning.
 
-It never imports torch and never touches a device, so it always survives to start a new rank.
+It never imports torch and never touches a device. Its processes are children of the host's supervisor: the next agent
+adopts them when this one dies.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from worker.models import gates, source
 from worker.planner import Planner
 from worker.replica import DeathNotice, Exit, Failure, ReplicaProcesses
 from worker.standby import Standby
+from worker.supervision.adoption import adopt_replicas, adopt_standby, record_key
+from worker.supervision.client import SupervisorClient
+from worker.supervision.record import record_of
 from worker.watch import Watch
 
 log = structlog.get_logger()
@@ -45,10 +49,17 @@ Place = tuple[str, str]
 
 
 class Agent:
-    """One host's agent. `run` returns after `stopping` was set and every rank has ended."""
+    """One host's agent. `run` returns after `stopping` was set and every rank has ended, or once it is `leaving`."""
 
-    def __init__(self, client: SyncRedis, redis_url: str, host: Host, standby: Standby | None = None) -> None:
-        self._client, self._redis_url, self._host = client, redis_url, host
+    def __init__(
+        self,
+        client: SyncRedis,
+        redis_url: str,
+        host: Host,
+        supervisor: SupervisorClient,
+        standby: Standby | None = None,
+    ) -> None:
+        self._client, self._redis_url, self._host, self._supervisor = client, redis_url, host, supervisor
         self._replicas: dict[Place, ReplicaProcesses] = {}
         self._preparing: dict[Place, tuple[Assignment, Future[Path]]] = {}
         self._refused: dict[Place, tuple[int, str]] = {}
@@ -61,11 +72,15 @@ class Agent:
         self._contact = Contact()
         self._planner = Planner(client, lambda model, replica, why: self._report(model, replica, "unplaceable", why))
         self.stopping = False
+        self.leaving = False
+        """Told to make room for another agent, which adopts every process."""
 
     def run(self) -> None:
-        """Tick until told to stop; an exit is handled the moment that waitpid reports it."""
+        """Adopt what is there, then tick until told to stop; an exit is handled the moment that it is reported."""
+        self._adopt()
         log.info("agent ready", host=self._host.id, devices=list(self._host.devices) or ["cpu"])
-        while not self.stopping or self._replicas:
+        while not self.leaving and (not self.stopping or self._replicas):
+            self._supervisor.alive()
             try:
                 self._tick()
                 self._contact.made()
@@ -81,8 +96,26 @@ class Agent:
             except RedisUnavailable as error:  # it is reported when Redis is back
                 outage.waits(LOOP, error)
         self._workers.shutdown(wait=False, cancel_futures=True)
-        if self._standby is not None:
+        if self._standby is not None and not self.leaving:
             self._standby.stop()
+
+    def _adopt(self) -> None:
+        """Go on with the processes of the agent before this one, if there was any."""
+        for replica, seen in adopt_replicas(self._supervisor, self._processes):
+            self._replicas[replica.place] = replica
+            self._watches[replica.place] = Watch(self._client, replica)
+            self._watches[replica.place].adopt(seen)
+            self._contact.begin()
+        adopt_standby(self._supervisor, self._standby)
+
+    def _processes(self, assignment: Assignment, folder: str) -> ReplicaProcesses:
+        host, url = self._host.id, self._redis_url
+        return ReplicaProcesses(assignment, folder, host, url, self._supervisor, self._exits, self._standby)
+
+    def _record(self) -> None:
+        """Tell the supervisor what the next agent must know."""
+        for place, replica in self._replicas.items():
+            self._supervisor.keep(record_key(place), record_of(replica, self._watches[place].seen))
 
     def _tick(self) -> None:
         while self._untold:
@@ -100,6 +133,7 @@ class Agent:
             self._reconcile()
         for replica in list(self._replicas.values()):
             self._tend(replica)
+        self._record()
         if self._standby is not None:
             self._tend_standby(self._standby)
 
@@ -155,10 +189,9 @@ class Agent:
             self._refused[place] = assignment.spec.revision, why
             self._report(*place, "failed", why, assignment)
             return
-        self._replicas[place] = ReplicaProcesses(
-            assignment, str(folder), self._host.id, self._redis_url, self._exits, self._standby
-        )
+        self._replicas[place] = self._processes(assignment, str(folder))
         self._watches[place] = Watch(self._client, self._replicas[place])
+        self._record()  # before its first process is started
         self._report(*place, "running", "", assignment)
 
     def _tell_download(self, assignment: Assignment, text: str) -> None:
@@ -198,6 +231,7 @@ class Agent:
     def _finish(self, replica: ReplicaProcesses) -> None:
         """The last process of a stopped replica has ended."""
         del self._replicas[replica.place], self._watches[replica.place]
+        self._supervisor.keep(record_key(replica.place), None)
         farm.remove_assignment(self._client, self._host.id, *replica.place)
         health.clear_status(self._client, *replica.place)
         log.info("stopped", model=replica.place[0], replica=replica.place[1])
@@ -207,7 +241,8 @@ class Agent:
     def _on_exit(self, exit: Exit) -> None:
         """A process ended: plan the next life, and tell the farm at once."""
         replica = self._replicas.get(exit.place)
-        if replica is None or not replica.ended(exit):
+        if replica is None or not replica.ended(exit) or exit.pid in replica.outdated:
+            self._supervisor.forget(exit.pid)
             return
         killed_for = replica.killed.pop(exit.pid, None)
         what = f"rank {exit.rank} (pid {exit.pid}) {describe(exit.status)}"
@@ -216,11 +251,14 @@ class Agent:
         if replica.failed is not None or (replica.stopping and exit.status == STOPPED):
             log.info("rank ended", model=exit.place[0], rank=exit.rank, status=what)
             self._free_lock(replica, exit)
+            self._supervisor.forget(exit.pid)
             return
         log.error("rank died", model=exit.place[0], replica=exit.place[1], rank=exit.rank, status=what)
         given_up = exit.status == REFUSED or not replica.pause()
         try:
-            epoch = health.read_epoch(self._client, *exit.place)
+            # The epoch of now may be a later one than that in which a rank died while there was no agent.
+            past = self._watches[exit.place].seen_in(exit.pid) if exit.past else None
+            epoch = health.read_epoch(self._client, *exit.place) if past is None else past
             self._tell(DeathNotice(exit, what, epoch, given_up, killed_for))
         except RedisUnavailable:  # later the farm may be in another epoch: accuse only the one that the process was in
             epoch = self._watches[exit.place].seen_in(exit.pid)
@@ -247,6 +285,7 @@ class Agent:
             self._give_up(replica, said or what)
         else:
             self._give_up(replica, f"{replica.cause}; tried {replica.attempts} times without being ready")
+        self._supervisor.forget(exit.pid)
 
     def _free_lock(self, replica: ReplicaProcesses, exit: Exit) -> None:
         """Release what a leader that ended held, if nobody leads since."""

@@ -31,6 +31,11 @@ class Contact:
         self._grace_until = now + self._grace_s
         return gap
 
+    def begin(self) -> None:
+        """Start with a grace: what went on before this loop began is not known."""
+        self._last = self._clock()
+        self._grace_until = self._last + self._grace_s
+
     @property
     def steady(self) -> bool:
         """Whether silence may be held against somebody: no absence now, nor a moment ago."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from control import catalog, farm, health
+from control import catalog, farm, health, lease
 from control.clients import SyncRedis
 from control.connection import run, run_every
 from control.messages import Assignment, ModelSpec
@@ -15,7 +15,7 @@ from control.placement import Action, Assign, Unplaceable, Withdraw
 from control.requests.abandon import abandon
 from control.requests.stranded import StrandedRequests
 from control.requests.waiting import expire_waiting
-from control.rollout import Place, is_settled, plan
+from control.rollout import Part, Place, is_settled, plan
 
 log = structlog.get_logger()
 
@@ -41,19 +41,41 @@ class Planner:
         held = {host: farm.assignments(self._client, host) for host in farm.known_hosts(self._client)}
         hosts = farm.living_hosts(self._client)
         living = {host.id for host in hosts}
+        kept = self._kept(held, living)
         states: dict[str, set[Place]] = {"loaded": set(), "failed": set()}
-        if not is_settled(specs, hosts, held):
+        if not is_settled(specs, hosts, held, kept):
             for overview in health.overviews(self._client):
                 for replica in overview.replicas:
                     states.setdefault(replica.state, set()).add((overview.model, replica.replica))
-        actions = plan(specs, hosts, held, states["loaded"], states["failed"])
+        actions = plan(specs, hosts, held, states["loaded"], states["failed"], kept)
         for action in actions:
-            self._write(action, held, living)
+            self._write(action, held, living, kept)
         self._take_back({(one.model, one.replica) for one in actions if isinstance(one, Unplaceable)})
         placed = [one.assignment for one in actions if isinstance(one, Assign)]
-        present = [*placed, *(one for host, given in held.items() if host in living for one in given)]
-        self._stranded.end(specs, self._retire(specs, present))
+        present = [
+            one
+            for host, given in held.items()
+            for one in given
+            if host in living or (host, one.spec.name, one.replica) in kept
+        ]
+        self._stranded.end(specs, self._retire(specs, [*placed, *present]))
         self._tidy(specs, held)
+
+    def _kept(self, held: dict[str, list[Assignment]], living: set[str]) -> set[Part]:
+        """The parts on hosts that don't beat whose ranks live all the same: only the agent there is away.
+
+        A leader lives that renews its replica's lock, another rank that has a heartbeat.
+        """
+        kept: set[Part] = set()
+        for host, one in ((host, one) for host, given in held.items() if host not in living for one in given):
+            model, replica = one.spec.name, one.replica
+            beats = health.heartbeats(self._client, model, replica, one.spec.tp)
+            holder = run(self._client, lease.holder(model, replica))
+            leads = 0 in one.ranks and holder is not None and holder.rpartition("/")[0] == host
+            heard = any(beat is not None and beat.host == host for rank, beat in enumerate(beats) if rank in one.ranks)
+            if leads or heard:
+                kept.add((host, model, replica))
+        return kept
 
     def _take_back(self, told: set[Place]) -> None:
         """A reason why a replica can't be placed must not outlive itself."""
@@ -74,13 +96,13 @@ class Planner:
                     log.info("retired", model=model, replica=replica, returned_requests=returned)
         return {name: [one for one in found if (name, one) in here] for name, found in zip(names, known, strict=True)}
 
-    def _write(self, action: Action, held: dict[str, list[Assignment]], living: set[str]) -> None:
+    def _write(self, action: Action, held: dict[str, list[Assignment]], living: set[str], kept: set[Part]) -> None:
         match action:
             case Assign(host, assignment):
                 log.info("assigns", host=host, model=assignment.spec.name, replica=assignment.replica)
                 self._forget_failure(host, assignment, held)
                 farm.assign(self._client, host, assignment)
-            case Withdraw(host, model, replica) if host not in living:
+            case Withdraw(host, model, replica) if host not in living and (host, model, replica) not in kept:
                 farm.remove_assignment(self._client, host, model, replica)
             case Withdraw(host, model, replica, at_once):
                 for assignment in held[host]:

@@ -1,13 +1,11 @@
-"""The rank processes of one replica on this host: spawned, watched by waitpid, reaped, spawned again after a pause."""
+"""The rank processes of one replica on this host: spawned by its supervisor, and spawned again after a pause."""
 
 from __future__ import annotations
 
 import os
 import queue
 import signal
-import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass, field
 
@@ -15,6 +13,9 @@ import structlog
 
 from control.messages import Assignment, encode
 from worker.standby import Standby, rank_environment
+from worker.supervision.client import ChildProcess, SupervisorClient
+from worker.supervision.version import VERSION
+from worker.supervision.wire import AT_ONCE, Ending, Tag
 
 log = structlog.get_logger()
 
@@ -28,12 +29,13 @@ LEADERLESS_S = 10.0
 
 @dataclass(frozen=True)
 class Exit:
-    """A rank process that ended, as its watcher reports it."""
+    """A rank process that ended. `past` says that it ended before this agent was there."""
 
     place: tuple[str, str]
     rank: int
     pid: int
     status: int
+    past: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,19 @@ class Failure:
 
 @dataclass
 class ReplicaProcesses:
-    """One replica's processes. Spawn only from the agent's main thread: a child dies with the thread that forked it."""
+    """One replica's processes, children of the host's supervisor."""
 
     assignment: Assignment
     folder: str
     host_id: str
     redis_url: str
+    supervisor: SupervisorClient
     exits: queue.SimpleQueue[Exit]
     standby: Standby | None = None
     """Takes the place of the first rank that must be started again; shared with the host's other replicas."""
-    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[int, ChildProcess] = field(default_factory=dict)
+    outdated: set[int] = field(default_factory=set)
+    """Pids of ranks that were ended because they run another version: no failures."""
     attempts: int = 0
     due: float = 0.0
     served: bool = False
@@ -112,11 +117,22 @@ class ReplicaProcesses:
         """Start every rank that has no process, once the pause is over."""
         if self.stopping or self.failed is not None or time.monotonic() < self.due:
             return
-        for rank, device in zip(self.assignment.ranks, self.assignment.devices, strict=True):
-            if rank not in self.processes:
-                self.processes[rank] = self._spawn(rank, device)
+        wanted = zip(self.assignment.ranks, self.assignment.devices, strict=True)
+        missing = [(rank, device) for rank, device in wanted if rank not in self.processes]
+        if missing and self._end_outdated():
+            return  # until they are gone
+        for rank, device in missing:
+            self.processes[rank] = self._spawn(rank, device)
 
-    def _spawn(self, rank: int, device: str) -> subprocess.Popen[bytes]:
+    def _end_outdated(self) -> bool:
+        """End ranks that run another version of Furrow than a rank that starts now would: a group has one version."""
+        outdated = [rank for rank, process in self.processes.items() if process.tag.get("version") != VERSION]
+        for rank in outdated:
+            self.outdated.add(self.processes[rank].pid)
+            self.kill(rank)
+        return bool(outdated)
+
+    def _spawn(self, rank: int, device: str) -> ChildProcess:
         duty = {
             "FURROW_ASSIGNMENT": encode(self.assignment).decode(),
             "FURROW_RANK": str(rank),
@@ -125,19 +141,33 @@ class ReplicaProcesses:
             "FURROW_HOST_ID": self.host_id,
             "FURROW_REDIS_URL": self.redis_url,
         }
+        model, replica = self.place
+        tag: Tag = {"kind": "rank", "model": model, "replica": replica, "rank": rank, "version": VERSION}
+        ending = self._ending(rank)
         # Not for a first start, where the other ranks have to import all the same.
-        process = self.standby.take(duty) if self.standby is not None and self.attempts else None
+        process = self.standby.take(duty, tag, ending) if self.standby is not None and self.attempts else None
         how = "standby" if process is not None else "new process"
         if process is None:
             environment = rank_environment(self.redis_url) | duty
-            process = subprocess.Popen([sys.executable, "-m", "worker", "rank"], env=environment)
-        model, replica = self.place
+            process = self.supervisor.spawn([sys.executable, "-m", "worker", "rank"], environment, tag, ending)
         log.info("spawned", model=model, replica=replica, rank=rank, pid=process.pid, device=device, how=how)
-        threading.Thread(target=self._watch, args=(rank, process), daemon=True, name=f"waitpid-{process.pid}").start()
+        self._watch(rank, process)
         return process
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        self.exits.put(Exit(self.place, rank, process.pid, process.wait()))
+    def _ending(self, rank: int) -> Ending:
+        """How the rank ends where there is no agent: the leader first; at once where the leader is on another host."""
+        if 0 not in self.assignment.ranks:
+            return AT_ONCE
+        return Ending(order=min(rank, 1))
+
+    def _watch(self, rank: int, process: ChildProcess, past: bool = False) -> None:
+        place, pid = self.place, process.pid
+        process.when_ended(lambda status: self.exits.put(Exit(place, rank, pid, status, past)))
+
+    def adopt(self, rank: int, process: ChildProcess) -> None:
+        """Take over a rank process that an earlier agent started; its exit may be reported at once."""
+        self.processes[rank] = process
+        self._watch(rank, process, past=process.poll() is not None)
 
     def ended(self, exit: Exit) -> bool:
         """Note an exit; False if that process was not this replica's any more."""

@@ -6,8 +6,6 @@ Nearly all of a respawn is importing torch and transformers. The standby has don
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Collection
@@ -16,42 +14,51 @@ from typing import Literal
 import msgspec
 import structlog
 
-from control.process import child_environment
+from worker.supervision.client import ChildProcess, SupervisorClient
+from worker.supervision.version import VERSION
+from worker.supervision.wire import AT_ONCE, Ending, Tag
 
 log = structlog.get_logger()
 
 RETRY_S = 10.0
 """After a standby that died by itself, before the next."""
-READY = b"ready\n"
-"""What the standby says when it has imported everything; then it waits for one line, its duty as JSON."""
+READY = "ready"
+"""The line that the standby writes to its standard input, a socket, when it has imported everything; then it waits
+there for one line, its duty as JSON."""
+TAG: Tag = {"kind": "standby", "version": VERSION}
 
 StandbyState = Literal["off", "starting", "ready"]
 
 
 def rank_environment(redis_url: str) -> dict[str, str]:
     """The environment with which every rank process begins, a standby too; its duty is what is added for one rank."""
-    return child_environment(
-        FURROW_REDIS_URL=redis_url,
-        # Threads that wait for each other by spinning slow a busy machine's decode down more than tenfold.
-        OMP_WAIT_POLICY=os.environ.get("OMP_WAIT_POLICY", "passive"),
-    )
+    # Threads that wait for each other by spinning slow a busy machine's decode down more than tenfold.
+    policy = os.environ.get("OMP_WAIT_POLICY", "passive")
+    return {**os.environ, "FURROW_REDIS_URL": redis_url, "OMP_WAIT_POLICY": policy}
 
 
 class Standby:
-    """At most one process. Use from the agent's main thread alone: a child dies with the thread that forked it."""
+    """At most one process, a child of the host's supervisor."""
 
-    def __init__(self, redis_url: str) -> None:
-        self._redis_url = redis_url
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
-        self._ready = False
+    def __init__(self, redis_url: str, supervisor: SupervisorClient) -> None:
+        self._redis_url, self._supervisor = redis_url, supervisor
+        self._process: ChildProcess | None = None
+        self._told = False
         self._due = 0.0
 
     @property
     def state(self) -> StandbyState:
         if self._process is None:
             return "off"
-        return "ready" if self._ready else "starting"
+        return "ready" if READY in self._process.said else "starting"
+
+    def adopt(self, process: ChildProcess) -> None:
+        """Keep the standby that an earlier agent started; one of another version ends."""
+        if self._process is not None or process.tag != TAG:
+            process.kill()
+            return
+        log.info("standby adopted", pid=process.pid, action="adopt")
+        self._process, self._told = process, False
 
     def tend(self, folders: Collection[str], calm: bool) -> None:
         """Note that it is ready, or has died; start one when there is none and the host is `calm`.
@@ -61,29 +68,28 @@ class Standby:
         if self._process is not None and self._process.poll() is not None:
             log.warning("the standby died; the next rank starts without one", pid=self._process.pid)
             self._due = time.monotonic() + RETRY_S
-            self._forget()
-        if self._channel is not None and not self._ready:
-            self._listen(self._channel)
+            self._process.forget()
+            self._process = None
+        if self._process is not None and self.state == "ready" and not self._told:
+            log.info("standby ready", pid=self._process.pid)
+            self._told = True
         if self._process is None and calm and time.monotonic() >= self._due:
             self._spawn(folders)
 
-    def take(self, duty: dict[str, str]) -> subprocess.Popen[bytes] | None:
+    def take(self, duty: dict[str, str], tag: Tag, ending: Ending) -> ChildProcess | None:
         """Make it the rank that `duty` describes, as environment; None where there is none to take.
 
         The process is the caller's from then on, to be waited for like any other rank.
         """
-        process, channel = self._process, self._channel
-        if process is None or channel is None or process.poll() is not None:
-            return None
-        if not self._ready:
-            self._listen(channel)
-        if not self._ready:  # it may be far from it, and imports at low priority
+        process = self._process
+        # One that is not ready may be far from it, and imports at low priority.
+        if process is None or process.poll() is not None or self.state != "ready":
             return None
         try:
-            channel.sendall(msgspec.json.encode(duty) + b"\n")
+            process.give(msgspec.json.encode(duty).decode(), tag, ending)
         except OSError:  # it died this very moment, which `tend` will find
             return None
-        self._forget()
+        self._process = None
         return process
 
     def stop(self) -> None:
@@ -91,26 +97,12 @@ class Standby:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            self._forget()
+            self._process.forget()
+            self._process = None
 
     def _spawn(self, folders: Collection[str]) -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)  # the agent's turns must never wait for it; a duty fits into the socket's buffer
-        command = [sys.executable, "-m", "worker", "standby", str(theirs.fileno()), *folders]
-        with theirs:
-            self._process = subprocess.Popen(command, env=rank_environment(self._redis_url), pass_fds=[theirs.fileno()])
-        self._channel, self._ready = ours, False
+        command = [sys.executable, "-m", "worker", "standby", *folders]
+        environment = rank_environment(self._redis_url)
+        self._process = self._supervisor.spawn(command, environment, TAG, AT_ONCE, channel=True)
+        self._told = False
         log.info("standby started", pid=self._process.pid)
-
-    def _listen(self, channel: socket.socket) -> None:
-        try:
-            self._ready = channel.recv(len(READY)) == READY
-        except OSError:  # nothing said yet
-            return
-        if self._ready and self._process is not None:
-            log.info("standby ready", pid=self._process.pid)
-
-    def _forget(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-        self._process, self._channel, self._ready = None, None, False

@@ -37,7 +37,7 @@ def await_duty(channel: socket.socket, folders: list[Path]) -> dict[str, str] | 
     logs.configure(settings.log_format, settings.log_level)
     import_in_background(folders)
     with channel:
-        channel.sendall(READY)
+        channel.sendall(READY.encode() + b"\n")
         line = channel.makefile("rb").readline()
     if not line.endswith(b"\n"):
         return None

@@ -47,6 +47,16 @@ class Watch:
         self.whole = False
         """Whether the group was ready in its epoch, with all its ranks here, when last looked at."""
 
+    @property
+    def seen(self) -> dict[int, int]:
+        """The epoch in which each process of the replica beat last, by pid."""
+        return {pid: self._seen[pid] for pid in self._replica.pids().values() if pid in self._seen}
+
+    def adopt(self, seen: dict[int, int]) -> None:
+        """Go on where an earlier agent was. What happened since is not known, so every rank gets time to be heard."""
+        self._seen = dict(seen)
+        self._contact.begin()
+
     def seen_in(self, pid: int) -> int:
         """The epoch in which the process beat last; 0 if it never did."""
         return self._seen.get(pid, 0)

@@ -24,9 +24,12 @@ def become(module: str, *arguments: str, **environment: str) -> NoReturn:
 @click.option("--host-id", help="This host's name in the farm [default: the machine's name].")
 @click.option("--address", help="Address at which other hosts reach this one [default: the one that leads to Redis].")
 def worker(redis_url: str | None, host_id: str | None, address: str | None) -> None:
-    """Run this host's agent, which runs the ranks that the farm assigns to it."""
+    """Run this host's agent, which runs the ranks that the farm assigns to it.
+
+    SIGTERM ends the ranks in order; SIGUSR2 replaces the agent and leaves them alone.
+    """
     given = {"FURROW_REDIS_URL": redis_url, "FURROW_HOST_ID": host_id, "FURROW_ADDRESS": address}
-    become("worker", "agent", **{name: value for name, value in given.items() if value})
+    become("worker.supervision", **{name: value for name, value in given.items() if value})
 
 
 @click.command(context_settings=PASS_ON, short_help="Run one HTTP API process.")

@@ -84,7 +84,7 @@ def serve(
         fixed = {access.FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
         supervisor = Supervisor({"FURROW_REDIS_URL": url, **fixed}, say)
         stack.callback(supervisor.stop, stopping.hurry)
-        supervisor.start(Part("agent", "worker", ["agent"]))
+        supervisor.start(Part("worker", "worker.supervision", []))
         listening = ["--host", host, "--port", str(port), "--grace", GRACE_S]
         listening += [word for origin in cors_origins for word in ("--cors-origin", origin)]
         supervisor.start(Part("api", "api", [*listening, "--keys" if asks else "--no-auth"]))

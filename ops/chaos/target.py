@@ -45,14 +45,14 @@ class Target(View):
         self.log = log
         """What the farm's processes write."""
         self._supervisor = supervisor
-        self._agent = Part("agent", "worker", ["agent"])
+        self._worker = Part("worker", "worker.supervision", [])
         arguments = ["--host", HOST, "--grace", "5", "--port"]
         self._apis = [Part(f"api {index + 1}", "api", [*arguments, str(p)]) for index, p in enumerate(self.ports)]
 
     def start(self) -> None:
         """Start every part and wait until the model is served. Raises ChaosError."""
         catalog.put_spec(self.client, self.spec)
-        for part in (self._agent, *self._apis):
+        for part in (self._worker, *self._apis):
             self._supervisor.start(part)
         self.wait_until_whole()
 
@@ -62,10 +62,25 @@ class Target(View):
 
     # --- processes --------------------------------------------------------------------------------------------------
 
+    def _children(self) -> dict[str, int]:
+        """The processes that the host's supervisor has started and that live, by the name they give themselves.
+
+        One that has only just been started has no name yet.
+        """
+        if self._worker.process is None:
+            return {}
+        found: dict[str, int] = {}
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._worker.process.pid).children():
+                with suppress(psutil.NoSuchProcess):  # it ended while it was looked at
+                    if child.status() != psutil.STATUS_ZOMBIE:
+                        found[child.name()] = child.pid
+        return found
+
     @property
     def agent_pid(self) -> int | None:
         """None between its death and its next start."""
-        return self._agent.process.pid if self._agent.process is not None else None
+        return self._children().get("furrow-agent")
 
     def api_pid(self, index: int) -> int | None:
         """None between its death and its next start."""
@@ -73,19 +88,12 @@ class Target(View):
         return process.pid if process is not None else None
 
     def rank_pids(self) -> dict[int, int]:
-        """The rank processes that live now, in whatever phase: children of the agent, by the name they give themselves.
-
-        One that has only just been started has no name yet.
-        """
-        if self.agent_pid is None:
-            return {}
-        found: dict[int, int] = {}
-        for child in psutil.Process(self.agent_pid).children():
-            with suppress(psutil.NoSuchProcess):  # it ended while it was looked at
-                name = child.name()
-                if name.startswith("furrow-rank-") and child.status() != psutil.STATUS_ZOMBIE:
-                    found[int(name.rpartition("-")[2])] = child.pid
-        return found
+        """The rank processes that live now, in whatever phase."""
+        return {
+            int(name.rpartition("-")[2]): pid
+            for name, pid in self._children().items()
+            if name.startswith("furrow-rank-")
+        }
 
 
 @contextmanager

@@ -92,6 +92,54 @@ def ready_standby(farm: Farm) -> int | None:
     return next((pid for pid in farm.processes() if psutil.Process(pid).name() == "furrow-standby"), None)
 
 
+def agent_pid(farm: Farm) -> int | None:
+    """The process that is the host's agent."""
+    return next((pid for pid in farm.processes() if psutil.Process(pid).name() == "furrow-agent"), None)
+
+
+def adopted(farm: Farm, before: int) -> bool:
+    """Whether an agent after `before` beats for the host, which it does once it has adopted."""
+    pid = agent_pid(farm)
+    [host] = farm.redis.smembers("furrow:hosts")
+    return pid not in (None, before) and farm.redis.hget(f"furrow:host:{host}", "pid") == str(pid)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "replaced"])
+def test_a_stream_and_every_rank_outlive_the_agent(farm: Farm, expected: Received, how: signal.Signals) -> None:
+    """No rank restarts and no epoch ends; the next agent adopts the ranks and the standby, and looks after them."""
+    standby, agent = until(lambda: ready_standby(farm)), until(lambda: agent_pid(farm))
+    pids, epoch = [farm.pid("demo", rank) for rank in (0, 1)], farm.redis.get("furrow:{demo}:r0:epoch")
+    received, struck = Received(), False
+    for now in receive(open_stream(farm.address, LONG), received):
+        if not struck and len(now.ids) > 20:
+            struck = True
+            os.kill(agent, how)
+    assert struck and received.text == expected.text and received.finish == expected.finish
+    until(lambda: adopted(farm, agent))
+    assert [farm.pid("demo", rank) for rank in (0, 1)] == pids, "a rank was started again"
+    assert farm.redis.get("furrow:{demo}:r0:epoch") == epoch and farm.ready()
+    assert ready_standby(farm) == standby, "the standby was adopted too"
+    farm.kill("demo", 1)
+    until(lambda: farm.pid("demo", 1) == standby)
+    until(farm.ready)
+
+
+def test_an_exit_while_there_is_no_agent_is_told_with_its_status(farm: Farm, expected: Received) -> None:
+    """The supervisor reaps the rank and keeps the status; the next agent logs it and starts the rank again."""
+    agent, pid = until(lambda: agent_pid(farm)), farm.pid("demo", 1)
+    received, struck = Received(), False
+    for now in receive(open_stream(farm.address, LONG), received):
+        if not struck and len(now.ids) > 20:
+            struck = True
+            os.kill(agent, signal.SIGKILL)
+            os.kill(pid, signal.SIGSEGV)
+    assert struck and received.text == expected.text and received.finish == expected.finish
+    until(lambda: adopted(farm, agent))
+    until(farm.ready)
+    assert farm.pid("demo", 1) != pid
+    assert f"rank 1 (pid {pid}) killed by SIGSEGV" in farm.log.read_text()
+
+
 def test_a_killed_api_is_replaced_and_the_client_resumes(farm: Farm, expected: Received) -> None:
     """The socket is cut; the same POST with Last-Event-ID brings the rest from the new process, exactly."""
     body = LONG | {"on_disconnect": "continue"}

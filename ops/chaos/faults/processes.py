@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import psutil
 
+from control import farm
 from control.connection import run
 from control.messages import GenerationRequest, Sampling
 from control.requests import Enqueue, cancel, enqueue
@@ -76,15 +77,36 @@ def stop_in_recovery(target: View, random: random.Random) -> str:
         raise
 
 
+def next_agent(target: Target, pid: int) -> int:
+    """The agent after `pid`, once it beats: it has adopted what was there."""
+    found = proved(target, lambda: (now := target.agent_pid) != pid and now, "another agent runs")
+    proved(target, lambda: found in farm.agents(target.client).values(), f"the new agent (pid {found}) beats")
+    return found
+
+
 def kill_agent(target: Target, random: random.Random) -> str:
-    """SIGKILL to the agent; every rank of the host goes with it."""
+    """SIGKILL to the agent: its ranks live on, and the next agent adopts them."""
     pid, ranks = proved(target, lambda: target.agent_pid, "the agent runs"), target.rank_pids()
+    whole, epoch = target.overview().state == "loaded", target.epoch()
     target.send(pid, signal.SIGKILL)
-    now = proved(target, lambda: (found := target.agent_pid) != pid and found, "another agent runs")
-    proved(target, lambda: set(target.rank_pids()) >= set(ranks), "the new agent has started the ranks")
-    if left := set(ranks.values()) & set(target.rank_pids().values()):
-        raise NoEffect(f"ranks {left} outlived their agent")
-    return f"agent pid {pid} -> {now}, and {len(ranks)} ranks with it"
+    began = time.monotonic()
+    now = next_agent(target, pid)
+    took = time.monotonic() - began
+    if whole and (target.rank_pids(), target.epoch()) != (ranks, epoch):
+        raise NoEffect(f"ranks {ranks} of epoch {epoch} became {target.rank_pids()} of epoch {target.epoch()}")
+    kept = f"{len(ranks)} ranks and epoch {epoch} kept" if whole else "in a recovery"
+    return f"agent pid {pid} -> {now} after {took:.1f} s, {kept}"
+
+
+def kill_agent_and_rank(target: Target, random: random.Random) -> str:
+    """SIGKILL to a rank and to the agent at once: the next agent learns from the supervisor how the rank ended."""
+    agent = proved(target, lambda: target.agent_pid, "the agent runs")
+    rank = random.randrange(target.spec.tp)
+    pid, epoch = target.rank_pid(rank), target.epoch()
+    for struck in random.sample([agent, pid], 2):
+        target.send(struck, signal.SIGKILL)
+    now = next_agent(target, agent)
+    return f"agent pid {agent} -> {now}; rank {rank}: {replaced(target, rank, pid, epoch)}"
 
 
 def kill_api(target: Target, random: random.Random) -> str:
@@ -132,4 +154,9 @@ ON_ANY_FARM: dict[str, Callable[[View, random.Random], str]] = {
 }
 """Need nothing but the ranks' processes, so a farm that somebody else runs can be struck too."""
 
-FAULTS: dict[str, Fault] = {**ON_ANY_FARM, "agent-kill": kill_agent, "api-kill": kill_api}
+FAULTS: dict[str, Fault] = {
+    **ON_ANY_FARM,
+    "agent-kill": kill_agent,
+    "agent-and-rank-kill": kill_agent_and_rank,
+    "api-kill": kill_api,
+}

@@ -35,7 +35,9 @@ class StalledClient:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self._socket.connect(("127.0.0.1", api.port))
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
         self._socket.sendall(head.encode() + b"\r\n\r\n" + body)
 
     def rest(self) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -24,10 +23,12 @@ from control.placement import Host
 from control.requests import Enqueue
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from tests.supervisor import supervised
 from worker import replica as replica_module
 from worker.agent import Agent, check
 from worker.exits import LOAD_FAILED, REFUSED
 from worker.standby import Standby
+from worker.supervision.client import ChildProcess, SupervisorClient
 
 HOST = "host"
 
@@ -44,9 +45,9 @@ while :; do [ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURRO
 class AgentScene:
     """An agent in a thread; `exits` sets the status with which a rank ends at once."""
 
-    def __init__(self, redis: ReplicaRedis, folder: Path, model: Path) -> None:
+    def __init__(self, redis: ReplicaRedis, folder: Path, model: Path, supervisor: SupervisorClient) -> None:
         self.redis, self.folder, self.model = redis, folder, model
-        self.agent = Agent(redis.another(), redis.url, Host(HOST), Standby(redis.url))
+        self.agent = Agent(redis.another(), redis.url, Host(HOST), supervisor, Standby(redis.url, supervisor))
         self.thread = threading.Thread(target=self.agent.run, daemon=True)
 
     def want(self, **changes: Any) -> ModelSpec:
@@ -75,7 +76,7 @@ class AgentScene:
         path = self.folder / f"pids-{rank}"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
-    def process(self, rank: int) -> subprocess.Popen[bytes]:
+    def process(self, rank: int) -> ChildProcess:
         """As the agent holds it; the process may say that it is there a little before that."""
         return until(lambda: self.agent._replicas[MODEL, REPLICA].processes.get(rank), 40.0)
 
@@ -121,9 +122,10 @@ def scene(redis: ReplicaRedis, tmp_path: Path, model: Path, monkeypatch: pytest.
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setattr(replica_module, "PAUSES_S", (0.0, 0.0, 0.0))
-    scene = AgentScene(redis, tmp_path, model)
-    yield scene
-    scene.stop()
+    with supervised() as supervisor:
+        scene = AgentScene(redis, tmp_path, model, supervisor)
+        yield scene
+        scene.stop()
 
 
 def test_a_desired_model_runs_and_an_unload_takes_it_away(scene: AgentScene) -> None:

@@ -12,9 +12,11 @@ import pytest
 
 from control.messages import Assignment, ModelSpec
 from tests.farm import until
+from tests.supervisor import supervised
 from worker import replica as replica_module
 from worker.exits import describe
 from worker.replica import PAUSES_S, ReplicaProcesses
+from worker.supervision.client import SupervisorClient
 
 PATIENT = """#!/bin/sh
 # In the place of python: notes what it was given, notes that it is told to stop, and does so unless it is stubborn.
@@ -27,7 +29,7 @@ while :; do sleep 0.02; done
 class Scene:
     """A replica whose rank processes are a shell script; its exits as they are reported."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, supervisor: SupervisorClient) -> None:
         self.folder = folder
         assignment = Assignment(
             spec=ModelSpec(name="m", source="/models/m", tp=2),
@@ -36,7 +38,7 @@ class Scene:
             devices=["cuda:4", "cuda:5"],
         )
         self.exits: queue.SimpleQueue[replica_module.Exit] = queue.SimpleQueue()
-        self.replica = ReplicaProcesses(assignment, "/models/m", "host", "redis://nowhere", self.exits)
+        self.replica = ReplicaProcesses(assignment, "/models/m", "host", "redis://nowhere", supervisor, self.exits)
 
     def lines(self, name: str) -> list[str]:
         path = self.folder / name
@@ -60,11 +62,8 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    scene = Scene(tmp_path)
-    yield scene
-    for process in scene.replica.processes.values():
-        process.kill()
-        process.wait()
+    with supervised() as supervisor:
+        yield Scene(tmp_path, supervisor)
 
 
 def test_each_rank_has_its_device_and_its_threads_do_not_spin(scene: Scene) -> None:

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from control.health import heartbeats, last_poison, write_poison
@@ -19,10 +19,13 @@ from control.messages import Assignment, ModelSpec
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.models import make
+from tests.supervisor import supervised
 from worker import standby as standby_module
 from worker.exits import REFUSED, STOPPED
 from worker.replica import Exit, ReplicaProcesses
 from worker.standby import Standby
+from worker.supervision.client import SupervisorClient
+from worker.supervision.wire import AT_ONCE
 
 STAND_IN = """#!{python} -S
 # In the place of python: a standby says that it is ready, unless told otherwise, and notes its duty; then it waits.
@@ -34,8 +37,8 @@ if kind == "standby":
     if (folder / "broken").exists():
         sys.exit(1)
     if not (folder / "slow").exists():
-        os.write(int(sys.argv[4]), b"ready\\n")
-    (folder / "duty").write_bytes(os.read(int(sys.argv[4]), 65536))
+        os.write(0, b"ready\\n")
+    (folder / "duty").write_bytes(os.read(0, 65536))
 (folder / (kind + "-" + str(os.getpid()))).touch()
 time.sleep(60)
 """
@@ -52,27 +55,22 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def standby() -> Iterator[Standby]:
-    standby = Standby("redis://nowhere")
-    yield standby
-    standby.stop()
+def supervisor() -> Iterator[SupervisorClient]:
+    with supervised() as client:
+        yield client
 
 
-@contextmanager
-def replica_of(
-    standby: Standby | None, redis_url: str = "redis://nowhere", device: str = "cpu"
-) -> Iterator[ReplicaProcesses]:
+@pytest.fixture
+def standby(supervisor: SupervisorClient) -> Standby:
+    return Standby("redis://nowhere", supervisor)
+
+
+def replica_of(standby: Standby, redis_url: str = "redis://nowhere", device: str = "cpu") -> ReplicaProcesses:
     """Rank 1 of a replica, on this host alone."""
     spec = ModelSpec(name=MODEL, source="/nowhere", tp=2)
     assignment = Assignment(spec=spec, replica=REPLICA, ranks=[1], devices=[device])
     exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
-    replica = ReplicaProcesses(assignment, "/nowhere", "host", redis_url, exits, standby)
-    try:
-        yield replica
-    finally:
-        for process in replica.processes.values():
-            process.kill()
-            process.wait()
+    return ReplicaProcesses(assignment, "/nowhere", "host", redis_url, standby._supervisor, exits, standby)
 
 
 def wait_for(standby: Standby, state: str, seconds: float = 40.0) -> None:
@@ -86,20 +84,20 @@ def wait_for(standby: Standby, state: str, seconds: float = 40.0) -> None:
 def test_only_a_respawn_takes_the_standby(stand_in: Path, standby: Standby) -> None:
     """A first start imports beside its neighbours and leaves it alone; a rank that died is replaced by it, once."""
     wait_for(standby, "ready")
-    with replica_of(standby) as replica:
+    replica = replica_of(standby)
+    replica.spawn_missing()
+    assert standby.state == "ready"
+    for expected in ("standby", "rank"):
+        pid = replica.processes[1].pid
+        replica.kill(1)
+        exit = replica.exits.get(timeout=40.0)
+        assert (exit.pid, exit.status) == (pid, -signal.SIGKILL) and replica.ended(exit)
+        assert replica.pause()
+        replica.due = 0.0
         replica.spawn_missing()
-        assert standby.state == "ready"
-        for expected in ("standby", "rank"):
-            pid = replica.processes[1].pid
-            replica.kill(1)
-            exit = replica.exits.get(timeout=40.0)
-            assert (exit.pid, exit.status) == (pid, -signal.SIGKILL) and replica.ended(exit)
-            assert replica.pause()
-            replica.due = 0.0
-            replica.spawn_missing()
-            until((stand_in / f"{expected}-{replica.processes[1].pid}").exists, 40.0)
-        assert json.loads((stand_in / "duty").read_bytes())["FURROW_RANK"] == "1"
-        assert standby.state == "off"
+        until((stand_in / f"{expected}-{replica.processes[1].pid}").exists, 40.0)
+    assert json.loads((stand_in / "duty").read_bytes())["FURROW_RANK"] == "1"
+    assert standby.state == "off"
 
 
 def test_one_is_kept_and_only_in_quiet_times(stand_in: Path, standby: Standby) -> None:
@@ -116,15 +114,15 @@ def test_one_that_is_not_ready_or_dead_is_not_taken(stand_in: Path, standby: Sta
     """Then a rank starts the slow way at once, instead of waiting for somebody who may never come."""
     (stand_in / "slow").touch()
     wait_for(standby, "starting")
-    assert standby.take({}) is None and standby.state == "starting"
+    assert standby.take({}, {}, AT_ONCE) is None and standby.state == "starting"
     standby.stop()
-    assert standby.take({}) is None and standby.state == "off"
+    assert standby.take({}, {}, AT_ONCE) is None and standby.state == "off"
     (stand_in / "slow").unlink()
     wait_for(standby, "ready")
     assert standby._process is not None
     standby._process.kill()
     standby._process.wait()
-    assert standby.take({}) is None
+    assert standby.take({}, {}, AT_ONCE) is None
 
 
 def test_one_that_dies_is_not_started_again_at_once(
@@ -143,16 +141,12 @@ def test_one_that_dies_is_not_started_again_at_once(
     assert standby.state == "starting"
 
 
-@contextmanager
-def real_standby(redis: ReplicaRedis, folders: list[str]) -> Iterator[Standby]:
+def real_standby(redis: ReplicaRedis, supervisor: SupervisorClient, folders: list[str]) -> Standby:
     """The real thing, with everything imported."""
-    standby = Standby(redis.url)
+    standby = Standby(redis.url, supervisor)
     standby.tend(folders, calm=True)
     wait_for(standby, "ready", 80.0)
-    try:
-        yield standby
-    finally:
-        standby.stop()
+    return standby
 
 
 def comm(pid: int) -> str:
@@ -166,10 +160,9 @@ def test_a_standby_becomes_a_rank_like_any_other(
     """It waits under its own name, whatever became of the model; then name, heartbeat, log and SIGTERM are a rank's."""
     monkeypatch.setenv("FURROW_LOG_FORMAT", "json")
     lease = redis.lead_for_good(2)
-    with (
-        real_standby(redis, [str(tmp_path / "no model")]) as standby,
-        replica_of(standby, redis.url) as replica,
-    ):
+    with supervised() as supervisor:
+        standby = real_standby(redis, supervisor, [str(tmp_path / "no model")])
+        replica = replica_of(standby, redis.url)
         assert standby._process is not None
         pid = standby._process.pid
         assert comm(pid) == "furrow-standby"
@@ -191,43 +184,27 @@ def test_a_standby_becomes_a_rank_like_any_other(
 
 
 @pytest.mark.timeout(120)
-def test_a_standby_refuses_what_it_can_not_be(redis: ReplicaRedis) -> None:
+def test_a_standby_refuses_what_it_can_not_be(redis: ReplicaRedis, supervisor: SupervisorClient) -> None:
     """Its exit status and its words are those of a rank: here a GPU that is not there."""
     redis.lead_for_good(2)
-    with real_standby(redis, []) as standby, replica_of(standby, redis.url, "cuda:63") as replica:
-        replica.attempts = 1
-        replica.spawn_missing()
-        assert replica.exits.get(timeout=40.0).status == REFUSED
-        assert "cuda:63" in (last_poison(redis.client, MODEL, REPLICA) or "")
-
-
-ORPHAN = """
-import sys, time
-from control import logs
-from worker.standby import Standby
-logs.configure()
-standby = Standby(sys.argv[1])
-while standby.state != "ready":
-    standby.tend([], calm=True)
-    time.sleep(0.01)
-print(standby._process.pid, flush=True)
-time.sleep(60)
-"""
+    replica = replica_of(real_standby(redis, supervisor, []), redis.url, "cuda:63")
+    replica.attempts = 1
+    replica.spawn_missing()
+    assert replica.exits.get(timeout=40.0).status == REFUSED
+    assert "cuda:63" in (last_poison(redis.client, MODEL, REPLICA) or "")
 
 
 @pytest.mark.timeout(120)
-def test_a_standby_dies_with_its_agent(redis: ReplicaRedis) -> None:
-    """kill -9 of the one who keeps it leaves nothing behind."""
-    with subprocess.Popen([sys.executable, "-c", ORPHAN, redis.url], stdout=subprocess.PIPE, text=True) as keeper:
-        assert keeper.stdout is not None
-        pid = int(keeper.stdout.readline())
-        assert comm(pid) == "furrow-standby"
-        keeper.kill()
-        until(lambda: not Path(f"/proc/{pid}").exists() or zombie(pid), 40.0)
-
-
-def zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+def test_a_standby_dies_with_its_supervisor(redis: ReplicaRedis) -> None:
+    """kill -9 of the parent leaves nothing behind."""
+    with supervised() as supervisor:
+        standby = real_standby(redis, supervisor, [])
+        assert standby._process is not None
+        process = psutil.Process(standby._process.pid)
+        parent = process.parent()
+        assert process.name() == "furrow-standby" and parent is not None
+        parent.kill()
+        until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 40.0)
 
 
 @pytest.mark.timeout(120)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -16,10 +17,13 @@ from control.lease import Lease
 from control.messages import Assignment, ModelSpec
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from tests.supervisor import supervised
 from worker import absence
 from worker import contact as contact_module
 from worker import watch as watch_module
-from worker.replica import ReplicaProcesses
+from worker.replica import Exit, ReplicaProcesses
+from worker.supervision.client import ChildProcess, SupervisorClient
+from worker.supervision.wire import AT_ONCE
 from worker.watch import Watch
 
 WORLD = 2
@@ -28,7 +32,7 @@ WORLD = 2
 class Watched:
     """A replica of two processes that only sleep; their heartbeats are the test's."""
 
-    def __init__(self, redis: ReplicaRedis) -> None:
+    def __init__(self, redis: ReplicaRedis, supervisor: SupervisorClient) -> None:
         self.redis = redis
         assignment = Assignment(
             spec=ModelSpec(name=MODEL, source="/nowhere", tp=WORLD),
@@ -36,9 +40,10 @@ class Watched:
             ranks=[0, 1],
             devices=["cpu", "cpu"],
         )
-        self.replica = ReplicaProcesses(assignment, "/nowhere", "host", redis.url, queue.SimpleQueue())
+        exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
+        self.replica = ReplicaProcesses(assignment, "/nowhere", "host", redis.url, supervisor, exits)
         for rank in range(WORLD):
-            self.replica.processes[rank] = subprocess.Popen(["sleep", "60"])
+            self.replica.processes[rank] = supervisor.spawn(["sleep", "60"], dict(os.environ), {}, AT_ONCE)
         self.watch = Watch(redis.client, self.replica)
         self.lease: Lease = redis.lead(WORLD)
 
@@ -68,24 +73,16 @@ class Watched:
         """The ranks whose process was ended; a signal that was sent is waited for."""
         ended = []
         for rank, process in self.replica.processes.items():
-            try:
+            with suppress(TimeoutError):
                 process.wait(0.2)
                 ended.append(rank)
-            except subprocess.TimeoutExpired:
-                continue
         return ended
-
-    def end(self) -> None:
-        for process in self.replica.processes.values():
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture
 def watched(redis: ReplicaRedis) -> Iterator[Watched]:
-    watched = Watched(redis)
-    yield watched
-    watched.end()
+    with supervised() as supervisor:
+        yield Watched(redis, supervisor)
 
 
 def test_a_rank_that_falls_silent_is_poison_and_killed(watched: Watched) -> None:
@@ -101,22 +98,19 @@ def test_a_rank_that_falls_silent_is_poison_and_killed(watched: Watched) -> None
 
 
 @pytest.fixture
-def busy(watched: Watched) -> subprocess.Popen[bytes]:
+def busy(watched: Watched) -> ChildProcess:
     """Rank 1's process, which now always wants a processor."""
     watched.replica.processes[1].kill()
     watched.replica.processes[1].wait()
-    process = subprocess.Popen(
-        [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    with process.stdout as out:
-        out.readline()
+    command = [sys.executable, "-S", "-c", "while True: pass"]
+    process = watched.replica.supervisor.spawn(command, dict(os.environ), {}, AT_ONCE)
+    until(lambda: all(watch_module.wants_to_run(process.pid) for _ in range(20)), 40.0)
     watched.replica.processes[1] = process
     return process
 
 
 def test_a_rank_that_waits_for_a_processor_is_spared(
-    watched: Watched, busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    watched: Watched, busy: ChildProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine that is too busy a pulse can be late; only one that stays silent is ended in the end."""
     watched.beats(0, 1)
@@ -129,7 +123,7 @@ def test_a_rank_that_waits_for_a_processor_is_spared(
     assert watched.killed() == [1]
 
 
-def test_a_busy_rank_that_is_stopped_is_found(watched: Watched, busy: subprocess.Popen[bytes]) -> None:
+def test_a_busy_rank_that_is_stopped_is_found(watched: Watched, busy: ChildProcess) -> None:
     """None of its threads wants to run any more."""
     watched.beats(0, 1)
     watched.watch.look()

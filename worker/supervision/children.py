@@ -1,0 +1,127 @@
+"""The child processes of a host's supervisor: started, signalled, reaped; each exit kept until the agent knows it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.supervision.wire import CHUNK_BYTES, Ending, LineBuffer, Tag
+
+
+@dataclass
+class Child:
+    """One rank or standby. `status` is the exit status once it has ended, negative for a signal."""
+
+    process: subprocess.Popen[bytes]
+    tag: Tag
+    ending: Ending
+    started: float
+    """Seconds since 1970."""
+    channel: socket.socket | None = None
+    said: list[str] = field(default_factory=list)
+    status: int | None = None
+    lines: LineBuffer = field(default_factory=LineBuffer)
+
+    def describe(self) -> dict[str, Any]:
+        """The child as a new agent learns of it."""
+        return {
+            "pid": self.process.pid,
+            "tag": self.tag,
+            "started": self.started,
+            "status": self.status,
+            "said": self.said,
+            "channel": self.channel is not None,
+        }
+
+
+class Children:
+    """Every child that lives, and every one that ended and was not forgotten yet."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, Child] = {}
+
+    def spawn(self, argv: list[str], env: dict[str, str], tag: Tag, ending: Ending, channel: bool) -> int:
+        """Start a process whose parent is this one, for `die_with_parent`. Raises OSError."""
+        environment = {**env, "FURROW_PARENT": str(os.getpid())}
+        if not channel:
+            process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL)
+            self._children[process.pid] = Child(process, tag, ending, time.time())
+            return process.pid
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = subprocess.Popen(argv, env=environment, stdin=theirs)
+        except OSError:
+            ours.close()
+            raise
+        ours.setblocking(False)
+        self._children[process.pid] = Child(process, tag, ending, time.time(), ours)
+        return process.pid
+
+    def give(self, pid: int, line: str, tag: Tag, ending: Ending) -> None:
+        """Send a line to the child's channel, close it, and label the child anew. Raises OSError if it has ended."""
+        child = self._children.get(pid)
+        if child is None or child.status is not None or child.channel is None:
+            raise ProcessLookupError(f"process {pid} has no channel to this supervisor")
+        child.channel.sendall(line.encode() + b"\n")
+        child.channel.close()
+        child.channel, child.tag, child.ending = None, tag, ending
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to a child that has not been reaped, so that the pid can't be another process's."""
+        child = self._children.get(pid)
+        if child is not None and child.status is None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def forget(self, pid: int) -> None:
+        """Drop the record of a child that ended."""
+        child = self._children.get(pid)
+        if child is not None and child.status is not None:
+            del self._children[pid]
+
+    def ended(self, pid: int, status: int) -> bool:
+        """Note an exit that waitpid reported; False if the process was none of these children."""
+        child = self._children.get(pid)
+        if child is None or child.status is not None:
+            return False
+        child.status = child.process.returncode = status
+        if child.channel is not None:
+            child.channel.close()
+            child.channel = None
+        return True
+
+    def channels(self) -> dict[socket.socket, int]:
+        """The open channel of each child that has one, with its pid."""
+        return {child.channel: pid for pid, child in self._children.items() if child.channel is not None}
+
+    def hear(self, pid: int) -> list[str]:
+        """The lines that the child has written to its channel since the last call."""
+        child = self._children[pid]
+        assert child.channel is not None
+        try:
+            data = child.channel.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:  # the child closed its end
+            child.channel.close()
+            child.channel = None
+            return []
+        lines = [line.decode(errors="replace") for line in child.lines.feed(data)]
+        child.said += lines
+        return lines
+
+    def living(self) -> list[Child]:
+        """The children that have not ended."""
+        return [child for child in self._children.values() if child.status is None]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Every child, ended ones included."""
+        return [child.describe() for child in self._children.values()]

@@ -1,0 +1,288 @@
+"""A host's supervisor: starts the agent again when it dies, and keeps the ranks and the standby alive meanwhile.
+
+It does nothing that may fail or take long: it starts what the agent asks for, reaps, remembers each exit status, and
+relays lines between the agent and the standby. It knows neither Redis nor models, and imports only the standard
+library. One agent is connected at a time: a new one is started only after the old one was reaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from worker.exits import describe
+from worker.supervision.children import Children
+from worker.supervision.link import Link
+from worker.supervision.retreat import Retreat
+from worker.supervision.say import say
+from worker.supervision.wire import Ending
+
+TICK_S = 0.25
+PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Before the n-th start of an agent in a row that ended soon."""
+STEADY_S = 30.0
+"""An agent that was there for so long is started again without a pause."""
+SILENT_S = 20.0
+"""An agent that worked and then said nothing for so long hangs: it is killed and another one is started."""
+REPLACE_S = 10.0
+"""For an agent that is to be replaced to leave by itself."""
+GAP_S = 5.0
+"""If the supervisor itself did not run for so long, nobody's silence counts."""
+
+
+@dataclass
+class Limits:
+    """The times that an operator or a test may set."""
+
+    absent_s: float = 60.0
+    """Without a working agent for so long the host's ranks end."""
+    stop_s: float = 85.0
+    """For everything to end after SIGTERM, before it is killed."""
+
+
+class HostSupervisor:
+    """Runs `command` as the agent. Use from the main thread: children die with the thread that forked them."""
+
+    def __init__(self, command: list[str], limits: Limits | None = None) -> None:
+        self._command, self._limits = command, limits or Limits()
+        self._children = Children()
+        self._kept: dict[str, Any] = {}
+        self._selector = selectors.DefaultSelector()
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._link: Link | None = None
+        self._started = self._heard = self._last = time.monotonic()
+        self._spoken = self._ever_spoken = False
+        self._failures, self._due = 0, 0.0
+        self._leave_by: float | None = None
+        self._retreat: Retreat | None = None
+        self._stop_by: float | None = None
+        self._replace = self._stop = False
+
+    def run(self) -> int:
+        """Until told to stop and all have ended, or until the first agent could not start; the exit status."""
+        woken = self._listen_to_signals()
+        while True:
+            now = time.monotonic()
+            if now - self._last > GAP_S:
+                self._heard = now
+            self._last = now
+            failed = self._reap(now)
+            if failed is not None:
+                return failed
+            if self._turn(now):
+                return 0
+            self._wait(woken)
+
+    # --- signals ----------------------------------------------------------------------------------------------------
+
+    def _listen_to_signals(self) -> socket.socket:
+        """SIGTERM, SIGINT and SIGHUP stop; SIGUSR2 replaces the agent."""
+        woken, wake = socket.socketpair()
+        wake.setblocking(False)
+        woken.setblocking(False)
+        signal.set_wakeup_fd(wake.detach(), warn_on_full_buffer=False)
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            self._stop = True
+
+        def replace(_number: int, _frame: FrameType | None) -> None:
+            self._replace = True
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, stop)
+        signal.signal(signal.SIGUSR2, replace)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        # Children inherit it: a leader that is only starting must not die of being told to drain.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        self._selector.register(woken, selectors.EVENT_READ)
+        return woken
+
+    # --- one turn ---------------------------------------------------------------------------------------------------
+
+    def _turn(self, now: float) -> bool:
+        """Act on what is due. True once everything has ended after a stop."""
+        if self._stop and self._stop_by is None:
+            self._stop_by = now + self._limits.stop_s
+            say("info", "stopping the host", action="supervisor_stop")
+            if self._link is not None:
+                self._link.send({"event": "stop"})
+        if self._stop_by is not None:
+            return self._leave(now, self._stop_by)
+        self._judge_agent(now)
+        if self._children.living() and now - self._heard > self._limits.absent_s and self._retreat is None:
+            say("error", "no agent: the ranks end", absent_s=self._limits.absent_s, action="ranks_end")
+            self._retreat = Retreat(self._children, now)
+            if self._agent is not None and not self._spoken:
+                self._agent.kill()
+        if self._retreat is not None and self._retreat.press(now):
+            self._retreat = None
+        if self._agent is None and now >= self._due:
+            self.start_agent()
+        return False
+
+    def _leave(self, now: float, stop_by: float) -> bool:
+        """Wait for the agent to end the ranks; end those that are left without it."""
+        if now > stop_by:
+            if self._agent is not None:
+                self._agent.kill()
+            for child in self._children.living():
+                self._children.signal(child.process.pid, signal.SIGKILL)
+        if self._agent is not None:
+            return False
+        self._retreat = self._retreat or Retreat(self._children, now)
+        return self._retreat.press(now)
+
+    def _judge_agent(self, now: float) -> None:
+        """Replace the agent where that was asked for, or where it hangs."""
+        agent = self._agent
+        if self._replace:
+            self._replace = False
+            if agent is not None and self._leave_by is None:
+                say("info", "replacing the agent", pid=agent.pid, action="agent_replace")
+                agent.terminate()
+                self._leave_by = now + REPLACE_S
+        if agent is None:
+            return
+        if self._leave_by is not None and now > self._leave_by:
+            agent.kill()
+        if self._spoken and now - self._heard > SILENT_S:
+            say("error", "the agent hangs and is killed", pid=agent.pid, silent_s=SILENT_S, action="agent_kill")
+            agent.kill()
+            self._spoken = False
+
+    def _wait(self, woken: socket.socket) -> None:
+        """Handle what arrives until the next tick at the latest."""
+        channels = self._children.channels()
+        for channel in channels:
+            self._selector.register(channel, selectors.EVENT_READ)
+        if self._link is not None and self._link.open:
+            self._selector.register(self._link.socket, self._link.interest)
+        try:
+            ready = self._selector.select(TICK_S)
+        finally:
+            for key in list(self._selector.get_map().values()):
+                if key.fileobj is not woken:
+                    self._selector.unregister(key.fileobj)
+        for key, mask in ready:
+            if key.fileobj is woken:
+                with suppress(BlockingIOError):
+                    woken.recv(4096)
+            elif key.fileobj in channels:
+                self._relay(channels[key.fileobj])
+            elif self._link is not None:
+                self._serve(self._link, mask)
+
+    # --- the agent --------------------------------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        """Start the agent with one end of a new socket pair as its standard input."""
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "FURROW_PARENT": str(os.getpid())}
+        try:
+            with theirs:
+                self._agent = subprocess.Popen(self._command, env=environment, stdin=theirs)
+        except OSError as error:
+            ours.close()
+            self._pause(time.monotonic())
+            say("error", "the agent can't be started", error=str(error), action="agent_start")
+            return
+        say("info", "agent started", pid=self._agent.pid, action="agent_start")
+        self.attach(ours)
+
+    def attach(self, link: socket.socket) -> None:
+        """Serve the agent at the other end: tell it first what there is."""
+        self._link, self._spoken, self._started = Link(link), False, time.monotonic()
+        self._link.send({"event": "welcome", "children": self._children.describe(), "kept": self._kept})
+
+    def _serve(self, link: Link, mask: int) -> None:
+        """Read the agent's requests, and send on what it has not taken yet."""
+        if mask & selectors.EVENT_WRITE:
+            link.flush()
+        if mask & selectors.EVENT_READ:
+            for line in link.receive():
+                self._obey(link, json.loads(line))
+
+    def _obey(self, link: Link, request: dict[str, Any]) -> None:
+        self._heard, self._spoken, self._ever_spoken = time.monotonic(), True, True
+        if self._stop_by is None:
+            self._retreat = None  # an agent is there: it decides
+        op = request["op"]
+        if op == "spawn":
+            arguments = request["argv"], request["env"], request["tag"], Ending(*request["ending"])
+            try:
+                pid = self._children.spawn(*arguments, request["channel"])
+                link.send({"event": "answer", "id": request["id"], "pid": pid})
+            except OSError as error:
+                link.send({"event": "answer", "id": request["id"], "error": str(error)})
+        elif op == "give":
+            try:
+                self._children.give(request["pid"], request["line"], request["tag"], Ending(*request["ending"]))
+                link.send({"event": "answer", "id": request["id"], "pid": request["pid"]})
+            except OSError as error:
+                link.send({"event": "answer", "id": request["id"], "error": str(error)})
+        elif op == "signal":
+            self._children.signal(request["pid"], request["number"])
+        elif op == "forget":
+            self._children.forget(request["pid"])
+        elif op == "keep":
+            self._kept[request["key"]] = request["value"]
+            if request["value"] is None:
+                del self._kept[request["key"]]
+
+    def _relay(self, pid: int) -> None:
+        for line in self._children.hear(pid):
+            if self._link is not None:
+                self._link.send({"event": "said", "pid": pid, "line": line})
+
+    # --- exits ------------------------------------------------------------------------------------------------------
+
+    def _reap(self, now: float) -> int | None:
+        """Reap every process that has ended; the exit status if the very first agent could not start."""
+        failed = None
+        while True:
+            try:
+                pid, code = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return failed
+            if pid == 0:
+                return failed
+            status = os.waitstatus_to_exitcode(code)
+            if self._agent is not None and pid == self._agent.pid:
+                failed = self._agent_ended(self._agent, status, now)
+            elif self._children.ended(pid, status) and self._link is not None:
+                self._link.send({"event": "exit", "pid": pid, "status": status})
+
+    def _agent_ended(self, agent: subprocess.Popen[bytes], status: int, now: float) -> int | None:
+        agent.returncode = status
+        if self._link is not None:
+            for line in self._link.receive():  # what it asked for just before it died is done
+                self._obey(self._link, json.loads(line))
+            self._link.close()
+        self._agent = self._link = self._leave_by = None
+        if self._stop_by is not None or self._stop:
+            return None
+        if not self._ever_spoken and status != 0:
+            return status if status > 0 else 128 - status
+        pause = self._pause(now)
+        ranks = len(self._children.living())
+        words = {"pid": agent.pid, "status": describe(status), "processes_kept": ranks, "again_in_s": pause}
+        say("info" if status == 0 else "error", "the agent ended and is started again", **words, action="agent_restart")
+        return None
+
+    def _pause(self, now: float) -> float:
+        """Plan the next start; the seconds until then."""
+        self._failures = 0 if now - self._started > STEADY_S else self._failures
+        pause = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
+        self._failures += 1
+        self._due = now + pause
+        return pause

@@ -1,0 +1,73 @@
+"""Messages between a host's supervisor and its agent: one JSON object a line, over a socket pair.
+
+The agent's end of the pair is its standard input. The agent sends requests (`op`), the supervisor answers and events
+(`event`):
+
+| message | fields |
+|---|---|
+| op `alive` | |
+| op `spawn` | id, argv, env, tag, ending, channel: whether the child's standard input is a socket to the supervisor |
+| op `give` | id, pid, line, tag, ending: send the line to the child's channel, close it, and label the child anew |
+| op `signal` | pid, number |
+| op `forget` | pid: the agent has acted on the exit |
+| op `keep` | key, value: state that the next agent gets; null removes it |
+| event `welcome` | children, kept: first message to each new agent |
+| event `answer` | id, pid or error |
+| event `exit` | pid, status |
+| event `said` | pid, line: what a child wrote to its channel |
+| event `stop` | the host is to leave the farm: end the ranks in order, then exit |
+
+Only the standard library is imported here: the supervisor loads this file too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from typing import Any, Final, NamedTuple
+
+CHUNK_BYTES = 1 << 16
+
+Tag = dict[str, Any]
+"""The agent's label of a child. The supervisor stores it and never reads it."""
+
+
+class Ending(NamedTuple):
+    """How the supervisor ends a child when there is no agent to do it: children with a lower `order` end first."""
+
+    order: int = 0
+    number: int = signal.SIGTERM
+
+
+AT_ONCE: Final = Ending(0, signal.SIGKILL)
+
+
+def encode_line(message: dict[str, Any]) -> bytes:
+    """`message` as one line."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+class LineBuffer:
+    """Cuts a stream of bytes into lines. The last line is kept until its end arrives."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes, without their ends."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
+
+
+def take_channel() -> socket.socket:
+    """The socket that is this process's standard input; standard input is /dev/null afterwards.
+
+    Raises OSError where it is no socket.
+    """
+    channel = socket.socket(fileno=os.dup(0))
+    channel.getpeername()  # raises for anything that is no connected socket
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)
+    return channel
