@@ -13,6 +13,7 @@ from typing import get_args
 import click
 
 from api.app import create_app
+from api.asgi.limits import ConnectionLimits
 from api.chat.reading.how import CallFormat
 from api.server import Server
 from api.settings import ApiSettings
@@ -53,6 +54,22 @@ from control.settings import Settings
     show_default=True,
     type=click.FloatRange(min=0, min_open=True),
     help="Seconds after which a client that takes nothing is cut.",
+)
+@click.option(
+    "--header-timeout",
+    default=10.0,
+    show_default=True,
+    envvar="FURROW_HEADER_TIMEOUT",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds in which a request's headers must come; then 408.",
+)
+@click.option(
+    "--max-connections",
+    default=8192,
+    show_default=True,
+    envvar="FURROW_MAX_CONNECTIONS",
+    type=click.IntRange(1),
+    help="Open at one time; beyond it those without a request close, then new ones get 503.",
 )
 @click.option("--keep-alive", default=10.0, show_default=True, help="Seconds of silence after which a comment is sent.")
 @click.option("--max-queued", default=4096, show_default=True, type=click.IntRange(1), help="Requests; beyond it 429.")
@@ -99,6 +116,8 @@ def main(
     cors_origins: tuple[str, ...],
     grace: float,
     reader_timeout: float,
+    header_timeout: float,
+    max_connections: int,
     keep_alive: float,
     max_queued: int,
     max_queue_wait: float,
@@ -136,6 +155,7 @@ def main(
             cors_origins=cors_origins,
             grace=grace,
             reader_timeout=reader_timeout,
+            connection_limits=ConnectionLimits(head_timeout=header_timeout, connections=max_connections),
             keep_alive=keep_alive,
             max_queued_requests=max_queued,
             max_queue_wait=max_queue_wait,

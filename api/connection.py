@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import structlog
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.asgi.heads import BoundedConnection
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -19,17 +18,7 @@ STALLED = "furrow.stalled"
 """Key of the request's scope, set when its connection was cut for this reason."""
 
 
-class ServerConfig(uvicorn.Config):
-    """Uvicorn's settings, how long a reader may stall, in seconds, and whether the process is about to end."""
-
-    def __init__(
-        self, app: Any, *, reader_timeout: float, draining: Callable[[], bool] = lambda: False, **options: Any
-    ) -> None:
-        super().__init__(app, http=ClientConnection, **options)
-        self.reader_timeout, self.draining = reader_timeout, draining
-
-
-class ClientConnection(HttpToolsProtocol):
+class ClientConnection(BoundedConnection):
     """Cuts a client that takes nothing for `reader_timeout` seconds while data waits for it.
 
     What waits is bounded meanwhile: the transport's buffer is above its mark (64 KiB), so the stream's generator rests.
@@ -47,16 +36,6 @@ class ClientConnection(HttpToolsProtocol):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._patience * 1000))
 
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        if cast(ServerConfig, self.config).draining():
-            self.close_after_answer()
-
-    def close_after_answer(self) -> None:
-        """Tell the client, where the answer has not begun: kept alive, it would come to a process that has ended."""
-        if self.cycle is not None:  # pyright: ignore[reportUnnecessaryComparison] (before the first request it is)
-            self.cycle.keep_alive = False
-
     def pause_writing(self) -> None:
         super().pause_writing()
         self._look()
@@ -71,13 +50,9 @@ class ClientConnection(HttpToolsProtocol):
             self._stalled()
         super().connection_lost(exc)
 
-    def abort(self) -> None:
-        """End the connection at once; what waits in its buffer is dropped."""
-        self.transport.abort()
-
     @property
     def _patience(self) -> float:
-        return cast(ServerConfig, self.config).reader_timeout
+        return self.config.reader_timeout
 
     def _look(self) -> None:
         self._left = self.transport.get_write_buffer_size()

@@ -9,7 +9,8 @@ from typing import Any, cast
 import structlog
 import uvicorn
 
-from api.connection import ClientConnection, ServerConfig
+from api.asgi.heads import ServerConfig
+from api.connection import ClientConnection
 from api.head import answering_head
 from api.process import Process
 
@@ -30,6 +31,8 @@ class Server(uvicorn.Server):
         settings = process.settings
         config = ServerConfig(
             answering_head(app),
+            http=ClientConnection,
+            limits=settings.connection_limits,
             reader_timeout=settings.reader_timeout,
             draining=lambda: process.draining,
             host=settings.host,

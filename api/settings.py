@@ -7,6 +7,7 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
+from api.asgi.limits import ConnectionLimits
 from api.chat.reading.how import CallFormat
 from control.listening import is_loopback
 
@@ -61,6 +62,7 @@ class ApiSettings:
     """How long open streams may go on after SIGTERM."""
     reader_timeout: float = 60.0
     """How long a client may take nothing while data waits for it."""
+    connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
     @property
     def asks_for_key(self) -> bool:

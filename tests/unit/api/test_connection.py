@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
-from api.connection import ClientConnection, ServerConfig
+from api.asgi.heads import ServerConfig
+from api.connection import ClientConnection
 
 
 class StuckTransport(asyncio.Transport):
@@ -30,7 +31,7 @@ class StuckTransport(asyncio.Transport):
 async def connection() -> ClientConnection:
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
-    config = ServerConfig(app, reader_timeout=0.02, log_config=None)
+    config = ServerConfig(app, http=ClientConnection, reader_timeout=0.02, log_config=None)
     config.load()
     connection = ClientConnection(config, ServerState(), {})
     connection.connection_made(StuckTransport(100_000))

@@ -1,0 +1,301 @@
+"""Bounds on what a client sends around its requests: heads, header lines, trailers, pipelined requests, time.
+
+Uvicorn and httptools bound none of them. A limit is checked before the parser keeps what is beyond it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httptools
+import structlog
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from api.asgi.limits import KIB, ConnectionLimits
+from api.asgi.refusal import refusal_bytes
+from api.asgi.waiting import Waiting
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class ServerConfig(uvicorn.Config):
+    """Uvicorn's settings, the limits of connections, how long a reader may stall, in seconds, and whether the process
+    is about to end."""
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        reader_timeout: float,
+        http: type[asyncio.Protocol],
+        limits: ConnectionLimits | None = None,
+        draining: Callable[[], bool] = lambda: False,
+        **options: Any,
+    ) -> None:
+        super().__init__(app, http=http, ws="none", **options)
+        self.reader_timeout, self.draining = reader_timeout, draining
+        self.limits = limits or ConnectionLimits()
+        self.waiting = Waiting(self.limits)
+
+
+_PIECE = 16 * KIB
+"""The parser is fed so much at a time: what it keeps of a head is looked at in between."""
+
+
+class _HeadTooLarge(Exception):
+    """The head of a request, or its trailers, outgrow a limit; the message says which."""
+
+
+class _TooManyPipelined(Exception):
+    """More requests came in one piece than wait behind the one that is answered."""
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """A connection that refuses heads which are too large, too slow or too many."""
+
+    config: ServerConfig
+    _timer: asyncio.TimerHandle | None = None
+    """For the head that is awaited, or for the rest of a body that nobody reads."""
+    _in_body = False
+    """Whether a head is complete and its body is not."""
+    _refused = False
+    """Whether the connection was refused; what still comes is dropped."""
+    _head = 0
+    _lines = 0
+    _silent = 0
+    """Bytes since a body's last byte, or since the head began: also of chunk extensions and trailers."""
+    _muted = False
+    """Whether the parser is told a head that was read before."""
+    _rest: int | None = None
+    """Bytes that are still read of a body whose request was answered; None before that."""
+    _answering: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.config.waiting.enter(self)
+        self._await_head()
+        if not self.config.waiting.make_room(len(self.connections), self):
+            self._refuse(503, "This API process has no connection free. Retry shortly.", "too_many_connections", 1.0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self.config.waiting.leave(self)
+        if self._answering is not None and not self._answering.response_complete:
+            # Uvicorn tells the newest request only, and others may be piped behind this one.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        if self._refused:
+            self._drop(len(data))
+            return
+        if not self._in_body and self._timer is None:
+            self._await_head()
+        try:
+            for start in range(0, len(data), _PIECE):
+                self._feed(data[start : start + _PIECE])
+        except (httptools.HttpParserError, _HeadTooLarge) as error:
+            self._not_parsed(error)
+            return
+        if self._rest is not None:
+            self._drop(len(data))
+
+    def _feed(self, data: bytes) -> None:
+        self._silent += len(data)
+        try:
+            self.parser.feed_data(data)  # pyright: ignore[reportOptionalMemberAccess] (it is None after the end alone)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_with_http(data[upgrade.args[0] :])
+        if self._silent > self.config.limits.head_bytes:
+            raise _HeadTooLarge(self._too_large)
+        if self._silent and not self._in_body:
+            self.config.waiting.hold(self, self._silent)
+
+    def _go_on_with_http(self, rest: bytes) -> None:
+        """No protocol but HTTP/1.1 is spoken: a request that asks for another one is answered as if it had not.
+
+        httptools would take its body for data of that protocol; a new parser is told of the body alone.
+        """
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        if framing := self._framing:
+            self._muted = True  # until its headers are complete
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+        if rest:
+            self._feed(rest)
+
+    @property
+    def _framing(self) -> bytes:
+        """The header lines that say where the body ends."""
+        names = (b"content-length", b"transfer-encoding")
+        return b"".join(b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in names)
+
+    def _not_parsed(self, error: Exception) -> None:
+        cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
+        if isinstance(cause, _HeadTooLarge):
+            self._refuse(431, str(cause), "request_header_fields_too_large")
+        elif isinstance(cause, _TooManyPipelined):
+            self._stop_reading()
+        else:
+            self._refuse(
+                400, "This is no HTTP/1.1 request that can be read. Check the client's request.", "bad_request"
+            )
+
+    def on_message_begin(self) -> None:
+        if self._muted:
+            return
+        super().on_message_begin()
+        self._head = self._lines = 0
+
+    def on_url(self, url: bytes) -> None:
+        if self._muted:
+            return
+        super().on_url(url)
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._muted:
+            return
+        self._lines += 1
+        self._count_head(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def _count_head(self, size: int) -> None:
+        limits = self.config.limits
+        self._head += size
+        if self._head > limits.head_bytes:
+            raise _HeadTooLarge(self._too_large)
+        if self._lines > limits.head_lines:
+            raise _HeadTooLarge(
+                f"The request has more than {limits.head_lines} header lines, which is the most that are read. "
+                "Send fewer."
+            )
+
+    @property
+    def _too_large(self) -> str:
+        return (
+            f"The request's headers are larger than the {self.config.limits.head_bytes // KIB} KiB that are read. "
+            "Send fewer or shorter ones; text belongs into the body."
+        )
+
+    def on_headers_complete(self) -> None:
+        if self._muted:
+            self._muted = False
+            return
+        self._silent, self._in_body = 0, True
+        self._stop_timer()
+        self.config.waiting.leave(self)
+        if len(self.pipeline) >= self.config.limits.pipelined:
+            raise _TooManyPipelined
+        super().on_headers_complete()
+        if self.config.draining():
+            self.close_after_answer()
+
+    def on_body(self, body: bytes) -> None:
+        self._silent = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self._framing:
+            return
+        self._silent, self._in_body = 0, False
+        super().on_message_complete()
+        if self._rest is not None:  # the answer has been sent, and the connection is whole again
+            self._rest = None
+            self._stop_timer()
+            self.config.waiting.enter(self)
+            self._await_head()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing() or self._busy:
+            return
+        if self._in_body:
+            self._unset_keepalive_if_required()
+            self._rest = self.config.limits.rest_bytes
+            self._stop_timer()
+            self._timer = self.loop.call_later(self.config.limits.rest_timeout, self.transport.close)
+        else:
+            self.config.waiting.enter(self)
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._answering is not None and not self._answering.response_complete
+
+    def _await_head(self) -> None:
+        self._timer = self.loop.call_later(self.config.limits.head_timeout, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self._busy:
+            self._await_head()  # a second request may wait unread behind the first
+            return
+        self._timer = None
+        seconds = f"{self.config.limits.head_timeout:g}"
+        self._refuse(
+            408, f"The request's headers did not come within {seconds} s. Send them at once.", "request_timeout"
+        )
+
+    def _refuse(self, status: int, message: str, code: str, retry_after: float | None = None) -> None:
+        """Answer and close; no answer where one is under way, or where nothing was asked."""
+        self._refused, self._rest = True, self.config.limits.rest_bytes
+        self._stop_timer()
+        self.config.waiting.leave(self)
+        log.info("a connection is refused", action="refuse_connection", status=status, code=code, client=self.client)
+        if self._busy and not self._give_up_body():
+            self._stop_reading()
+            return
+        if status == 408 and self._silent == 0:
+            self.transport.close()
+            return
+        self.transport.write(refusal_bytes(getattr(self, "url", b""), status, message, code, retry_after))
+        if status == 503:
+            self.transport.close()
+            return
+        self.config.waiting.enter(self)  # it gives way to others
+        # The rest is read for a moment: closing with unread bytes would reset the connection under the answer.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(self.config.limits.rest_timeout, self.transport.abort)
+
+    def _give_up_body(self) -> bool:
+        """Tell the handler that its body ends here, unless it has answered. False: an answer is under way."""
+        if not self._in_body or self._answering is not self.cycle or self.cycle.response_started:
+            return False
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        return True
+
+    def _stop_reading(self) -> None:
+        """End after the answers that were asked for; what else has come is not looked at."""
+        self._refused, self._rest = True, self.config.limits.rest_bytes
+        self.flow.pause_reading()
+        self.close_after_answer()
+
+    def close_after_answer(self) -> None:
+        """Tell the client, where the answer has not begun: kept alive, it would come to a process that has ended."""
+        if self.cycle is not None:  # pyright: ignore[reportUnnecessaryComparison] (before the first request it is)
+            self.cycle.keep_alive = False
+
+    def abort(self) -> None:
+        """End the connection at once; what waits in its buffer is dropped."""
+        self.transport.abort()
+
+    def _drop(self, size: int) -> None:
+        self._rest = (self._rest or 0) - size
+        if self._rest <= 0:
+            self.transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,35 @@
+"""Refusals that are written before a handler is known: a whole HTTP response, in the dialect of the path."""
+
+from __future__ import annotations
+
+import http
+
+import msgspec
+
+from api.errors import ErrorBody, ErrorDetail, Problem
+from api.schemas.message_errors import PATH, anthropic_error
+from api.schemas.view import new_rid
+
+
+def refusal_bytes(url: bytes, status: int, message: str, code: str, retry_after: float | None = None) -> bytes:
+    """The response, after which the connection closes. `url` is as much of the request's as has come."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    found = Problem(
+        status=status,
+        body=ErrorBody(error=ErrorDetail(message=message, type=kind, param=None, code=code)),
+        retry_after=retry_after,
+    )
+    rid = new_rid()
+    headers = {
+        "content-type": "application/json",
+        "connection": "close",
+        "x-request-id": rid,
+        **found.headers,
+    }
+    content = found.encode()
+    if url.startswith(PATH.encode()):
+        content = msgspec.json.encode(anthropic_error(found, rid))
+        headers["request-id"] = rid
+    headers["content-length"] = str(len(content))
+    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}", *(f"{k}: {v}" for k, v in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + content
