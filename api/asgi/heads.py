@@ -22,8 +22,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 class ServerConfig(uvicorn.Config):
-    """Uvicorn's settings, the limits of connections, how long a reader may stall, in seconds, and whether the process
-    is about to end."""
+    """Uvicorn's settings, the limits of connections, a reader's patience in seconds, and whether the process drains."""
 
     def __init__(
         self,
