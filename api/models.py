@@ -111,9 +111,11 @@ class Models:
         return self._overviews.get(real) if real is not None else None
 
     def steps(self, name: str) -> int:
-        """Commands that the model's leaders have completed, as last seen: it changes as long as there is progress."""
+        """How far the model's ranks are, as last seen: it changes with each command, and with the parts of a long one."""
         overview = self._overviews.get(name)
-        return sum(replica.epoch + replica.seq for replica in overview.replicas) if overview is not None else 0
+        replicas = overview.replicas if overview is not None else []
+        beats = [beat for replica in replicas for beat in replica.beats if beat is not None]
+        return sum(replica.epoch + replica.seq for replica in replicas) + sum(beat.progress for beat in beats)
 
     def real_name(self, name: str) -> str:
         """The catalog's name for what a client wrote; what it wrote where the farm knows no such model."""

@@ -147,7 +147,7 @@ class Deadline:
     """By when something must be there. Who waits may be told by another thread to wait less."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self._seconds, self._final = seconds, False
         self._until = time.monotonic() + seconds
 
     def __str__(self) -> str:
@@ -161,8 +161,14 @@ class Deadline:
         """So much time did not count."""
         self._until += seconds
 
+    def renew(self) -> None:
+        """There was progress: all of the time again, from now."""
+        if not self._final:
+            self._until = max(self._until, time.monotonic() + self._seconds)
+
     def hurry(self, seconds: float) -> None:
-        """From now on wait no longer than this."""
+        """From now on wait no longer than this, progress or not."""
+        self._final = True
         if seconds < self.left():
             self._seconds, self._until = seconds, time.monotonic() + seconds
 
@@ -197,7 +203,8 @@ class Replies:
             left = deadline.left()
             if not left:
                 names = ", ".join(map(str, missing))
-                raise Poisoned("deadline", f"no reply to command {seq} within {deadline}: rank {names}", missing[0])
+                message = f"no reply to command {seq}, and no progress, within {deadline}: rank {names}"
+                raise Poisoned("deadline", message, missing[0])
             check()
             now, block_ms = time.monotonic(), min(int(1000 * left), LONGEST_BLOCK_MS)
             try:

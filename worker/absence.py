@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from control.health import Beat
+from worker.health.scheduled import times_run
 
 STOPPED_S = 2.0
-"""A process that a signal has stopped for this long is killed, whatever its epoch; somebody may let it go on before."""
+"""A process that a signal has stopped for this long without a break is killed, whatever its epoch; somebody may let it
+go on before."""
 LATE_S = 10.0
 """A rank that was in an earlier epoch and does not come to the next one is killed: it hangs where no epoch's deadline
 reaches it. A leader may rest and wait for its lock before; a survivor comes within milliseconds."""
@@ -21,6 +23,8 @@ class Absence:
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], float] = {}
+        self._run: dict[int, int] = {}
+        """How often each stopped process had run at the last look."""
 
     def forget(self) -> None:
         """Nobody looked for a while: Redis was away, or this process was."""
@@ -37,12 +41,21 @@ class Absence:
         for rank, pid in pids.items():
             # A leader that was heard before and is not; a rank that its leader waits for in an epoch it has not joined.
             late = seen.get(pid, 0) > 0 and (leader is None if rank == 0 else led and seen[pid] != epoch)
-            if self._lasts("stopped", pid, _is_stopped(pid)) > STOPPED_S:
+            if self._lasts("stopped", pid, self._stands(pid)) > STOPPED_S:
                 found.append((rank, f"has been stopped for {STOPPED_S:g} s"))
             elif self._lasts("late", pid, late) > LATE_S:
                 found.append((rank, f"has not come to an epoch for {LATE_S:g} s"))
         self._since = {key: since for key, since in self._since.items() if key[1] in pids.values()}
         return found
+
+    def _stands(self, pid: int) -> bool:
+        """Whether a signal holds the process, and it has not run since the last look."""
+        if not _is_stopped(pid):
+            self._run.pop(pid, None)
+            return False
+        now = times_run(pid)
+        before, self._run[pid] = self._run.get(pid, now), now
+        return before == now
 
     def _lasts(self, what: str, pid: int, holds: bool) -> float:
         """Seconds for which `what` has held of the process at every look."""

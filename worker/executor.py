@@ -45,6 +45,7 @@ from worker.collective.abort import Abort
 from worker.collective.agreement import all_ready
 from worker.collective.exchange import DEADLINE_S
 from worker.engine.step import Engine, GoesOn, Sample, Score, StepResult
+from worker.health.faults import progress_of_load
 from worker.kv.stores import store_for
 from worker.models.files import ModelFiles
 from worker.models.gates import context_length
@@ -52,8 +53,8 @@ from worker.models.loading import ServedModel, load
 
 log = structlog.get_logger()
 
-LOADING_PATIENCE_S = 1800.0
-"""How long a rank on a GPU waits for the slowest to load; the leader's own deadlines decide before."""
+LOADING_PATIENCE_S = 86_400.0
+"""How long a rank on a GPU waits for the slowest to load; the leader ends the epoch where none gets on any more."""
 
 
 class Executor:
@@ -67,6 +68,7 @@ class Executor:
         self._model: ServedModel | None = None
         self._model_id: str | None = None
         self._loaded_in, self._read_share = 0, 0.0
+        self._parts_done, self._loading = 0, False
         self._engine: Engine | None = None
         self._collective: Collective | None = Solo() if world_size == 1 else None
         self._store: dist.Store | None = None
@@ -113,6 +115,16 @@ class Executor:
 
     def _was_read(self, share: float) -> None:
         self._read_share = share
+        self._parts_done += 1
+
+    @property
+    def progress(self) -> int:
+        """A number that changes as this rank gets on inside a command; for any thread.
+
+        It stands still while the rank waits for another one in a collective, or for a file.
+        """
+        model = self._model.progress if self._model is not None else 0
+        return self._parts_done + model + (progress_of_load() if self._loading else 0)
 
     @property
     def block_tokens(self) -> int:
@@ -142,7 +154,10 @@ class Executor:
         """
         if self._engine is None or self._model_id != command.model_id:
             raise RankError(self.rank, "model_not_loaded", f"no shard of {command.model_id!r} is loaded here")
-        return self._engine.run(command, sample, goes_on, score)
+        self._parts_done += 1
+        result = self._engine.run(command, sample, goes_on, score)
+        self._parts_done += 1
+        return result
 
     # --- one handler per op -----------------------------------------------------------------------------------------
 
@@ -184,6 +199,7 @@ class Executor:
     def _load(self, command: LoadDenseShard) -> LoadDenseShardOk:
         collective = self._seat("load")
         if self._model is None:
+            self._loading = True
             try:
                 files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
                 model = load(
@@ -199,6 +215,8 @@ class Executor:
             except Exception as error:
                 self._all_loaded(False)
                 raise self._error("load_failed", f"{type(error).__name__}: {error}") from error
+            finally:
+                self._loading = False
             # Libraries and model stay: a collector that looked through them would do so in the middle of a step.
             gc.freeze()
             atexit.register(gc.unfreeze)

@@ -30,7 +30,8 @@ log = structlog.get_logger()
 
 FORM_DEADLINE_S = 180.0
 """For every rank to appear: a rank process may have to be started and to import its libraries."""
-LOAD_DEADLINE_S = 1_800.0
+LOAD_STALL_S = 120.0
+"""For a load to show progress, of weights that are read or memory that is filled: a slow disk may take hours."""
 PING_DEADLINE_S = 10.0
 DRAIN_S = 1.0
 
@@ -99,7 +100,7 @@ class Group:
             self._prove()
             joined = now_ms()
         self._progress.phase = "loading"
-        loaded = self._together("load", load(epoch=self._lease.epoch, seq=self._next()), LOAD_DEADLINE_S)
+        loaded = self._together("load", load(epoch=self._lease.epoch, seq=self._next()), LOAD_STALL_S)
         self._progress.phase = "ready"
         kv_tokens = min(reply.kv_tokens for reply in self._all(LoadDenseShardOk, loaded))
         return kv_tokens, Formation(self._lease.epoch, led, gathered, joined, loaded=now_ms())
@@ -194,11 +195,14 @@ class Group:
     def _together(
         self, what: str, command: Command, deadline_s: float, own: Callable[[], Any] | None = None
     ) -> list[AnyReply]:
-        """Send `command` to every rank, do the leader's part, wait for every reply; the replies in rank order."""
+        """Send `command` to every rank, do the leader's part, wait for every reply; the replies in rank order.
+
+        `deadline_s` is the time in which a reply must come, or progress of any rank show.
+        """
         self._check()
         deadline = commands.Deadline(deadline_s)
         self._send(command, deadline)
-        self._progress.begin(deadline_s)
+        self._progress.begin(deadline_s, deadline.renew)
         own_error: Exception | None = None
         first: Any = None
         try:

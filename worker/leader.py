@@ -25,6 +25,7 @@ from worker.grammars import Grammars
 from worker.group import Group
 from worker.models.fingerprint import fingerprint
 from worker.models.gates import ModelFiles
+from worker.pace import Pace
 from worker.progress import Progress
 from worker.pulse import Pulse
 from worker.roster import Roster
@@ -73,6 +74,7 @@ class Leader:
         self._decode: Decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         self._grammars = Grammars(assets)
         self._backoff = Backoff()
+        self._pace = Pace()
         self._steps = 0
         self._trying = False
         self._epoch = 0
@@ -144,6 +146,7 @@ class Leader:
     def _serve(self, lease: Lease) -> None:
         progress = Progress()
         progress.read_share = lambda: self._executor.read_share
+        progress.count = lambda: self._executor.progress
         pulse = Pulse(
             self._pulse_client,
             lease.model,
@@ -179,7 +182,7 @@ class Leader:
         exchange = Exchange(self._client, self._blocking, lease, pulse.check)
         roster = Roster(lease, exchange, scheduler, Finisher(self._decode), self._grammars)
         siblings = Siblings(self._client, lease)
-        serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
+        serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings, self._pace)
         try:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for
                 serving.adopt()

@@ -17,12 +17,12 @@ STEP_FACTOR = 10.0
 UNKNOWN_STEP_S = 20.0
 """Deadline while there is no history: the first steps warm caches, allocators and kernels."""
 PER_TOKEN_S = 0.05
-"""Extra time for each prompt token in a step; a 512-token chunk may take 25 s on the slowest machine served."""
+"""Extra time for each prompt token in a step: a part of a layer may take as long."""
 
 
 @dataclass
 class Deadlines:
-    """Step deadlines learnt from the steps of this process: max(2 s, 10 × p99) plus time for prompt tokens."""
+    """How long a step may show no progress: max(2 s, 10 × p99 of the epoch's steps) plus time for prompt tokens."""
 
     _decode_s: deque[float] = field(default_factory=lambda: deque(maxlen=512))
 
@@ -32,11 +32,20 @@ class Deadlines:
             self._decode_s.append(seconds)
 
     def step(self, prompt_tokens: int) -> float:
-        """Seconds that a step which feeds `prompt_tokens` may take."""
+        """Seconds between two signs of progress in a step which feeds `prompt_tokens`."""
         if len(self._decode_s) < 20:
             return UNKNOWN_STEP_S + PER_TOKEN_S * prompt_tokens
         p99 = sorted(self._decode_s)[int(len(self._decode_s) * 0.99)]
         return max(STEP_FLOOR_S, STEP_FACTOR * p99) + PER_TOKEN_S * prompt_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Command:
+    """One command under way."""
+
+    began: float
+    deadline_s: float
+    moved: Callable[[], None]
 
 
 class Progress:
@@ -49,23 +58,45 @@ class Progress:
         """Tokens of KV memory that are in use and that are kept; only a leader knows."""
         self.read_share: Callable[[], float] = lambda: 0.0
         """How much of the checkpoint has been read, 0 to 1."""
-        self._pending: tuple[float, float] | None = None
-        self._excused: tuple[float, float] | None = None
+        self.count: Callable[[], int] = lambda: 0
+        """A number that changes as the main thread gets on inside a command."""
+        self._pending: _Command | None = None
+        self._seen = 0
+        self.moved_at = 0.0
+        """When the main thread was last seen to have got on."""
+        self._since: tuple[_Command, float] | None = None
+        """The command under way, and since when it stands still, where that is not since its beginning."""
 
-    def begin(self, deadline_s: float) -> None:
-        """The main thread starts something that must end within `deadline_s` seconds."""
-        self._pending = (time.monotonic(), deadline_s)
+    def begin(self, deadline_s: float, moved: Callable[[], None] = lambda: None) -> None:
+        """The main thread starts a command, which must show progress every `deadline_s` seconds until it ends.
+
+        `moved` is called, by the side thread, whenever it has.
+        """
+        self._pending = _Command(time.monotonic(), deadline_s, moved)
+
+    def look(self) -> None:
+        """Note whether the main thread has got on since the last look. For the pulse alone."""
+        count = self.count()
+        if count != self._seen:
+            self._seen, self.moved_at = count, time.monotonic()
+            self.moved()
+
+    def moved(self) -> None:
+        """The command under way has got on, on this rank or on another one. For the pulse alone."""
+        pending = self._pending
+        if pending is not None:
+            self._since = (pending, time.monotonic())
+            pending.moved()
 
     def excuse(self, seconds: float) -> None:
         """Redis was away for so long, until now, and what was under way can't be blamed for it. For the pulse alone."""
         pending = self._pending
         if pending is not None:
-            before = self._excused[1] if self._excused and self._excused[0] == pending[0] else 0.0
-            self._excused = (pending[0], before + min(seconds, time.monotonic() - pending[0]))
+            self._since = (pending, min(time.monotonic(), self._still_since(pending) + seconds))
 
     def end(self, seq: int) -> float:
         """It ended, as command `seq`; returns the seconds that it took."""
-        started = self._pending[0] if self._pending else time.monotonic()
+        started = self._pending.began if self._pending else time.monotonic()
         self._pending = None
         self.seq = seq
         return time.monotonic() - started
@@ -74,16 +105,29 @@ class Progress:
         """Nothing is under way."""
         self._pending = None
 
+    def _still_since(self, pending: _Command) -> float:
+        return self._since[1] if self._since is not None and self._since[0] is pending else pending.began
+
     @property
     def pending_ms(self) -> int:
         """Age of what is under way, 0 if nothing is."""
         pending = self._pending
-        return int((time.monotonic() - pending[0]) * 1000) if pending else 0
+        return int((time.monotonic() - pending.began) * 1000) if pending else 0
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long what is under way has not got on, 0 if nothing is."""
+        pending = self._pending
+        return time.monotonic() - self._still_since(pending) if pending else 0.0
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether half of the time is over in which progress must show."""
+        pending = self._pending
+        return pending is not None and time.monotonic() - self._still_since(pending) > pending.deadline_s / 2
 
     @property
     def overdue(self) -> bool:
-        pending, excused = self._pending, self._excused
-        if pending is None:
-            return False
-        away = excused[1] if excused is not None and excused[0] == pending[0] else 0.0
-        return time.monotonic() - pending[0] - away > pending[1]
+        """Whether the command under way has shown no progress for longer than it may."""
+        pending = self._pending
+        return pending is not None and time.monotonic() - self._still_since(pending) > pending.deadline_s

@@ -37,7 +37,10 @@ LOOP = "pulse"
 CLOSE_S = 0.3
 """Between the loss of the lock and the end of its epoch for all ranks, where the leader has not left it by itself."""
 GRACE_S = 3.0
-"""Between the end of an epoch and the end of a main thread that has not left it."""
+"""Between the end of an epoch, or the last progress after it, and the end of a main thread that has not left it."""
+LEAVE_WITHIN_S = 8.0
+"""Between the end of an epoch and the end of a main thread that gets on, and does not leave it. The agent's own limits
+are longer."""
 
 
 class Pulse:
@@ -65,6 +68,8 @@ class Pulse:
         self._closed = False
         self._stop = threading.Event()
         self._next_beat = 0.0
+        self._others: dict[int, tuple[int, int]] = {}
+        """How far the other ranks were at the last look, while this one stands still."""
         self._contact = Contact()
         # A thread begins without its parent's context: model, rank and epoch belong on this one's lines too.
         context = contextvars.copy_context()
@@ -122,6 +127,12 @@ class Pulse:
 
     def _beat(self) -> None:
         """Beat, and renew the lock unless a step is overdue: a stuck leader must lose it."""
+        self._progress.look()
+        if self._lease is not None:
+            if not self._progress.suspicious:
+                self._others = {}
+            elif self._others_moved():
+                self._progress.moved()
         stuck = self._stuck
         if stuck and self._over is None:
             self._accuse()
@@ -138,6 +149,8 @@ class Pulse:
             kv_used=used,
             kv_kept=kept,
             loaded_percent=int(100 * self._progress.read_share()),
+            progress=self._progress.count(),
+            stalled_ms=int(1000 * self._progress.stalled_s),
         )
         calls: list[Call[None]] = [health.beat(self._model, self._replica, self._rank, beat)]
         if self._lease is not None and self._over is None and not stuck:
@@ -145,6 +158,21 @@ class Pulse:
         for outcome in run_all(self._client, calls):
             if isinstance(outcome, Exception):
                 raise outcome
+
+    def _others_moved(self) -> bool:
+        """Whether another rank has got on since the last look: this one may only wait for it."""
+        if self._world_size == 1:
+            return False
+        beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
+        known, self._others = (
+            self._others,
+            {
+                rank: (beat.seq, beat.progress)
+                for rank, beat in enumerate(beats)
+                if rank != self._rank and beat is not None and beat.epoch == self._epoch
+            },
+        )
+        return any(rank in known and known[rank] != how_far for rank, how_far in self._others.items())
 
     def _watch(self) -> None:
         poison = health.read_poison(self._client, self._model, self._replica)
@@ -159,7 +187,10 @@ class Pulse:
         silent = [rank for rank, beat in enumerate(beats) if beat is None and rank != self._rank]
         culprit = silent[0] if silent else -1
         who = f"rank {culprit} has no heartbeat" if silent else "every rank still beats"
-        message = f"step after {self._progress.seq} took over {self._progress.pending_ms} ms; {who}"
+        message = (
+            f"the command after {self._progress.seq} has taken {self._progress.pending_ms} ms, and no rank has got on "
+            f"with it for {self._progress.stalled_s:.1f} s; {who}"
+        )
         log.error("a step is overdue", culprit=culprit, pending_ms=self._progress.pending_ms)
         run_all(self._client, [health.poison(self._model, self._replica, self._epoch, culprit, "deadline", message)])
 
@@ -170,6 +201,10 @@ class Pulse:
 
     def _deadman(self) -> None:
         """A main thread that does not leave an epoch that is over hangs where no exception reaches it."""
-        if self._over is not None and time.monotonic() - self._over_since > GRACE_S:
+        if self._over is None:
+            return
+        self._progress.look()
+        now, since = time.monotonic(), self._over_since
+        if now - max(since, self._progress.moved_at) > GRACE_S or now - since > LEAVE_WITHIN_S:
             log.critical("did not leave the epoch in time; ending the process", reason=str(self._over))
             os._exit(STUCK)

@@ -91,6 +91,7 @@ class Rank:
         progress.phase = "ready"
         executor = self._executor
         progress.read_share = lambda: executor.read_share
+        progress.count = lambda: executor.progress
         mailbox = commands.Mailbox(self._blocking, self._model, self._replica, epoch, executor.rank)
         pulse = Pulse(
             self._pulse_client,

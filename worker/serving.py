@@ -59,10 +59,12 @@ class Serving:
         progress: Progress,
         check: Callable[[], None],
         siblings: Siblings,
+        pace: Pace | None = None,
     ) -> None:
+        """`pace` knows the rate of earlier epochs."""
         self._lease, self._group, self._scheduler, self._roster = lease, group, scheduler, roster
         self._exchange, self._progress, self._check, self._siblings = exchange, progress, check, siblings
-        self._sampler, self._pace = StepSampler(), Pace()
+        self._sampler, self._pace = StepSampler(), pace or Pace()
         self._owed = False
         """Whether tokens have not been offered to Redis yet."""
         self._offered_at = 0.0
@@ -129,7 +131,7 @@ class Serving:
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        self._scheduler.beside = self._pace.beside
+        self._scheduler.alone, self._scheduler.beside = self._pace.alone, self._pace.beside
         plan = self._scheduler.plan()
         self._roster.prefilling(plan.sequences)
         isolation = self._roster.isolation
@@ -139,7 +141,7 @@ class Serving:
         # A leader alone has nobody to send commands to: its next one costs it nothing.
         repeat = not (self._group.alone or isolation.watching or isolation.active)
         turn.book(self._run_plan(plan, turn, repeat).tokens)
-        self._pace.observe(self._group.last_seconds, sum(map(len, plan.tokens)))
+        self._pace.observe(self._group.last_seconds, sum(map(len, plan.tokens)), len(plan.continuing))
         self._owed = True
         self._heard(self._exchange.finish())
         if not self._overlaps:

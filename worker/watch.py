@@ -11,6 +11,7 @@ from control import health
 from control.clients import SyncRedis
 from worker.absence import Absence
 from worker.contact import Contact
+from worker.health.scheduled import times_run
 from worker.replica import ReplicaProcesses
 
 log = structlog.get_logger()
@@ -18,7 +19,8 @@ log = structlog.get_logger()
 STUCK_S = 6.0
 """A rank that still beats in an epoch poisoned this long ago is killed: its own deadman has failed."""
 STARVED_S = 6.0
-"""How long a silent rank is spared whose threads wait for a processor. A step that spins has its own deadline."""
+"""How long a silent rank is spared whose threads run now and then, or wait for a processor. A step that spins has a
+deadline of its own."""
 
 
 def wants_to_run(pid: int) -> bool:
@@ -43,6 +45,8 @@ class Watch:
         # After a gap Redis was away or slow, or this agent, and nobody's silence counts yet.
         self._contact = Contact(grace_s=health.BEAT_LIFE_S)
         self._silent_since: dict[int, float] = {}
+        self._run: dict[int, int] = {}
+        """How often each process had run at the last look."""
         self._absence = Absence()
         self.whole = False
         """Whether the group was ready in its epoch, with all its ranks here, when last looked at."""
@@ -81,13 +85,14 @@ class Watch:
             self._judge(poison, beats)
             return
         self._poisoned = None
+        before, self._run = self._run, {pid: times_run(pid) for pid in self._replica.pids().values()}
         for rank, pid in self._replica.pids().items():
             beat = beats[rank]
             if beat is not None and beat.pid == pid:
                 self._seen[pid] = beat.epoch
                 self._silent_since.pop(pid, None)
             elif beat is None and self._seen.get(pid) == epoch:
-                self._silent(rank, pid, epoch)
+                self._silent(rank, pid, epoch, ran=before.get(pid) != self._run[pid])
 
     def _end_absent(self, epoch: int, beats: list[health.Beat | None]) -> None:
         """Kill who hangs where it has no heartbeat in this epoch that could be missed."""
@@ -95,12 +100,12 @@ class Watch:
         for rank, how in self._absence.judge(pids, self._seen, epoch, beats):
             self._end(rank, pids[rank], epoch, f"rank {rank} (pid {pids[rank]}) lives but {how}")
 
-    def _silent(self, rank: int, pid: int, epoch: int) -> None:
+    def _silent(self, rank: int, pid: int, epoch: int, ran: bool) -> None:
         """It beat in this epoch, the epoch still stands (so Redis lost nothing), and now it does not: it hangs, unless
-        it only waits for a processor."""
+        it only waits for a processor, or has `ran` since the last look."""
         now = time.monotonic()
         since = self._silent_since.setdefault(pid, now)
-        if not self._contact.steady or (now - since < STARVED_S and wants_to_run(pid)):
+        if not self._contact.steady or (now - since < STARVED_S and (ran or wants_to_run(pid))):
             return
         del self._silent_since[pid]
         how = f"has not beaten for {health.BEAT_LIFE_S:g} s"

@@ -32,6 +32,10 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Those that ended sequences hold until somebody needs the room."""
     loaded_percent: int = 0
     """Of the checkpoint, in the phase loading."""
+    progress: int = 0
+    """Changes as the rank gets on inside its current command."""
+    stalled_ms: int = 0
+    """How long the current command has not got on, on any rank as far as this one knows; 0 where none is under way."""
 
 
 def beat(model: str, replica: str, rank: int, word: Beat) -> Call[None]:

@@ -13,7 +13,7 @@ from control.health.status import Status
 ReplicaState = Literal["loading", "loaded", "poisoned", "recovering", "failed", "draining", "unloading"]
 
 STUCK_MS = 30_000
-"""A rank whose current command is older than this is not healthy, however steadily it beats."""
+"""Ranks of which none has got on in its command for this long are not healthy, however steadily they beat."""
 
 _BEST_FIRST: tuple[ReplicaState, ...] = (
     "loaded",
@@ -75,9 +75,23 @@ def _obstacle(view: ReplicaView) -> str | None:
         if beat.phase != "ready":
             much = f": {beat.loaded_percent} %" if beat.phase == "loading" and beat.loaded_percent else ""
             return f"rank {rank} is {beat.phase}{much}"
-        if beat.oldest_pending_ms > STUCK_MS:
-            return f"rank {rank} has been at one command for {beat.oldest_pending_ms / 1000:.0f} s"
+    if (stuck := _stuck(view.beats)) is not None:
+        return stuck
     return None if view.served_before else "the model's assets are not published yet"
+
+
+def _stuck(beats: Sequence[Beat | None]) -> str | None:
+    """The rank whose command is the oldest, where no rank that has a command gets on with it. A rank that waits in a
+    collective for a slower one stands still, and is not stuck."""
+    busy = [
+        (beat.oldest_pending_ms, beat.stalled_ms, rank)
+        for rank, beat in enumerate(beats)
+        if beat and beat.oldest_pending_ms
+    ]
+    if not busy or min(stalled for _, stalled, _ in busy) <= STUCK_MS:
+        return None
+    pending, stalled, rank = max(busy)
+    return f"rank {rank} has been at one command for {pending / 1000:.0f} s, and got on last {stalled / 1000:.0f} s ago"
 
 
 def model_state(replicas: Sequence[tuple[ReplicaState, str]], unload: bool = False) -> tuple[ReplicaState, str]:

@@ -34,6 +34,10 @@ class ServedModel:
         self._native = native_forward(module, link, cache_layout, vocab_size)
         self.cache_layout, self.vocab_size = cache_layout, vocab_size
         self.dtype, self.device = cache_layout.dtype, cache_layout.device
+        self._layers_done = 0
+        if self._native is None:
+            for layer in getattr(module.base_model, "layers", ()):
+                layer.register_forward_hook(self._layer_done)
         # A tied head and embedding are one parameter and counted once; packed weights are no parameters.
         self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters()) + sum(
             getattr(part, "packed_bytes", 0) for part in self.parts()
@@ -42,6 +46,17 @@ class ServedModel:
     def parts(self) -> Iterator[nn.Module]:
         """The modules that it is made of, each once."""
         return self._module.modules()
+
+    @property
+    def progress(self) -> int:
+        """A number that changes with each layer of a forward; for any thread, while the forward runs too.
+
+        A layer that is only launched on a device counts as done.
+        """
+        return self._layers_done + (self._native.progress if self._native is not None else 0)
+
+    def _layer_done(self, *_: Any) -> None:
+        self._layers_done += 1
 
     @property
     def collective(self) -> Collective:

@@ -33,6 +33,11 @@ class NativeForward:
         self._head_alone = library.Model.from_buffer_copy(plan.model)
         self._head_alone.depth = 0
 
+    @property
+    def progress(self) -> int:
+        """A number that changes many times in each layer of a forward; for any thread."""
+        return self._plan.threads.progress
+
     def __call__(self, batch: Batch) -> Tensor:
         """Logits (sampled, vocabulary). Stores keys and values; raises what an exchange between ranks raised."""
         assert isinstance(batch.cache, SlabStep)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
 import structlog
@@ -105,6 +105,7 @@ def library() -> ctypes.CDLL | None:
         address, number = c_void_p, c_int64
         loaded.furrow_pool.argtypes, loaded.furrow_pool.restype = [c_int32], c_void_p
         loaded.furrow_pool_end.argtypes, loaded.furrow_pool_end.restype = [address], None
+        loaded.furrow_pool_progress.argtypes, loaded.furrow_pool_progress.restype = [address], address
         loaded.furrow_pack.argtypes, loaded.furrow_pack.restype = [address] * 3 + [number] * 2, None
         loaded.furrow_look_up.argtypes, loaded.furrow_look_up.restype = [address, address, number, address], None
         loaded.furrow_product.argtypes = [address, address, address, number, address, address]
@@ -121,6 +122,12 @@ class Threads:
     def __init__(self, loaded: ctypes.CDLL) -> None:
         self.library, self.count = loaded, torch.get_num_threads()
         self.address: int = loaded.furrow_pool(self.count)
+        self._progress = c_uint64.from_address(loaded.furrow_pool_progress(self.address))
+
+    @property
+    def progress(self) -> int:
+        """A number that changes with every part of a job that is done; for any thread, while a job runs too."""
+        return self._progress.value
 
     def __del__(self) -> None:
         self.library.furrow_pool_end(self.address)

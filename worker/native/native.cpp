@@ -11,6 +11,7 @@ int32_t furrow_panel() { return PANEL; }
 
 Pool* furrow_pool(int32_t threads) { return new Pool(threads); }
 void furrow_pool_end(Pool* pool) { delete pool; }
+const void* furrow_pool_progress(const Pool* pool) { return pool->progress(); }
 
 void furrow_pack(Pool* pool, const Linear* linear, const void* rows, int64_t count, int64_t first) {
   pool->run([=, layer = *linear](Hand& hand) { pack(hand, layer, rows, count, first); });

@@ -72,6 +72,9 @@ class Pool {
 
   int threads() const { return threads_; }
 
+  // Changes with every piece and phase of a job that is done. Another thread may read it at any time.
+  const std::atomic<uint64_t>* progress() const { return &turn_; }
+
   // Others may come late to a job, or still be on their way out of it when this returns: it must own what it reads
   // outside of its pieces.
   void run(Job job) {
@@ -95,6 +98,9 @@ class Pool {
   };
 
   uint32_t phase() const { return static_cast<uint32_t>(turn_.load(std::memory_order_acquire) >> 32); }
+
+  // Where the caller is the only thread.
+  void next_phase() { turn_.store(static_cast<uint64_t>(phase() + 1) << 32, std::memory_order_relaxed); }
 
   // The next piece of the phase, or -1 where there is none left, or the phase is over.
   int64_t take(uint32_t phase, int64_t pieces) {
@@ -180,7 +186,10 @@ inline int Hand::threads() const { return pool_.threads(); }
 
 template <typename Part>
 void Hand::each(int64_t count, int64_t piece, const Part& part) {
-  if (pool_.threads() == 1) return part(0, count);
+  if (pool_.threads() == 1) {
+    part(0, count);
+    return pool_.next_phase();
+  }
   if (gone_ || count == 0) return;
   const int64_t pieces = (count + piece - 1) / piece;
   for (int64_t number; (number = pool_.take(phase_, pieces)) >= 0; pool_.done(phase_, pieces))

@@ -42,8 +42,8 @@ class Scheduler:
         self._memory = Memory(kv_tokens, block_tokens, prefix_tokens)
         self._account, self._prefixes = self._memory.account, self._memory.prefixes
         self.token_budget, self._max_sequences = token_budget, max_sequences
-        self.beside = token_budget
-        """The most prompt tokens of a step in which a sequence decodes."""
+        self.beside = self.alone = token_budget
+        """The most prompt tokens of a step in which a sequence decodes, and of one in which none does."""
         self._running: dict[int, Sequence] = {}  # by sid, in the order in which they got their places
         self._admission = Admission(self._running, self._memory, max_sequences)
         self._waiting = self._admission.waiting
@@ -152,10 +152,10 @@ class Scheduler:
         plan = self._outstanding = StepPlan()
         self._steps += 1
         decodes = any(sequence.state is SequenceState.DECODE for sequence in self._running.values())
-        for victim in self._admission.begin(self.beside if decodes else self.token_budget):
+        for victim in self._admission.begin(self.beside if decodes else self.alone):
             self._preempt(victim)
         rows = self._plan_decode(plan)
-        self._admission.feed(plan, min(self.token_budget - rows, self.beside) if rows else self.token_budget)
+        self._admission.feed(plan, min(self.token_budget - rows, self.beside if rows else self.alone))
         self._memory.tell(plan)
         return plan
 

@@ -157,3 +157,13 @@ def test_two_ranks_step_together(quant: str | None, checkpoint: Checkpoint, rank
     assert second.collectives == first.collectives > 0
     for ours, theirs in zip(first.logits[1], expected.logits[1], strict=False):
         assert (ours - theirs).abs().max() < NEAR[quant]
+
+
+def test_a_forward_shows_its_progress(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several times in each layer, on either way, and not at all where nothing runs: another thread reads it."""
+    for native in (True, False):
+        running = loaded(checkpoint("llama"), None, monkeypatch, native)
+        before = running.model.progress
+        assert before == running.model.progress
+        running.step(Row(0, PROMPT, 0, True))
+        assert running.model.progress - before >= running.model.cache_layout.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import pytest
@@ -30,17 +31,18 @@ def pulse_of(redis: ReplicaRedis, lease: Lease, rank: int = 0, progress: Progres
     return Pulse(client, MODEL, REPLICA, lease.epoch, rank, WORLD, "cpu", progress or Progress(), own)
 
 
+def over_of(pulse: Pulse) -> EpochOver | None:
+    """What `check` raises."""
+    try:
+        pulse.check()
+    except EpochOver as over:
+        return over
+    return None
+
+
 def how_it_ended(pulse: Pulse) -> EpochOver:
     """What `check` raises, once it does."""
-
-    def ended() -> EpochOver | None:
-        try:
-            pulse.check()
-        except EpochOver as over:
-            return over
-        return None
-
-    return until(ended, 40.0)
+    return until(lambda: over_of(pulse), 40.0)
 
 
 def beat_of(redis: ReplicaRedis, lease: Lease, rank: int) -> None:
@@ -134,6 +136,34 @@ def test_an_overdue_step_is_poison_naming_the_rank_that_is_silent(redis: Replica
     assert ("every rank still beats" if heard else "rank 1 has no heartbeat") in found.message
 
 
+def test_a_leader_that_waits_for_a_slow_rank_is_not_overdue(redis: ReplicaRedis) -> None:
+    """It stands still in a collective while the other rank computes; where that one stands still too, it is overdue."""
+    lease, progress, renewed = redis.lead(WORLD), Progress(), list[float]()
+    redis.client.persist(redis.keys.lock)
+
+    def other_at(count: int) -> None:
+        word = Beat(
+            epoch=lease.epoch, seq=3, oldest_pending_ms=9, device="cpu", memory_bytes=0, phase="ready", pid=2,
+            host="h", progress=count,
+        )  # fmt: skip
+        redis.run(beat(MODEL, REPLICA, 1, word))
+
+    progress.begin(1.5, lambda: renewed.append(time.monotonic()))
+    with pulse_of(redis, lease, progress=progress) as pulse:
+        began = time.monotonic()
+        while time.monotonic() - began < 4.0:
+            other_at(int(10 * time.monotonic()))
+            pulse.check()
+            time.sleep(0.1)
+        stood = time.monotonic()
+        while not isinstance(redis_over := over_of(pulse), Poisoned):
+            other_at(1)
+            time.sleep(0.05)
+            assert time.monotonic() < stood + 20.0
+    assert redis_over.kind == "deadline" and len(renewed) >= 2
+    assert "every rank still beats" in redis_over.message
+
+
 def test_an_overdue_leader_lets_its_lock_lapse(redis: ReplicaRedis) -> None:
     """Whoever is stuck must lose the lock, so that another can lead; it still beats, with the age of the step."""
     lease, progress = redis.lead(WORLD), Progress()
@@ -157,6 +187,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Statuses with which the deadman would have ended this process; the grace is short."""
     statuses: list[int] = []
     monkeypatch.setattr(pulse_module, "GRACE_S", 0.3)
+    monkeypatch.setattr(pulse_module, "LEAVE_WITHIN_S", 1.5)
     monkeypatch.setattr(os, "_exit", statuses.append)
     return statuses
 
@@ -168,6 +199,17 @@ def test_a_main_thread_that_does_not_leave_is_ended(redis: ReplicaRedis, ends: l
         write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")
         until(lambda: ends, 40.0)
     assert set(ends) == {STUCK}
+
+
+def test_a_main_thread_that_still_gets_on_has_more_time(redis: ReplicaRedis, ends: list[int]) -> None:
+    """On a slow machine the way out of a layer takes longer than a hang is given; it is not endless either."""
+    lease, progress = redis.lead(WORLD), Progress()
+    progress.count = time.monotonic_ns
+    began = time.monotonic()
+    with pulse_of(redis, lease, rank=1, progress=progress):
+        write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")
+        until(lambda: ends, 40.0)
+    assert set(ends) == {STUCK} and time.monotonic() - began > 1.5
 
 
 def test_a_main_thread_that_leaves_in_time_lives(redis: ReplicaRedis, ends: list[int]) -> None:

@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -129,8 +130,40 @@ def test_a_busy_rank_that_is_stopped_is_found(watched: Watched, busy: ChildProce
     watched.watch.look()
     busy.send_signal(signal.SIGSTOP)
     until(lambda: not watch_module.wants_to_run(busy.pid), 40.0)
+    watched.watch.look()
     watched.hush(1)
     watched.watch.look()
+    assert watched.killed() == [1]
+
+
+def test_a_rank_that_runs_now_and_then_is_slow_and_not_stopped(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that gives it a twentieth of its time finds it stopped at every look; without a break it is killed."""
+    monkeypatch.setattr(absence, "STOPPED_S", 0.3)
+    rank = watched.replica.processes[1]
+
+    def throttled(seconds: float) -> None:
+        until_then = time.monotonic() + seconds
+        while time.monotonic() < until_then:
+            rank.send_signal(signal.SIGCONT)
+            time.sleep(0.002)
+            rank.send_signal(signal.SIGSTOP)
+            until(lambda: psutil.Process(rank.pid).status() == psutil.STATUS_STOPPED)
+            watched.beats(0)
+            watched.watch.look()
+
+    watched.beats(0, 1)
+    watched.watch.look()
+    watched.hush(1)
+    throttled(1.0)
+    assert watched.killed() == [] and read_poison(watched.redis.client, MODEL, REPLICA) is None
+
+    def found() -> bool:
+        watched.watch.look()
+        return read_poison(watched.redis.client, MODEL, REPLICA) is not None
+
+    until(found, 5.0)
     assert watched.killed() == [1]
 
 

@@ -9,11 +9,12 @@ import pytest
 from control.health import STUCK_MS, Beat, Poison, ReplicaView, Status, model_state, replica_state
 
 
-def beat(epoch: int = 5, phase: str = "ready", pending_ms: int = 0) -> Beat:
+def beat(epoch: int = 5, phase: str = "ready", pending_ms: int = 0, stalled_ms: int = 0) -> Beat:
     return Beat(
         epoch=epoch,
         seq=1,
         oldest_pending_ms=pending_ms,
+        stalled_ms=stalled_ms,
         device="cpu",
         memory_bytes=1,
         phase=phase,
@@ -48,7 +49,13 @@ def view(**changes: Any) -> ReplicaView:
         ({"beats": [beat(), None]}, "recovering", "rank 1 is not there yet"),
         ({"beats": [beat(), beat(epoch=4)]}, "recovering", "rank 1 is not there yet"),
         ({"beats": [beat(phase="loading"), beat()]}, "recovering", "rank 0 is loading"),
-        ({"beats": [beat(), beat(pending_ms=STUCK_MS + 1)]}, "recovering", "rank 1 has been at one command for 30 s"),
+        (
+            {"beats": [beat(), beat(pending_ms=90_000, stalled_ms=STUCK_MS + 1)]},
+            "recovering",
+            "rank 1 has been at one command for 90 s, and got on last 30 s ago",
+        ),
+        ({"beats": [beat(), beat(pending_ms=90_000, stalled_ms=100)]}, "loaded", ""),
+        ({"beats": [beat(pending_ms=90_000, stalled_ms=80_000), beat(pending_ms=90_000, stalled_ms=9)]}, "loaded", ""),
         ({"served_before": False}, "loading", "the model's assets are not published yet"),
         ({"status": None, "locked": False, "served_before": False}, "loading", "no worker has it yet"),
         (

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.farm import until
+from worker.health.faults import FAULTS_OF_PROGRESS, faults_of_other_threads
 from worker.progress import PER_TOKEN_S, STEP_FLOOR_S, UNKNOWN_STEP_S, Deadlines, Progress
 
 
@@ -38,3 +45,45 @@ def test_only_what_is_under_way_can_be_overdue() -> None:
     assert progress.overdue
     progress.end(7)
     assert not progress.overdue and progress.seq == 7
+
+
+def test_progress_gives_a_command_all_of_its_time_again() -> None:
+    """A command that gets on is never overdue, however long it takes; one that stands still is, as before."""
+    progress, renewed = Progress(), list[float]()
+    count = 0
+    progress.count = lambda: count
+    progress.begin(0.2, lambda: renewed.append(time.monotonic()))
+    began = time.monotonic()
+    while time.monotonic() - began < 0.6:
+        count += 1
+        progress.look()
+        assert not progress.overdue
+        time.sleep(0.01)
+    assert len(renewed) > 2 and progress.pending_ms >= 600
+    until(lambda: progress.look() or progress.overdue, 40.0)
+    assert progress.stalled_s > 0.2 and renewed[-1] < time.monotonic() - 0.2
+
+
+def test_progress_before_a_command_is_none_of_its_own() -> None:
+    """Only what happens after its beginning moves its deadline."""
+    progress = Progress()
+    progress.count = lambda: 5
+    progress.look()
+    progress.begin(-1.0)
+    progress.look()
+    assert progress.overdue
+
+
+def test_pages_that_other_threads_read_are_progress() -> None:
+    """A load reads mapped files: no call could be counted, but its page faults can."""
+    size = 32 << 20
+    before = faults_of_other_threads()
+    for _ in range(3):
+        sum(bytearray(size)[:: mmap.PAGESIZE])  # this thread's own faults are not counted
+    assert faults_of_other_threads() - before < FAULTS_OF_PROGRESS
+    with tempfile.TemporaryFile() as file, ThreadPoolExecutor(1) as reader:
+        file.write(bytes(size))
+        file.flush()
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
+            reader.submit(lambda: sum(mapped[at] for at in range(0, size, mmap.PAGESIZE))).result()
+    assert faults_of_other_threads() - before > 2 * FAULTS_OF_PROGRESS

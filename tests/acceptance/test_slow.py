@@ -1,0 +1,115 @@
+"""A machine that is slow is not dead, and one that hangs is found: a real farm with layers that take their time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.farm import Farm, serving_farm
+from tests.unit.ops.compose_file import ROOT
+
+pytestmark = pytest.mark.timeout(240)
+
+SPEED_UP = 8
+"""The machine computes 80 prompt tokens a second instead of 10, and every deadline is an eighth of the real one."""
+FAULT = """
+import os, time
+if "FURROW_RANK" in os.environ:
+    from pathlib import Path
+    from worker import progress
+    from worker.models.served import ServedModel
+    progress.UNKNOWN_STEP_S /= {speed_up}
+    progress.PER_TOKEN_S /= {speed_up}
+    real = ServedModel.__init__
+
+    def slowed(model, module, *rest):
+        real(model, module, *rest)
+        layers = module.base_model.layers
+
+        def wait(layer, arguments, output):
+            if os.environ["FURROW_RANK"] != "1":
+                return
+            tokens = arguments[0].shape[1]
+            if Path({folder!r}, "slow").exists():
+                time.sleep(tokens / (10 * {speed_up}) / len(layers))
+            hang = Path({folder!r}, "hang")
+            if hang.exists():
+                hang.unlink()
+                time.sleep(600)
+
+        for layer in layers:
+            layer.register_forward_hook(wait)
+
+    ServedModel.__init__ = slowed
+"""
+LONG = "Count from 1 to 10. " * 30
+"""Some 600 tokens."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fault")
+
+
+@pytest.fixture(scope="module")
+def farm(folder: Path) -> Iterator[Farm]:
+    """Two ranks, of which the second computes slowly while there is a file `slow`, and hangs where it finds `hang`."""
+    (folder / "sitecustomize.py").write_text(FAULT.format(folder=str(folder), speed_up=SPEED_UP))
+    # Without a standby: it begins before it knows its rank, so the fault would not be in it.
+    settings = {"PYTHONPATH": f"{folder}:{ROOT}", "FURROW_STANDBY": "0"}
+    with serving_farm("demo", "--tp", "2", "--devices", "cpu", "--dtype", "float64", **settings) as farm:
+        yield farm
+
+
+def ask(farm: Farm, question: str, max_tokens: int) -> tuple[str, int]:
+    """The text, and the tokens of the prompt. No cache of another prompt is used."""
+    with openai.OpenAI(base_url=farm.base_url, api_key="none", max_retries=0, timeout=200) as client:
+        answer = client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": question}],
+            temperature=0,
+            max_tokens=max_tokens,
+            extra_body={"cache_salt": str(time.monotonic())},
+        )
+    assert answer.usage is not None
+    return answer.choices[0].message.content or "", answer.usage.prompt_tokens
+
+
+def poisons(farm: Farm) -> list[dict[str, str]]:
+    return [fields for _, fields in farm.redis.xrange("furrow:{demo}:r0:poisons")]
+
+
+def test_a_long_prompt_on_a_slow_machine_is_answered(farm: Farm, folder: Path) -> None:
+    """One rank computes at 10 prompt tokens a second while the other waits for it: no kill, no new epoch, same text."""
+    expected, _ = ask(farm, LONG, 8)
+    epoch, pids = farm.redis.get("furrow:{demo}:r0:epoch"), [farm.pid("demo", rank) for rank in range(2)]
+    (folder / "slow").touch()
+    try:
+        began = time.monotonic()
+        text, prompt_tokens = ask(farm, LONG, 8)
+        took = time.monotonic() - began
+    finally:
+        (folder / "slow").unlink()
+    assert prompt_tokens > 500 and took > prompt_tokens / (10 * SPEED_UP), "it must have been slow"
+    assert text == expected
+    assert farm.redis.get("furrow:{demo}:r0:epoch") == epoch and poisons(farm) == []
+    assert [farm.pid("demo", rank) for rank in range(2)] == pids
+
+
+def test_a_rank_that_hangs_while_it_beats_is_found(farm: Farm, folder: Path) -> None:
+    """The control: the same farm, and a layer that never ends. The request is answered in the next epoch."""
+    expected, _ = ask(farm, "Count from 1 to 10.", 24)
+    before = len(poisons(farm))
+    began = time.monotonic()
+    (folder / "hang").touch()
+    text, _ = ask(farm, "Count from 1 to 10.", 24)
+    took = time.monotonic() - began
+    assert text == expected
+    ends = poisons(farm)[before:]
+    assert [end["kind"] for end in ends] == ["deadline"], json.dumps(ends)
+    assert took < 60.0

@@ -1,0 +1,17 @@
+"""Whether a process was given a processor: a slow or throttled one runs now and then, a stopped one never."""
+
+from __future__ import annotations
+
+import psutil
+
+
+def times_run(pid: int) -> int:
+    """How often the main thread of a process has given up a processor so far; 0 for one that has ended.
+
+    A thread that a signal stops, or lets go on, does so too.
+    """
+    try:
+        switches = psutil.Process(pid).num_ctx_switches()
+    except psutil.Error:
+        return 0
+    return switches.voluntary + switches.involuntary
