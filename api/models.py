@@ -111,7 +111,7 @@ class Models:
         return self._overviews.get(real) if real is not None else None
 
     def steps(self, name: str) -> int:
-        """How far the model's ranks are, as last seen: it changes with each command, and with the parts of a long one."""
+        """How far the model's ranks are, as last seen: it changes with each command and inside a long one."""
         overview = self._overviews.get(name)
         replicas = overview.replicas if overview is not None else []
         beats = [beat for replica in replicas for beat in replica.beats if beat is not None]
