@@ -107,6 +107,7 @@ class Intake:
             params=self.members[member],
             tenant=self.caller.tenant,
             account=self.caller.identity.account,
+            hold=self.caller.rid if self.caller.identity.limited else "",
             priority=self.priority,
             deadline_ms=self.deadline_ms,
             on_disconnect=self.on_disconnect,

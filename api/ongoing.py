@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from api.access.limiter import Hold
 from api.archive import Archive
 from api.chat.piece import Piece
 from api.disconnect import ClientDisconnected
@@ -42,8 +41,8 @@ class Ongoing:
     archive: Archive
     owner: str
     """Whose quota the stored answer takes."""
-    hold: Hold | None = None
-    """What it took of its API key's limits, if there are any."""
+    settle_limits: Callable[[], None] | None = None
+    """Has the API key's limits settled soon after the end; None where it has none."""
     _warned: float = field(default=0.0, init=False)
     _released: bool = field(default=False, init=False)
     _alarm: asyncio.TimerHandle | None = field(default=None, init=False)
@@ -161,10 +160,8 @@ class Ongoing:
         grace_ms = GRACE_MS if not delivered and (self.interrupted() or self.stalled()) else 0
         for feed in self.feeds:
             self.follower.leave(feed, now_ms() if delivered else None, grace_ms)
-        if self.hold is not None and (self.renderer.finished or (self.hold.ends_with_client and not grace_ms)):
-            usage = self.renderer.usage
-            served = usage.completion_tokens or (self.renderer.finished and self.renderer.failure is None)
-            self.hold.settle(usage.prompt_tokens + usage.completion_tokens if served else 0)
+        if self.settle_limits is not None:
+            self.settle_limits()
         reasons = {reason or "disconnected" for answer in self.renderer.answers for reason in answer.finish_reasons}
         self.journal.end(
             status=status,

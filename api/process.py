@@ -6,6 +6,7 @@ from api.access.identity import Gate
 from api.access.keyring import Keyring
 from api.access.limiter import Limiter
 from api.access.origin import OriginCheck
+from api.access.settler import Settler
 from api.archive import Archive
 from api.bodies import Bodies
 from api.canary import Canary
@@ -41,7 +42,8 @@ class Process:
         self.keyring = Keyring(self.batches)
         self.gate = Gate(settings, self.keyring)
         self.origins = OriginCheck(settings)
-        self.limiter = Limiter(self.batches)
+        self.settler = Settler(self.batches)
+        self.limiter = Limiter(self.batches, self.settler)
         self.bodies = Bodies(settings.max_bodies_bytes)
         self.models = Models(self.sync_client, settings)
         self.follower = Follower(self.client, self.batches, settings)
@@ -57,6 +59,7 @@ class Process:
             self.archive,
             self.grammars,
             self.limiter,
+            self.settler,
             settings,
             lambda: self.interrupted,
         )
@@ -68,6 +71,7 @@ class Process:
         self.models.start()
         self.follower.start()
         self.orphans.start()
+        self.settler.start()
         self.keeper.start()
 
     def refuse_when_draining(self) -> None:
@@ -85,6 +89,7 @@ class Process:
         await self.follower.stop()
         await self.grammars.stop()
         await self.limiter.stop()
+        await self.settler.stop()
         await self.keyring.stop()
         await self.orphans.stop()
         await self.models.stop()

@@ -50,6 +50,7 @@ def origin_of(feed: Feed, followed: Followed, api: str, now_ms: int) -> Enqueue 
         params=decode_request(followed.params),
         tenant=feed.tenant,
         account=fields.get("account", ""),
+        hold=fields.get("hold", ""),
         priority=fields["priority"],
         deadline_ms=(left_ms + now_ms - received_ms) or 1,  # 0 would mean none
         on_disconnect=fields["on_disconnect"],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
-from api.access.limiter import Hold, Limiter
+from api.access.limiter import Limiter
+from api.access.settler import Settler
 from api.archive import Archive
 from api.backpressure import Backpressure
 from api.errors import ShuttingDown
@@ -23,7 +25,7 @@ from api.schemas.view import Cursor, decode_view, member_rid
 from api.settings import ApiSettings
 from control import requests
 from control.batches import Batches
-from control.errors import ModelNotFound, QueueFull, RequestError, RequestNotFound
+from control.errors import ModelNotFound, QueueFull, RedisUnavailable, RequestError, RequestNotFound
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -41,11 +43,12 @@ class Submitter:
         archive: Archive,
         grammars: GrammarChecks,
         limiter: Limiter,
+        settler: Settler,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
         self._batches, self._models, self._follower = batches, models, follower
-        self._archive, self._grammars, self._limiter = archive, grammars, limiter
+        self._archive, self._grammars, self._limiter, self._settler = archive, grammars, limiter, settler
         self._settings, self._interrupted = settings, interrupted
         self._backpressure = Backpressure()
 
@@ -63,10 +66,9 @@ class Submitter:
         intake = await take_in(body, caller, served, self._grammars)
         caller.journal.know(prompt_tokens=intake.prompt_tokens)
         await self._follower.subscribe(served.name)
-        hold = await self._limiter.begin(
-            caller.identity.key, caller.rid, served.name, intake.members, intake.on_disconnect, intake.tell_allowance
-        )
-        first, feeds, wake = caller.rid, list[Feed](), asyncio.Event()
+        members = {member_rid(caller.rid, member): asked for member, asked in enumerate(intake.members)}
+        hold = await self._limiter.begin(caller.identity.key, served.name, members, intake.tell_allowance)
+        first, feeds, wake, queued = caller.rid, list[Feed](), asyncio.Event(), 0
         try:
             for member in range(len(intake.members)):
                 rid = member_rid(first, member)
@@ -74,6 +76,7 @@ class Submitter:
                 feeds.append(self._follower.open(served.name, rid, caller.tenant, wake))
                 origin = intake.enqueue(first, member, self._settings)
                 enqueued = await self._batches.run(served.name, requests.enqueue(origin))
+                queued += 1
                 if enqueued.rid != rid:
                     self._follower.close(feeds.pop())
                     feeds.append(self._follower.open(served.name, enqueued.rid, caller.tenant, wake))
@@ -84,17 +87,19 @@ class Submitter:
         except BaseException as error:
             self._abandon(feeds)
             if hold is not None:
-                hold.refund()
+                # One whose answer is lost may have been queued: then its end settles it, else its estimate stands.
+                lost = isinstance(error, RedisUnavailable | asyncio.CancelledError)
+                hold.refund(queued + lost)
             if isinstance(error, QueueFull):
                 self._backpressure.note(*whose, error)
             raise
         caller.journal.know(rid=first)
         if first != caller.rid:
             if hold is not None:
-                hold.settle(0)  # the tokens are those of the request that was joined
+                hold.refund()  # the request that was joined has a hold of its own
             return await self._join(first, caller, served, feeds, wake)
         renderer = renderer_of(first, intake.view(), served.vocabulary, intake.prompt_tokens)
-        return self._ongoing(first, renderer, feeds, wake, caller, hold)
+        return self._ongoing(first, renderer, feeds, wake, caller, served)
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Ongoing:
         """Follow a request that is known by its id, and suppress what the cursor says was sent; no places: nothing.
@@ -169,8 +174,7 @@ class Submitter:
         prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds)
         caller.journal.know(prompt_tokens=prompt_tokens)
         renderer = renderer_of(rid, view, served.vocabulary, prompt_tokens, cursor)
-        hold = self._limiter.held(caller.identity.key, rid, view.members)
-        return self._ongoing(rid, renderer, feeds, wake, caller, hold)
+        return self._ongoing(rid, renderer, feeds, wake, caller, served)
 
     def _abandon(self, feeds: list[Feed]) -> None:
         for feed in feeds:
@@ -183,7 +187,7 @@ class Submitter:
         feeds: list[Feed],
         wake: asyncio.Event,
         caller: Caller,
-        hold: Hold | None,
+        served: ServedModel,
     ) -> Ongoing:
         return Ongoing(
             rid=rid,
@@ -197,5 +201,5 @@ class Submitter:
             stalled=caller.stalled,
             archive=self._archive,
             owner=caller.identity.owner,
-            hold=hold,
+            settle_limits=partial(self._settler.nudge, served.name) if caller.identity.limited else None,
         )

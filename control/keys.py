@@ -40,7 +40,9 @@ RESPONSE_OVERHEAD = 512
 """Bytes that a stored response is taken to need beside its fields."""
 
 SPENT_MS = 86_400_000
-"""Life of what a request took of its API key's limits, where nobody settles it."""
+"""Life of what a request took of its API key's limits, and of its settlement, where no process applies that."""
+SETTLE_TOKENS = 256
+"""A request that runs is settled each time that it has made so many tokens more."""
 USAGE_MS = 400 * 86_400_000
 """How long a day's usage can be read."""
 
@@ -139,6 +141,10 @@ class ModelKeys:
     def usage(self, day: int) -> str:  # hash `key:kind` -> count, per day since 1970: every end -> operator; 400 days
         return f"{self.base}usage:{day}"
 
+    @property
+    def settlements(self) -> str:  # stream: every end, emit -> apis, which apply and delete them; 1 day
+        return f"{self.base}settlements"
+
     def replica(self, replica: str) -> ReplicaKeys:
         return ReplicaKeys(self.model, replica)
 
@@ -219,11 +225,11 @@ class KeyKeys:
         return f"{self.record}:bucket"
 
     @property
-    def open(self) -> str:  # hash rid -> `ms model`, of a key with max_concurrent: spend -> settle; 1 day
+    def open(self) -> str:  # hash hold -> `ms model`, of a key with max_concurrent: spend -> settle; 1 day
         return f"{self.record}:open"
 
-    def spent(self, rid: str) -> str:  # string `requests tokens`: spend -> settle; 1 day
-        return f"{self.record}:spent:{rid}"
+    def spent(self, hold: str) -> str:  # hash request id -> tokens charged: spend -> settle; 1 day
+        return f"{self.record}:spent:{hold}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,11 @@ class Identity:
         """Whose quota its stored responses take: its tenant's, or that of all callers without a key."""
         return self.tenant if self.account else KEYLESS
 
+    @property
+    def limited(self) -> bool:
+        """Whether what it asks for counts against limits."""
+        return self.key is not None and self.key.limited
+
     def check_model(self, asked: str | None, model: str) -> None:
         """Raises ModelNotFound for a model that the key may not use: as for one that is not there."""
         if not self.may_use(asked, model):

@@ -1,4 +1,4 @@
-"""The limits of an API key at work: an estimate is taken before a request is queued, the truth is told at its end.
+"""The limits of an API key at work: an estimate is taken before a request is queued, and settled once it has ended.
 
 A key without limits costs nothing here, not even a read.
 """
@@ -6,12 +6,13 @@ A key without limits costs nothing here, not even a read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from api.access.keyring import LANE
+from api.access.settler import Settler
 from control.access import Allowance, ApiKey, free_places, open_requests, settle, spend
 from control.batches import Batches
 from control.clock import now_ms
@@ -23,7 +24,7 @@ from control.messages import GenerationRequest
 log = structlog.stdlib.get_logger(__name__)
 
 EXPECTED_TOKENS = 1_024
-"""What a choice is taken to write at most when it begins; what it writes beyond that is paid at its end."""
+"""What a choice is taken to write at most when it begins; what it writes beyond that is charged while it runs."""
 _YOUNG_MS = 10_000
 """A request that is not there may be about to be queued."""
 _LAST_S = 5.0
@@ -31,81 +32,72 @@ _LAST_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What one request took of its key's limits, until it is settled."""
+    """What one call took of its key's limits, for each of its requests. Their ends settle it."""
 
     limiter: Limiter
     key: ApiKey
     rid: str
-    requests: int
-    ends_with_client: bool
-    """Whether nobody goes on with it once the client has left."""
+    rids: Sequence[str]
 
-    def settle(self, tokens: int) -> None:
-        """It has ended, and took so many tokens. Returns at once."""
-        self.limiter.settle(self.key, self.rid, self.requests, tokens)
-
-    def refund(self) -> None:
-        """It was refused: nothing counts."""
-        self.limiter.settle(self.key, self.rid, 0, 0)
+    def refund(self, first: int = 0) -> None:
+        """The requests from the `first` one on were never queued: nothing of them counts. Returns at once."""
+        self.limiter.refund(self.key, self.rid, self.rids[first:])
 
 
 class Limiter:
     """Takes and gives back; `stop` waits for what is under way."""
 
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-        self._settling: set[asyncio.Task[None]] = set()
+    def __init__(self, batches: Batches, settler: Settler) -> None:
+        self._batches, self._settler = batches, settler
+        self._refunding: set[asyncio.Task[None]] = set()
 
     async def begin(
         self,
         key: ApiKey | None,
-        rid: str,
         model: str,
-        members: Sequence[GenerationRequest],
-        on_disconnect: str,
+        members: Mapping[str, GenerationRequest],
         tell: Callable[[Allowance], None],
     ) -> Hold | None:
-        """Take what `members` will need, and tell what is left; None for a key without limits.
+        """Take what `members` will need, by request id, and tell what is left; None for a key without limits.
 
         Raises RateLimited, RequestTooLarge for what the limits can never let in, RedisUnavailable.
         """
         if key is None or not key.limited:
             return None
-        count, tokens = len(members), estimate(key, members)
+        rids = list(members)
+        estimates = dict(zip(rids, estimate(key, list(members.values())), strict=True))
         try:
-            allowance = await self._spend(key, rid, model, count, tokens)
+            allowance = await self._spend(key, rids[0], model, estimates)
         except RateLimited as error:
             if isinstance(error.allowance, Allowance):
                 tell(error.allowance)
             raise
         tell(allowance)
-        return Hold(self, key, rid, count, on_disconnect == "cancel")
+        return Hold(self, key, rids[0], rids)
 
-    def held(self, key: ApiKey | None, rid: str, members: int) -> Hold | None:
-        """What another process, or an earlier connection, took for a request that is followed here now."""
-        return Hold(self, key, rid, members, False) if key is not None and key.limited else None
-
-    def settle(self, key: ApiKey, rid: str, requests: int, tokens: int) -> None:
-        task = asyncio.create_task(self._settle(key, rid, requests, tokens))
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+    def refund(self, key: ApiKey, hold: str, rids: Sequence[str]) -> None:
+        task = asyncio.create_task(self._refund(key, hold, rids))
+        self._refunding.add(task)
+        task.add_done_callback(self._refunding.discard)
 
     async def stop(self) -> None:
-        if self._settling:
-            await asyncio.wait(self._settling, timeout=_LAST_S)
+        if self._refunding:
+            await asyncio.wait(self._refunding, timeout=_LAST_S)
 
-    async def _spend(self, key: ApiKey, rid: str, model: str, count: int, tokens: int) -> Allowance:
-        call = spend(key, rid, model, count, tokens)
+    async def _spend(self, key: ApiKey, hold: str, model: str, estimates: Mapping[str, int]) -> Allowance:
+        call = spend(key, hold, model, estimates)
         try:
             return await self._batches.run(LANE, call)
         except RateLimited as error:
-            # The processes that began them may have died before they could give the places back.
-            if error.bound != "concurrent" or not await self._free_places(key):
+            # What has ended a moment ago may not be settled yet.
+            settled = await self._settler.apply(model)
+            freed = error.bound == "concurrent" and await self._free_places(key)
+            if not (settled or freed):
                 raise
         return await self._batches.run(LANE, call)
 
     async def _free_places(self, key: ApiKey) -> bool:
-        """Give back the places of requests that have ended; whether there were any."""
+        """Give back the places of requests whose end Redis does not know any more; whether there were any."""
         held = await self._batches.run(LANE, open_requests(key))
         looks = [
             read("HGET", ModelKeys(model).request(rid), "state", parse=lambda state: state)
@@ -121,16 +113,18 @@ class Limiter:
             await self._batches.run(LANE, free_places(key, over))
         return bool(over)
 
-    async def _settle(self, key: ApiKey, rid: str, requests: int, tokens: int) -> None:
-        try:
-            await self._batches.run(LANE, settle(key, rid, requests, tokens))
-        except RedisUnavailable as error:
-            # The estimate stands, and a place that stays taken is looked after by the next request that wants it.
-            log.warning("could not settle a request's limits", action="settle", rid=rid, key=key.id, error=str(error))
+    async def _refund(self, key: ApiKey, hold: str, rids: Sequence[str]) -> None:
+        calls = [settle(key.id, hold, rid, 0, counts=False) for rid in rids]
+        for outcome in await self._batches.run_all(LANE, calls):
+            if isinstance(outcome, RedisUnavailable):
+                # The estimate stands, and a place that stays taken is looked after by the next request that wants it.
+                log.warning("could not refund a request", action="refund", rid=hold, key=key.id, error=str(outcome))
+            elif isinstance(outcome, Exception):
+                raise outcome
 
 
-def estimate(key: ApiKey, members: Sequence[GenerationRequest]) -> int:
-    """Tokens that a request is taken to need: its prompts, and what its choices may write, within the key's limit.
+def estimate(key: ApiKey, members: Sequence[GenerationRequest]) -> list[int]:
+    """Tokens that each request is taken to need: its prompt, and what its choices may write, within the key's limit.
 
     Raises RequestTooLarge where the limit could never let it in.
     """
@@ -146,5 +140,10 @@ def estimate(key: ApiKey, members: Sequence[GenerationRequest]) -> int:
             param="prompt",
             code="request_exceeds_limit",
         )
-    answers = sum(member.sampling.n * min(member.sampling.max_tokens, EXPECTED_TOKENS) for member in members)
-    return min(prompt + answers, key.tpm) if key.tpm else prompt + answers
+    left, estimates = key.tpm - prompt, list[int]()
+    for member in members:
+        answers = member.sampling.n * min(member.sampling.max_tokens, EXPECTED_TOKENS)
+        answers = min(answers, left) if key.tpm else answers
+        estimates.append(len(member.prompt) + answers)
+        left -= answers
+    return estimates

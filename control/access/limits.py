@@ -1,12 +1,12 @@
 """Limits of an API key: requests and tokens per minute as buckets that fill evenly, and requests at one time.
 
-A request pays an estimate when it comes (`spend`) and the truth when it ends (`settle`). Whoever dies in between leaves
-the estimate: within a minute the bucket is as full as it would be.
+A hold is what one call to the API takes: an estimate for each of its requests (`spend`). The script that ends a request
+leaves a settlement in the model's slot, and any API process applies it to the key's (see settlements.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,8 @@ class Allowance:
     reset_tokens_ms: int
 
 
-def spend(key: ApiKey, rid: str, model: str, requests: int, tokens: int) -> Call[Allowance]:
-    """Take `requests` and an estimate of `tokens` for what begins under `rid`. Sent twice, it takes once.
+def spend(key: ApiKey, hold: str, model: str, estimates: Mapping[str, int]) -> Call[Allowance]:
+    """Take one request and its estimated tokens for each of `estimates`, by request id. Sent twice, it takes once.
 
     Raises RateLimited, and takes nothing, where one of the limits has no room.
     """
@@ -41,21 +41,24 @@ def spend(key: ApiKey, rid: str, model: str, requests: int, tokens: int) -> Call
             raise RateLimited(bound, limit, int(wait_ms) / 1000, _allowance(key, levels))
         return _allowance(key, reply[1:])
 
-    args = (rid, requests, tokens, key.rpm, key.tpm, key.max_concurrent, model)
-    return Call("spend", _named(key, rid), args, parse)
+    named = KeyKeys(key.id)
+    taken = [word for rid, tokens in estimates.items() for word in (rid, tokens)]
+    args = (hold, key.rpm, key.tpm, key.max_concurrent, model, *taken)
+    return Call("spend", (named.bucket, named.spent(hold), named.open), args, parse)
 
 
-def settle(key: ApiKey, rid: str, requests: int, tokens: int) -> Call[None]:
-    """The request has ended and took this much in truth: the estimate is put right. Sent twice, it does so once."""
+def settle(key_id: str, hold: str, rid: str, tokens: int, *, ended: bool = True, counts: bool = True) -> Call[bool]:
+    """The request took so many tokens: all of them once it has `ended`, else so far, and no less than was estimated.
 
-    def parse(_: int) -> None:
-        return None
-
-    return Call("settle", _named(key, rid), (rid, requests, tokens, key.rpm, key.tpm), parse)
+    One that was refused `counts` as no request. False where it was settled before: a repeat changes nothing.
+    """
+    named = KeyKeys(key_id)
+    args = (hold, rid, tokens, int(ended), int(counts))
+    return Call("settle", (named.bucket, named.spent(hold), named.open, named.record), args, bool)
 
 
 def open_requests(key: ApiKey) -> Call[dict[str, tuple[int, str]]]:
-    """Of a key with `max_concurrent`: rid → (ms at which it began, model) of what holds its places."""
+    """Of a key with `max_concurrent`: hold → (ms at which it began, model) of what holds its places."""
 
     def parse(reply: dict[str, str]) -> dict[str, tuple[int, str]]:
         pairs = {rid: text.split(" ", 1) for rid, text in reply.items()}
@@ -67,11 +70,6 @@ def open_requests(key: ApiKey) -> Call[dict[str, tuple[int, str]]]:
 def free_places(key: ApiKey, rids: Sequence[str]) -> Call[int]:
     """Requests that have ended hold their places no longer, though nobody settled them; their estimates stand."""
     return read("HDEL", KeyKeys(key.id).open, *rids, parse=int)
-
-
-def _named(key: ApiKey, rid: str) -> tuple[str, ...]:
-    named = KeyKeys(key.id)
-    return named.bucket, named.spent(rid), named.open
 
 
 def _allowance(key: ApiKey, levels: list[Any]) -> Allowance:

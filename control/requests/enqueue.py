@@ -30,6 +30,8 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     account: str = ""
     """What its usage is counted under: the id of an API key; "" for nothing."""
+    hold: str = ""
+    """The id under which its API key's limits were taken, and are settled; "" for a key without limits."""
     priority: str = "normal"
     deadline_ms: int = 0
     """From now; 0: a day."""
@@ -87,6 +89,7 @@ def enqueue(request: Enqueue) -> Call[Enqueued]:
         *(request.max_queued_requests, request.max_queued_tokens, request.max_queue_wait_ms),
         *(sum(entry.token is None for entry in request.delivered), int(request.lost)),
         request.account,
+        request.hold,
         *(encode_entry(entry) for entry in request.delivered),
     )
     return Call("enqueue", (keys.load,), args, parse)

@@ -37,6 +37,7 @@ _CONSTANTS = (
     "PASSED_OVER",
     "DEBT_MS",
     "SPENT_MS",
+    "SETTLE_TOKENS",
     "USAGE_MS",
 )
 

@@ -12,16 +12,28 @@ local function count_end(base, now)
   redis.call('HINCRBY', load, 'ended', 1)
 end
 
+-- Tell the account's API key what a request took of its limits: `tokens` in all once it has ended, else so far. The key
+-- has a slot of its own, so any process reads this and applies it there.
+local function note_settlement(base, account, hold, rid, tokens, ended)
+  local settlements = base .. 'settlements'
+  redis.call('XADD', settlements, '*', 'key', account, 'hold', hold, 'rid', rid, 'tokens', whole(tokens), 'ended', ended)
+  redis.call('PEXPIRE', settlements, SPENT_MS)
+end
+
 -- What was used is counted under the request's account, in the model's own slot and with its end: neither lost nor twice.
 -- What ended from outside before its first token was not served.
-local function count_usage(base, req, account, prompt, state, now)
+local function count_usage(base, rid, account, prompt, state, now)
   if not account or account == '' then
     return
   end
-  local was = redis.call('HMGET', req, 'seq', 'tokenless', 'cached_tokens')
+  local was = redis.call('HMGET', base .. 'req:' .. rid, 'seq', 'tokenless', 'cached_tokens', 'hold')
   local completion, usage = tonumber(was[1]) - tonumber(was[2] or '0'), base .. 'usage:' .. whole(math.floor(now / 86400000))
   redis.call('HINCRBY', usage, account .. ':requests', 1)
-  if completion > 0 or state == 'finished' then
+  local served = completion > 0 or state == 'finished'
+  if was[4] and was[4] ~= '' then
+    note_settlement(base, account, was[4], rid, served and tonumber(prompt) + completion or 0, 1)
+  end
+  if served then
     redis.call('HINCRBY', usage, account .. ':prompt', prompt)
     redis.call('HINCRBY', usage, account .. ':cached', was[3] or '0')
     redis.call('HINCRBY', usage, account .. ':completion', whole(completion))
@@ -45,7 +57,7 @@ local function close_request(base, rid, state, now)
   if was[6] and was[6] ~= '' then
     redis.call('PEXPIRE', base .. 'idem:' .. was[3] .. ':' .. was[6], RETENTION_MS)
   end
-  count_usage(base, req, was[7], was[5], state, now)
+  count_usage(base, rid, was[7], was[5], state, now)
   count_end(base, now)
   if was[1] == 'running' then
     account_for_end(base)

@@ -43,12 +43,15 @@ local function append(rid, last, entries, followers)
 end
 
 -- Entries count for a tenant's turn in whole lots, and the rest at the end: most rows need not look up whose they are.
-local function count_for_turn(req, before, after, done)
+local function count_for_turn(rid, req, before, after, done)
   local lots = (done ~= '' and after or after - after % LOT) - (before - before % LOT)
   if lots > 0 then
-    local f = redis.call('HMGET', req, 'priority', 'tenant')
+    local f = redis.call('HMGET', req, 'priority', 'tenant', 'hold', 'account', 'prompt_tokens', 'tokenless')
     local share = f[1] .. ' ' .. f[2]
     charges[share] = (charges[share] or 0) + lots
+    if f[3] and f[3] ~= '' and done == '' and math.floor(after / SETTLE_TOKENS) > math.floor(before / SETTLE_TOKENS) then
+      note_settlement(base, f[4], f[3], rid, tonumber(f[5]) + after - tonumber(f[6] or '0'), 0)
+    end
   end
 end
 
@@ -81,7 +84,7 @@ for _, row in ipairs(cjson.decode(ARGV[3])) do
         redis.call('PEXPIRE', base .. 'log:' .. rid, redis.call('PTTL', req))
       end
     end
-    count_for_turn(req, last, last + count, done)
+    count_for_turn(rid, req, last, last + count, done)
     if done ~= '' then
       close_request(base, rid, done, now)
     elseif f[4] == '1' then

@@ -6,7 +6,8 @@
 --      16 most requests queued (int)  17 most tokens queued (int)
 --      18 longest expected wait, ms (int), 0 for any  19 delivered entries without a token (int)
 --      20 1 if Redis had it and lost it: it is not refused, and joins nothing but itself; else 0
---      21 what its usage is counted under, '' for nothing  22… the delivered entries (JSON), from seq 1
+--      21 what its usage is counted under, '' for nothing  22 id under which its key's limits were taken, '' for none
+--      23… the delivered entries (JSON), from seq 1
 -- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait, 'requests'|'tokens'|'wait'} or
 --      {'CONFLICT', rid}.
 --@include clock
@@ -19,7 +20,7 @@ local base, rid, tenant, class, tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ton
 local api, key, deadline, load = ARGV[10], ARGV[11], tonumber(ARGV[8]), KEYS[1]
 local lost = ARGV[20] == '1'
 
-local DELIVERED = 21
+local DELIVERED = 22
 
 -- Write delivered entries from seq `from`: the log is the truth from which a leader goes on.
 local function write_delivered(id, from)
@@ -128,7 +129,7 @@ redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry'
   'seed', ARGV[7], 'tenant', tenant, 'priority', class, 'on_disconnect', ARGV[9], 'view', ARGV[14],
   'seq', whole(#ARGV - DELIVERED), 'tokenless', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
   't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', taken and '' or key,
-  'body_hash', key ~= '' and ARGV[12] or '', 'account', ARGV[21])
+  'body_hash', key ~= '' and ARGV[12] or '', 'account', ARGV[21], 'hold', ARGV[22])
 local life = whole(deadline + RETENTION_MS)
 redis.call('PEXPIRE', req, life)
 if #ARGV > DELIVERED then

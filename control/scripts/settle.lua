@@ -1,20 +1,33 @@
--- A request has ended: what it took of its API key's limits by estimate becomes what it took in truth.
--- KEYS 1 bucket (hash)  2 what this request took (string)  3 open (hash rid -> `ms model`)
--- ARGV 1 rid  2 requests (int)  3 tokens (int)  4 requests per minute (int, 0: any)  5 tokens per minute (int, 0: any)
+-- What a request took of its API key's limits by estimate becomes what it took in truth, once it has ended. While it runs
+-- it is charged what it took beyond the estimate.
+-- KEYS 1 bucket (hash)  2 what the hold took (hash request id -> tokens)  3 open (hash hold -> `ms model`)
+--      4 the key's record (hash)
+-- ARGV 1 hold: the id under which it was taken  2 request id  3 tokens so far (int)  4 1 if it has ended, else 0
+--      5 1 if it counts as a request, else 0
 -- Returns 1, or 0 where it had been settled before.
 --@include clock
 --@include bucket
-local rpm, tpm = tonumber(ARGV[4]), tonumber(ARGV[5])
-redis.call('HDEL', KEYS[3], ARGV[1])
-local took = redis.call('GET', KEYS[2])
-if not took then
+local tokens, ended, counts = tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5])
+local charged = tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '')
+if not charged then
   return 0
 end
-redis.call('DEL', KEYS[2])
-local count, cost = string.match(took, '^(%d+) (%d+)$')
-local now = server_ms()
-local requests, tokens = read_levels(KEYS[1], rpm, tpm, now)
-requests = rpm > 0 and math.min(rpm, requests + tonumber(count) - tonumber(ARGV[2])) or 0
-tokens = tpm > 0 and math.min(tpm, tokens + tonumber(cost) - tonumber(ARGV[3])) or 0
-write_levels(KEYS[1], requests, tokens, rpm, tpm, now)
+local cost = ended and tokens or math.max(charged, tokens)
+local limits = redis.call('HMGET', KEYS[4], 'rpm', 'tpm')
+local rpm, tpm, now = tonumber(limits[1] or '0'), tonumber(limits[2] or '0'), server_ms()
+local left_requests, left_tokens = read_levels(KEYS[1], rpm, tpm, now)
+left_requests = rpm > 0 and math.min(rpm, left_requests + (ended and 1 - counts or 0)) or 0
+left_tokens = tpm > 0 and math.min(tpm, left_tokens + charged - cost) or 0
+
+if rpm > 0 or tpm > 0 then
+  write_levels(KEYS[1], left_requests, left_tokens, rpm, tpm, now)
+end
+if ended then
+  redis.call('HDEL', KEYS[2], ARGV[2])
+  if redis.call('EXISTS', KEYS[2]) == 0 then
+    redis.call('HDEL', KEYS[3], ARGV[1])
+  end
+else
+  redis.call('HSET', KEYS[2], ARGV[2], whole(cost))
+end
 return 1

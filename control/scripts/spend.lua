@@ -1,13 +1,19 @@
--- A request takes its share of its API key's limits, or is refused by one that has no room.
--- KEYS 1 bucket (hash)  2 what this request took (string)  3 open (hash rid -> `ms model`)
--- ARGV 1 rid  2 requests (int)  3 tokens, estimated (int)  4 requests per minute (int, 0: any)
---      5 tokens per minute (int, 0: any)  6 most at one time (int, 0: any)  7 model
+-- What begins under one hold takes its share of its API key's limits, or is refused by one that has no room.
+-- KEYS 1 bucket (hash)  2 what the hold took (hash request id -> tokens)  3 open (hash hold -> `ms model`)
+-- ARGV 1 hold: the id of the first of the requests  2 requests per minute (int, 0: any)
+--      3 tokens per minute (int, 0: any)  4 most at one time (int, 0: any)  5 model
+--      6… of each request its id and its tokens, estimated (int)
 -- Returns {'OK', remaining requests, ms until all, remaining tokens, ms until all}, or
 --      {'LIMIT', 'requests' | 'tokens' | 'concurrent', ms to wait, …the same four}.
 --@include clock
 --@include bucket
-local rid, count, cost = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local rpm, tpm, most = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local hold, rpm, tpm, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local count, cost, taken = 0, 0, {}
+for i = 6, #ARGV, 2 do
+  count, cost = count + 1, cost + tonumber(ARGV[i + 1])
+  taken[#taken + 1] = ARGV[i]
+  taken[#taken + 1] = whole(tonumber(ARGV[i + 1]))
+end
 local now = server_ms()
 local requests, tokens = read_levels(KEYS[1], rpm, tpm, now)
 
@@ -28,9 +34,10 @@ end
 
 requests, tokens = requests - (rpm > 0 and count or 0), tokens - (tpm > 0 and cost or 0)
 write_levels(KEYS[1], requests, tokens, rpm, tpm, now)
-redis.call('SET', KEYS[2], whole(count) .. ' ' .. whole(cost), 'PX', SPENT_MS)
+redis.call('HSET', KEYS[2], unpack(taken))
+redis.call('PEXPIRE', KEYS[2], SPENT_MS)
 if most > 0 then
-  redis.call('HSET', KEYS[3], rid, whole(now) .. ' ' .. ARGV[7])
+  redis.call('HSET', KEYS[3], hold, whole(now) .. ' ' .. ARGV[5])
   redis.call('PEXPIRE', KEYS[3], SPENT_MS)
 end
 return {'OK', told(requests, tokens, rpm, tpm)}

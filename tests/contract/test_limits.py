@@ -15,8 +15,14 @@ def key(**limits: int) -> ApiKey:
     return access.mint(**limits)[0]  # type: ignore[arg-type]
 
 
-def spend(farm: Farm, one: ApiKey, rid: str, tokens: int = 10, requests: int = 1) -> Allowance:
-    return farm.run(access.spend(one, rid, MODEL, requests, tokens))
+def spend(farm: Farm, one: ApiKey, rid: str, tokens: int = 10) -> Allowance:
+    return farm.run(access.spend(one, rid, MODEL, {rid: tokens}))
+
+
+def settle(farm: Farm, one: ApiKey, rid: str, tokens: int, **fields: bool) -> bool:
+    """The limits are those of the key's record."""
+    access.create(farm.client, one)
+    return farm.run(access.settle(one.id, rid, rid, tokens, **fields))
 
 
 def age(farm: Farm, one: ApiKey, ms: int) -> None:
@@ -56,13 +62,11 @@ def test_tokens_per_minute(farm: Farm) -> None:
 def test_what_is_sent_twice_is_taken_once(farm: Farm) -> None:
     """The answer of the first call may have been lost."""
     one = key(rpm=5, tpm=1000)
-    call = access.spend(one, "a", MODEL, 1, 100)
+    call = access.spend(one, "a", MODEL, {"a": 100})
     first, second = farm.run(call), farm.run(call)
     assert first.remaining_requests == second.remaining_requests == 4
     assert 900 <= second.remaining_tokens <= 910
-    settled = access.settle(one, "a", 1, 600)
-    farm.run(settled)
-    farm.run(settled)
+    assert [settle(farm, one, "a", 600) for _ in range(2)] == [True, False]
     assert 300 <= spend(farm, one, "b", tokens=100).remaining_tokens < 400
 
 
@@ -70,9 +74,9 @@ def test_the_truth_replaces_the_estimate(farm: Farm) -> None:
     """Less gives back, no more than the limit; more leaves a debt that later requests wait for."""
     one = key(tpm=1000)
     spend(farm, one, "a", tokens=900)
-    farm.run(access.settle(one, "a", 1, 0))
+    settle(farm, one, "a", 0)
     assert spend(farm, one, "b", tokens=500).remaining_tokens == 500
-    farm.run(access.settle(one, "b", 1, 3000))
+    settle(farm, one, "b", 3000)
     with pytest.raises(RateLimited) as refused:
         spend(farm, one, "c", tokens=0)
     assert 110 < refused.value.retry_after <= 120
@@ -88,7 +92,7 @@ def test_requests_at_one_time(farm: Farm) -> None:
         spend(farm, one, "c")
     assert refused.value.bound == "concurrent"
     assert {rid: model for rid, (_, model) in farm.run(access.open_requests(one)).items()} == {"a": MODEL, "b": MODEL}
-    farm.run(access.settle(one, "a", 1, 5))
+    settle(farm, one, "a", 5)
     spend(farm, one, "c")
 
 
@@ -97,7 +101,7 @@ def test_a_limit_that_is_none_counts_nothing(farm: Farm) -> None:
     one = key(max_concurrent=9)
     told = spend(farm, one, "a", tokens=10**9)
     assert (told.limit_requests, told.limit_tokens, told.remaining_tokens) == (0, 0, 0)
-    farm.run(access.settle(one, "a", 1, 2 * 10**9))
+    settle(farm, one, "a", 2 * 10**9)
     narrowed = access.change(farm.client, one, tpm=100)
     assert spend(farm, narrowed, "b", tokens=0).remaining_tokens <= 100
 
@@ -118,5 +122,5 @@ def test_without_its_memory_a_repeat_would_be_taken_twice(farm: Farm, monkeypatc
     assert check not in text
     monkeypatch.setitem(scripts.SCRIPTS, "spend", scripts.compose(text))
     one = key(rpm=5)
-    call = access.spend(one, "a", MODEL, 1, 100)
+    call = access.spend(one, "a", MODEL, {"a": 100})
     assert [farm.run(call).remaining_requests for _ in range(2)] == [4, 3]

@@ -245,7 +245,7 @@ def test_places_that_a_dead_process_left_are_free(
     ended = ask(guarded, secret).headers["x-request-id"]
     until(lambda: not run(redis_client, access.open_requests(key)), 10)
     for rid in (ended, "never-came", "about-to-come"):
-        run(redis_client, access.spend(key, rid, "tiny", 1, 5))
+        run(redis_client, access.spend(key, rid, "tiny", {rid: 5}))
     long_ago = int(redis_client.time()[0] * 1000) - 60_000
     redis_client.hset(KeyKeys(key.id).open, "never-came", f"{long_ago} tiny")
     assert ask(guarded, secret).status_code == 200

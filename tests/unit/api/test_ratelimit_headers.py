@@ -54,9 +54,10 @@ def member(prompt: int, max_tokens: int, n: int = 1) -> GenerationRequest:
 def test_the_estimate() -> None:
     """Prompts and what each choice may write, up to a bound; never more than the limit itself."""
     key, _ = mint(tpm=10_000)
-    assert estimate(key, [member(10, 50, 2), member(5, 7)]) == 15 + 107
-    assert estimate(key, [member(10, 100_000)]) == 10 + 1024
-    assert estimate(key, [member(9_999, 100)]) == 10_000
+    assert estimate(key, [member(10, 50, 2), member(5, 7)]) == [110, 12]
+    assert estimate(key, [member(10, 100_000)]) == [10 + 1024]
+    assert estimate(key, [member(9_999, 100)]) == [10_000]
+    assert estimate(key, [member(9_000, 700), member(500, 700)]) == [9_500, 500]
 
 
 def test_what_can_never_pass() -> None:

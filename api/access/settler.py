@@ -1,0 +1,103 @@
+"""Applies settlements of API keys' limits: at once where a request of this process may have ended, else now and then.
+
+Every API process does this for all requests, whoever began or followed them. The same work done twice is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterable
+
+import structlog
+
+from api.access.keyring import LANE
+from api.tasks import end
+from control.access import forget, metered_models, pending
+from control.access.settlements import MOST_READ
+from control.batches import Batches
+from control.errors import RedisUnavailable
+
+log = structlog.stdlib.get_logger(__name__)
+
+SWEEP_S = 2.0
+"""Mean time between looks at all models, for requests that no process follows."""
+HOT_S = 2.0
+"""A model is looked at for so long after a client's request is over: its leader may end it a moment later."""
+HOT_EVERY_S = 0.25
+
+
+class Settler:
+    """Owns the looking. `stop` applies what is there once more."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._hot: dict[str, float] = {}
+        """Model → the time of this loop until which it is looked at."""
+        self._nudge = asyncio.Event()
+        self._sweep_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            await end(self._task)
+        with contextlib.suppress(RedisUnavailable):
+            await self._apply_all(self._hot)
+
+    def nudge(self, model: str) -> None:
+        """A request of a limited key is over, or soon will be. Returns at once."""
+        self._hot[model] = asyncio.get_running_loop().time() + HOT_S
+        self._nudge.set()
+
+    async def apply(self, model: str) -> bool:
+        """Apply all settlements of a model; whether there were any. Raises RedisUnavailable."""
+        found = False
+        while True:
+            settlements = await self._batches.run(model, pending(model))
+            if not settlements:
+                return found
+            found = True
+            outcomes = await self._batches.run_all(LANE, [settlement.apply() for settlement in settlements])
+            done = [one for one, outcome in zip(settlements, outcomes, strict=True) if isinstance(outcome, bool)]
+            if done:
+                await self._batches.run(model, forget(model, done))
+            for outcome in outcomes:
+                if isinstance(outcome, Exception):
+                    raise outcome
+            if len(settlements) < MOST_READ:
+                return found
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            await self._wait(clock())
+            try:
+                now = clock()
+                if now >= self._sweep_at:
+                    self._sweep_at = now + SWEEP_S * random.uniform(0.5, 1.5)  # processes must not look all at once
+                    await self._apply_all(await self._batches.run(LANE, metered_models()))
+                else:
+                    await self._apply_all(self._hot)
+                self._hot = {model: until for model, until in self._hot.items() if until > clock()}
+            except RedisUnavailable:
+                await asyncio.sleep(SWEEP_S)  # the heartbeat says so
+            except Exception as error:
+                log.error("settlements could not be applied", action="settle", exc_info=error)
+                await asyncio.sleep(SWEEP_S)
+
+    async def _wait(self, now: float) -> None:
+        """Until a nudge, the next look at hot models, or the next sweep."""
+        seconds = min(HOT_EVERY_S, self._sweep_at - now) if self._hot else self._sweep_at - now
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._nudge.wait()
+        self._nudge.clear()
+
+    async def _apply_all(self, models: Iterable[str]) -> None:
+        for outcome in await asyncio.gather(*(self.apply(model) for model in models), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome

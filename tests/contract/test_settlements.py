@@ -1,0 +1,141 @@
+"""What requests took of an API key's limits is settled by a record that the script of their end leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from control import access, scripts
+from control.access import ApiKey
+from control.errors import RateLimited
+from control.keys import SETTLE_TOKENS, KeyKeys
+from control.messages import LogEntry
+from control.requests import Emission, cancel, expire
+from tests.contract.conftest import MODEL, Farm
+
+
+def begin(farm: Farm, one: ApiKey, *rids: str, tokens: int = 100) -> None:
+    """As the API does it: the limits first, then the queue."""
+    farm.run(access.spend(one, rids[0], MODEL, dict.fromkeys(rids, tokens)))
+    for rid in rids:
+        farm.put(rid, account=one.id, hold=rids[0])
+
+
+def apply(farm: Farm) -> int:
+    """What any API process does; how many settlements changed anything."""
+    settlements = farm.run(access.pending(MODEL))
+    return sum([farm.run(settlement.apply()) for settlement in settlements])
+
+
+def left(farm: Farm, one: ApiKey) -> float:
+    return float(farm.client.hget(KeyKeys(one.id).bucket, "tokens") or one.tpm)
+
+
+def answer(farm: Farm, lease: object, rid: str, tokens: int, first: int = 1, done: bool = True) -> None:
+    entries = [LogEntry(first + index, 0, 5) for index in range(tokens)]
+    farm.emit(lease, Emission(rid, first, entries, done="finished" if done else None))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def limited(farm: Farm) -> ApiKey:
+    one = access.mint(rpm=10, tpm=3000, max_concurrent=2)[0]
+    access.create(farm.client, one)
+    return one
+
+
+def test_an_end_is_settled_without_its_api(farm: Farm, limited: ApiKey) -> None:
+    """No process follows the request: its prompt and all its tokens count, and its place is free again."""
+    begin(farm, limited, "a")
+    lease = farm.lead()
+    farm.claim(lease)
+    answer(farm, lease, "a", 40)
+    assert apply(farm) == 1
+    assert left(farm, limited) == pytest.approx(3000 - 43, abs=10)
+    assert farm.run(access.open_requests(limited)) == {}
+
+
+def test_a_settlement_that_is_applied_twice_counts_once(farm: Farm, limited: ApiKey) -> None:
+    """Two processes read the same ones, and one of them dies before it has deleted them."""
+    begin(farm, limited, "a")
+    farm.run(cancel(MODEL, "a", "t"))
+    settlements = farm.run(access.pending(MODEL))
+    assert [(one.hold, one.rid, one.tokens, one.ended) for one in settlements] == [("a", "a", 0, True)]
+    assert [farm.run(settlements[0].apply()) for _ in range(3)] == [True, False, False]
+    assert left(farm, limited) == pytest.approx(3000, abs=1)
+    farm.run(access.forget(MODEL, settlements))
+    assert farm.run(access.pending(MODEL)) == []
+
+
+def test_what_a_running_request_makes_beyond_its_estimate_counts_at_once(farm: Farm, limited: ApiKey) -> None:
+    """Left alone with an estimate of 100 tokens it makes thousands: the key is in debt before it has ended."""
+    begin(farm, limited, "a")
+    lease = farm.lead()
+    farm.claim(lease)
+    for part in range(13):
+        answer(farm, lease, "a", SETTLE_TOKENS, first=1 + part * SETTLE_TOKENS, done=False)
+        apply(farm)
+    assert left(farm, limited) < 0
+    with pytest.raises(RateLimited):
+        farm.run(access.spend(limited, "b", MODEL, {"b": 1}))
+    answer(farm, lease, "a", 1, first=1 + 13 * SETTLE_TOKENS)
+    apply(farm)
+    assert left(farm, limited) == pytest.approx(3000 - 3 - 13 * SETTLE_TOKENS - 1, abs=60)
+
+
+def test_settlements_in_any_order_come_to_the_same(farm: Farm, limited: ApiKey) -> None:
+    """An early one that comes after the end, or after a later one, changes nothing."""
+    begin(farm, limited, "a")
+    early, late = (access.settle(limited.id, "a", "a", tokens, ended=False) for tokens in (300, 700))
+    farm.run(late)
+    farm.run(early)
+    assert left(farm, limited) == pytest.approx(2300, abs=10)
+    farm.run(access.settle(limited.id, "a", "a", 800))
+    assert not farm.run(late)
+    assert left(farm, limited) == pytest.approx(2200, abs=10)
+
+
+def test_a_place_is_free_once_all_requests_of_its_hold_have_ended(farm: Farm, limited: ApiKey) -> None:
+    """A call with three prompts is one of `max_concurrent`, until the last of them has ended."""
+    begin(farm, limited, "a", "a1", "a2")
+    for rid in ("a1", "a"):
+        farm.run(cancel(MODEL, rid, "t"))
+        apply(farm)
+    assert set(farm.run(access.open_requests(limited))) == {"a"}
+    farm.run(cancel(MODEL, "a2", "t"))
+    apply(farm)
+    assert farm.run(access.open_requests(limited)) == {}
+
+
+def test_what_was_never_queued_counts_as_no_request(farm: Farm, limited: ApiKey) -> None:
+    """A refusal gives the request back as well as its tokens."""
+    farm.run(access.spend(limited, "a", MODEL, {"a": 100}))
+    farm.run(access.settle(limited.id, "a", "a", 0, counts=False))
+    assert farm.run(access.spend(limited, "b", MODEL, {"b": 100})).remaining_requests == 9
+
+
+def test_every_way_to_end_leaves_a_settlement(farm: Farm, limited: ApiKey) -> None:
+    """A request that expires in the queue, as one that is cancelled."""
+    farm.run(access.spend(limited, "a", MODEL, {"a": 100}))
+    farm.put("a", account=limited.id, hold="a", deadline_ms=1)
+    farm.client.hset(farm.keys.request("a"), "deadline", 1)
+    farm.run(expire(MODEL, "a"))
+    assert apply(farm) == 1
+
+
+def test_requests_without_limits_leave_nothing(farm: Farm) -> None:
+    """Nobody would read it."""
+    farm.put("a", account="k")
+    farm.run(cancel(MODEL, "a", "t"))
+    assert not farm.client.exists(farm.keys.settlements)
+
+
+def test_without_the_record_the_estimate_stands(farm: Farm, limited: ApiKey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: with the note cut out of the script the tokens of a stream that was left count for nothing."""
+    text = scripts.SCRIPTS["emit"].text.replace("note_settlement(base, account, was", "tostring(base, account, was")
+    assert text != scripts.SCRIPTS["emit"].text
+    monkeypatch.setitem(scripts.SCRIPTS, "emit", scripts.compose(text))
+    begin(farm, limited, "a")
+    lease = farm.lead()
+    farm.claim(lease)
+    answer(farm, lease, "a", 2000)
+    assert apply(farm) == 0
+    assert left(farm, limited) == pytest.approx(2900, abs=10)
