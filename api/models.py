@@ -71,7 +71,7 @@ class Models:
             await end(self._task)
 
     async def resolve(self, name: str | None) -> ServedModel:
-        """The model that a request means; no name, or an alias, means the only one.
+        """The model that a request means; no name, or an alias without a model, means the only one (`_only`).
 
         Raises ModelNotFound, or ModelUnavailable for one that failed, is leaving, or has never been loaded; at once
         RedisUnavailable where the last look met nothing else.
@@ -98,8 +98,9 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        """Every name that a client may use, aliases included."""
-        return sorted({*self._overviews, *(alias for alias in self._aliases if self._real_name(alias) is not None)})
+        """Every name that a client may use, aliases included; those of models that serve come first."""
+        known = {*self._overviews, *(alias for alias in self._aliases if self._real_name(alias) is not None)}
+        return sorted(known, key=lambda name: (not self._serves(self._real_name(name)), name))
 
     @property
     def overviews(self) -> list[health.Overview]:
@@ -190,15 +191,37 @@ class Models:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _real_name(self, name: str | None) -> str | None:
-        """The catalog's name for what a client wrote, or None."""
-        only = next(iter(self._overviews)) if len(self._overviews) == 1 else None
+        """The catalog's name for what a client wrote, or None.
+
+        A model's own name goes before an alias, unless the model does not serve and the alias leads to one that does.
+        """
         if not name:  # some clients send "" for none
-            return only
-        if name in self._overviews:
+            return self._only()
+        known = name in self._overviews
+        if self._serves(name) or (known and name not in self._aliases):
             return name
-        if alias := self._aliases.get(name):
-            return alias
-        return only if name in self._aliases or self._any_name else None
+        alias = self._aliases.get(name) or (self._only() if name in self._aliases or self._any_name else None)
+        return name if known and not self._serves(alias) else alias
+
+    def _serves(self, name: str | None) -> bool:
+        """Whether the model was loaded once and takes requests now, if only to keep them until it has recovered."""
+        overview = self._overviews.get(name) if name is not None else None
+        return overview is not None and overview.state in _WAITING_STATES and name in self._served
+
+    def _only(self) -> str | None:
+        """The only model, where there is one.
+
+        A model that failed, leaves, or has not been loaded yet is no second one beside a model that serves; of those
+        that don't serve one that is being loaded goes before the others.
+        """
+        for counts in (self._serves, self._takes_requests, self._overviews.__contains__):
+            found = [name for name in self._overviews if counts(name)]
+            if found:
+                return found[0] if len(found) == 1 else None
+        return None
+
+    def _takes_requests(self, name: str) -> bool:
+        return self._overviews[name].state in _WAITING_STATES
 
 
 def _aliases(names: tuple[str, ...]) -> tuple[dict[str, str], bool]:

@@ -1,0 +1,92 @@
+"""Which model a request means, beside models that failed, leave, or are on their way up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from api.models import Models
+from api.settings import ApiSettings
+from control.health import Overview, ReplicaState
+
+SERVED = ("loaded", "poisoned", "recovering")
+
+
+def models(*aliases: str, **states: ReplicaState) -> Models:
+    """Models by name; those that were `failed` here never had a tokenizer, `gone` are failed ones that served."""
+    client: Any = None
+    subject = Models(client, ApiSettings(redis_url="redis://nowhere", served_model_names=aliases))
+    for name, state in states.items():
+        subject._overviews[name] = Overview(name, state, "", 0, 1, 1, 0, [])
+        if state in SERVED:
+            served: Any = ((), None)
+            subject._served[name] = served
+    return subject
+
+
+def meant(subject: Models, name: str = "") -> str | None:
+    return subject._real_name(name)
+
+
+OTHERS: list[ReplicaState] = ["failed", "loading", "draining", "unloading"]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("healthy", SERVED)
+def test_a_model_that_does_not_serve_is_no_second_one(healthy: ReplicaState, other: ReplicaState) -> None:
+    """No name, an alias and `*` mean the model that serves, also while it recovers."""
+    subject = models("public", "*", a=other, well=healthy)
+    assert [meant(subject, name) for name in ("", "public", "whatever")] == ["well"] * 3
+    assert meant(subject, "a") == "a", "its own name means it, and tells why it does not serve"
+
+
+def test_a_model_that_failed_after_it_had_served_is_no_second_one() -> None:
+    """Its tokenizer is still known; it takes no requests."""
+    subject = models("public", well="loaded", old="recovering")
+    assert meant(subject) is None and meant(subject, "public") is None
+    subject._overviews["old"] = models(old="failed")._overviews["old"]
+    assert meant(subject) == meant(subject, "public") == "well"
+
+
+def test_two_models_that_serve_must_be_named() -> None:
+    """Nobody guesses."""
+    subject = models("public", one="loaded", two="recovering")
+    assert meant(subject) is None and meant(subject, "public") is None and meant(subject, "one") == "one"
+
+
+@pytest.mark.parametrize(
+    ("states", "only"),
+    [
+        ({"a": "failed"}, "a"),
+        ({"a": "failed", "b": "loading"}, "b"),
+        ({"a": "failed", "b": "failed"}, None),
+        ({"a": "loading", "b": "loading"}, None),
+        ({}, None),
+    ],
+)
+def test_where_nothing_serves_the_only_candidate_is_meant(states: dict[str, ReplicaState], only: str | None) -> None:
+    """Its refusal tells why: that it failed, or that it is not there yet."""
+    assert meant(models(**states)) == only
+
+
+@pytest.mark.parametrize(
+    ("state", "target"), [("failed", "well"), ("loading", "well"), ("unloading", "well"), ("loaded", "taken")]
+)
+def test_a_model_takes_an_alias_over_only_once_it_serves(state: ReplicaState, target: str) -> None:
+    """A load under the name of an alias that fails leaves the alias as it was."""
+    subject = models("taken=well", well="loaded", taken=state)
+    assert meant(subject, "taken") == target
+    assert meant(models("taken=well", well="failed", taken=state), "taken") == "taken"
+
+
+def test_an_alias_of_a_model_that_is_gone_is_told_as_before() -> None:
+    """The refusal names the model that the alias means."""
+    assert meant(models("public=gone", well="loaded"), "public") == "gone"
+
+
+def test_the_list_begins_with_what_serves() -> None:
+    """Clients take the first one; each model is there, and an alias as long as it means one."""
+    subject = models("z", "alias=well", a="failed", well="loaded", b="loading")
+    assert subject.names == ["alias", "well", "z", "a", "b"]
+    assert models("z", a="failed", b="failed").names == ["a", "b"]
