@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from api.token_log import TokenLog
 from control.messages import LogEntry
 from control.requests import Enqueue
+from control.requests.token_log import TokenLog
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(Enqueue).decode

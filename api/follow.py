@@ -28,7 +28,7 @@ from control.connection import Call, arun_all, read
 from control.errors import RedisUnavailable, RequestNotFound
 from control.messages import EventRow, LogEntry
 from control.outage import outage
-from control.requests.claim import decode_entry
+from control.requests.history import decode_entry
 
 log = structlog.stdlib.get_logger(__name__)
 

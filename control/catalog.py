@@ -96,19 +96,27 @@ def put_weights(model: str, replica: str, fingerprint: str) -> Call[int]:
     return read("HSET", ModelKeys(model).weights, replica, fingerprint, parse=int)
 
 
-def retire(model: str, replica: str) -> Call[int | None]:
+def retire(client: SyncRedis, model: str, replica: str) -> int | None:
     """Forget a replica that no host has any more, and give what it left back to the queue; how many requests that was.
 
     None while it holds its lock: then it is not gone. Running it again is harmless.
     """
     model_keys = ModelKeys(model)
     replica_keys = model_keys.replica(replica)
-
-    def parse(reply: int) -> int | None:
-        return None if reply < 0 else reply
-
     named = (replica_keys.lock, replica_keys.epoch, model_keys.replicas, model_keys.weights)
-    return Call("retire", named, (model_keys.base, replica_keys.base, replica), parse)
+    returned = 0
+    while True:
+        count, more = run(client, Call("retire", named, (model_keys.base, replica_keys.base, replica), _pair))
+        if count < 0:
+            return None
+        returned += count
+        if not more:
+            return returned
+
+
+def _pair(reply: list[int]) -> tuple[int, int]:
+    count, more = reply
+    return count, more
 
 
 def put_assets(model: str, assets: ModelAssets) -> Call[bool]:

@@ -52,6 +52,8 @@ CLASSES = ("high", "normal", "low")
 """Priority classes in the order in which they are served."""
 PASSED_OVER = 16
 """So many claims in a row may pass over a class that waits; the next one is its own."""
+HAND_OUT = 64
+"""Requests that one script hands out, puts back or ends at most: a few milliseconds of the server's time."""
 DEBT_MS = 600_000
 """How long a tenant without requests keeps what it was served beyond its turn."""
 
@@ -180,6 +182,10 @@ class ReplicaKeys:
     @property
     def claim(self) -> str:  # string `call rid ...`: claim -> claim, so that a repeat hands out the same; 60 s
         return f"{self.base}claim"
+
+    @property
+    def running(self) -> str:  # zset `rid class entry tenant`, by rid: claim -> adoption, takeover, retire
+        return f"{self.base}running"
 
     @property
     def poison(self) -> str:  # hash epoch, rank, kind, message: first to notice -> all; until the next epoch

@@ -16,7 +16,15 @@ from control import catalog, health, requests
 from control.connection import connect, run, run_all
 from control.errors import EpochOver, RedisUnavailable
 from control.lease import Lease, acquire, release, renew
-from control.messages import LogEntry, ModelAssets, ModelSpec, PromptToken, RequestState, TokenLogprobs
+from control.messages import (
+    GenerationRequest,
+    LogEntry,
+    ModelAssets,
+    ModelSpec,
+    PromptToken,
+    RequestState,
+    TokenLogprobs,
+)
 from control.requests import Claimed, Emission
 from control.text import TextStream
 from tests.byte_model import EOS, byte_assets
@@ -50,8 +58,19 @@ class _Choice:
 
 
 @dataclass
+class Held:
+    """A claimed request with what was read of it."""
+
+    rid: str
+    tenant: str
+    priority: str
+    params: GenerationRequest
+    log: list[LogEntry]
+
+
+@dataclass
 class _Running:
-    claimed: Claimed
+    claimed: Held
     choices: list[_Choice]
     seq: int = 1
     entries: list[LogEntry] = field(default_factory=list)
@@ -71,7 +90,7 @@ class ScriptedLeader(threading.Thread):
         self.tokenizer = Tokenizer.from_str(self.assets.tokenizer_json)
         self.reply: Callable[[str], str] = echo
         self.claiming = True
-        self.claimed: list[Claimed] = []
+        self.claimed: list[Held] = []
         self.room = 1000
         self.fail_at: int | None = None
         """Entries after which every request ends with an error, as an injected failure."""
@@ -145,7 +164,7 @@ class ScriptedLeader(threading.Thread):
             if self._lease is None:
                 raise RedisUnavailable("another leader holds the lock")
             self._tended = 0.0
-            self._adopt = True
+            self._adopt, self._after = True, ""
             self._publish()
         if time.monotonic() - self._tended < 0.3:
             return
@@ -170,13 +189,23 @@ class ScriptedLeader(threading.Thread):
         if not self.claiming:
             return
         room = self.room - len(self._running)
-        claims = run(self._client, requests.claim(self._lease, room, 10**9, self._adopt))
-        self._adopt = False
-        for claimed in claims.requests:
-            self.claimed.append(claimed)
-            self._running[claimed.rid] = self._begin(claimed)
+        while self._adopt:
+            batch = run(self._client, requests.adopt(self._lease, self._after))
+            self._take(batch.requests)
+            self._after, self._adopt = batch.after, batch.more
+        self._take(run(self._client, requests.claim(self._lease, room, 10**9)).requests)
 
-    def _begin(self, claimed: Claimed) -> _Running:
+    def _take(self, claims: list[Claimed]) -> None:
+        for claimed in claims:
+            params = run(self._client, requests.read_params(self.model, claimed.rid))
+            if params is None:
+                continue
+            log = [entry for page in requests.read_pages(self._client, self.model, claimed.rid) for entry in page]
+            held = Held(claimed.rid, claimed.tenant, claimed.priority, params, log)
+            self.claimed.append(held)
+            self._running[claimed.rid] = self._begin(held)
+
+    def _begin(self, claimed: Held) -> _Running:
         sampling = claimed.params.sampling
         said = self.reply(self.tokenizer.decode(claimed.params.prompt))
         tokens = [*self.tokenizer.encode(said, add_special_tokens=False).ids, self.tokenizer.token_to_id(EOS)]

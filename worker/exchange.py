@@ -8,7 +8,7 @@ taken before the next one starts, so the leader is ahead of Redis by one step at
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -101,6 +101,10 @@ class Exchange:
     def try_once(self, call: Call[T]) -> T:
         """Run one call. Raises RedisUnavailable."""
         return run(self._client, call)
+
+    def try_every(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Run calls in one round trip, from any thread. Raises RedisUnavailable."""
+        return run_every(self._client, calls)
 
     def held(self, call: Call[T]) -> T:
         """Run one call, when Redis is there."""

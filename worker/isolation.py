@@ -53,7 +53,7 @@ class Isolation:
         docket = decode_docket(text) if text else Docket()
         self._marked = set(docket.suspects)
         end = next((poison for poison in poisons if poison.epoch == docket.epoch), None)
-        seqs = {claimed.rid: len(claimed.log) for claimed in adopted}
+        seqs = {claimed.rid: claimed.seq for claimed in adopted}
         self._docket, condemned = docket.judged(end.kind if end else None, seqs)
         if condemned is not None and end is not None:
             self._bury(condemned, end)
@@ -65,9 +65,18 @@ class Isolation:
             log.warning("isolating a crash", suspects=len(self._docket.suspects), guilty=len(self._docket.guilty))
         return adopted
 
-    def watch(self, running: Collection[RunningRequest]) -> None:
+    def watch(self, adopted: Collection[Claimed]) -> None:
         """These were adopted: a crash before they have got on makes them suspects."""
-        self._goals = {one.rid: one.accepted + PROOF_TOKENS * len(one.live) for one in running}
+        self._goals = {one.rid: one.seq + PROOF_TOKENS * one.open for one in adopted}
+
+    def arrived(self, request: RunningRequest) -> None:
+        """Its log is here, which may have been repaired since it was adopted: it gets on from there."""
+        if request.rid in self._goals:
+            self._goals[request.rid] = request.accepted + PROOF_TOKENS * len(request.live)
+
+    def may_run(self, rid: str) -> bool:
+        """Whether the request need not wait for the end of others' trial."""
+        return not self.active or rid in self._on_trial
 
     def before(self, rids: set[str]) -> None:
         """Write down whose rows are in the step that comes, unless it is written already."""
@@ -77,11 +86,16 @@ class Isolation:
             self._docket = docket
             self._write(encode(docket).decode())
 
-    def emitted(self, running: dict[str, RunningRequest]) -> list[str]:
-        """Acquit who has got on or ended; returns those who must make room for the others' trial."""
+    def emitted(self, running: dict[str, RunningRequest], reading: Collection[str]) -> list[str]:
+        """Acquit who has got on or ended; returns those who must make room for the others' trial. Those whose log is
+        still being read have done neither."""
         if not self._goals:
             return []
-        got_on = [rid for rid, goal in self._goals.items() if rid not in running or running[rid].accepted >= goal]
+        got_on = [
+            rid
+            for rid, goal in self._goals.items()
+            if rid not in reading and (rid not in running or running[rid].accepted >= goal)
+        ]
         for rid in got_on:
             del self._goals[rid]
         if got_on:

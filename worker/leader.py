@@ -195,6 +195,7 @@ class Leader:
                 self._poison(lease, getattr(over, "kind", "epoch_over"), str(over))
             raise
         finally:
+            roster.reading.close()
             self._steps, self._trying = serving.steps, serving.trying
 
     def _is_over(self, roster: Roster) -> bool:

@@ -9,7 +9,7 @@ import structlog
 
 from control import catalog, farm, health, lease
 from control.clients import SyncRedis
-from control.connection import run, run_every
+from control.connection import run_every
 from control.messages import Assignment, ModelSpec
 from control.placement import Action, Assign, Unplaceable, Withdraw
 from control.requests.abandon import abandon
@@ -91,7 +91,7 @@ class Planner:
         here = {(one.spec.name, one.replica) for one in present}
         for model, replica in [(name, one) for name, found in zip(names, known, strict=True) for one in found]:
             if (model, replica) not in here:
-                returned = run(self._client, catalog.retire(model, replica))
+                returned = catalog.retire(self._client, model, replica)
                 if returned is not None:
                     log.info("retired", model=model, replica=replica, returned_requests=returned)
         return {name: [one for one in found if (name, one) in here] for name, found in zip(names, known, strict=True)}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from control import requests
 from control.connection import Call
 from control.errors import Lost, RequestTooLarge
+from control.keys import CLASSES
 from control.lease import Lease
 from control.messages import PromptToken, RequestState, TokenLogprobs
-from control.requests import Claims, Emission, EmitResult
+from control.requests import Adopted, Claimed, Claims, Emission, EmitResult
 from worker.exchange import Exchange
 from worker.grammars import Grammars
 from worker.isolation import Isolation
+from worker.reading import Reading
 from worker.running import RunningRequest
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
@@ -38,8 +40,9 @@ class Roster:
         """Those that may run as soon as their grammar is compiled."""
         self._running: dict[str, RunningRequest] = {}
         self._offered: dict[str, Emission] = {}
-        self._recounting = False
-        """Whether the claim that was asked for last brings all that is this replica's, and not just what is new."""
+        self.reading = Reading(lease, exchange)
+        """Those whose parameters and logs are on their way here."""
+        self._skip = 0
         self.isolation = Isolation(lease, exchange.held)
         self.draining = False
         """Whether nothing new is claimed, nor taken over, because the replica is to go."""
@@ -52,46 +55,76 @@ class Roster:
 
     @property
     def busy(self) -> bool:
-        return bool(self._running)
+        return bool(self._running or self.reading)
 
     # --- coming in --------------------------------------------------------------------------------------------------
 
     def claim(self) -> Call[Claims]:
-        """Ask for what there is room for and prefill will soon come to.
-
-        After an outage also for everything that Redis holds to be this replica's. A server that took over and lagged
-        may not know of a request's end, and this process has forgotten the request: nobody else would go on with it.
-        """
-        self._recounting |= self._exchange.was_away()
+        """Ask for what there is room for and prefill will soon come to; for nothing while adopted logs are read."""
         scheduler = self._scheduler
         ahead = AHEAD_STEPS * scheduler.token_budget - scheduler.backlog
-        room, tokens = scheduler.room() if not (self.isolation.active or self.draining) else (0, 0)
+        room, tokens = (0, 0) if self.isolation.active or self.draining or self.reading else scheduler.room()
         if not scheduler.has_work:
             tokens = requests.ANY_TOKENS  # a head that can never fit is then refused instead of blocking its queue
-        return requests.claim(self._lease, room, tokens, adopt=self._recounting, ahead_tokens=max(0, ahead))
+        return requests.claim(self._lease, room, tokens, ahead_tokens=max(0, ahead), skip=self._skip)
 
     def claim_along(self) -> Call[Claims] | None:
         """What to claim together with an offer: nothing where nothing waited at the last one."""
-        self._recounting |= self._exchange.was_away()
-        return self.claim() if self.waiting or self._recounting else None
+        return self.claim() if self.waiting else None
 
     def take(self, claims: Claims) -> None:
-        """Let in what a claim brought; after a recount let go of what Redis has ended meanwhile."""
-        self.bell = claims.bell
-        if self._recounting:
-            self._recounting = False
-            for rid in self._running.keys() - {claimed.rid for claimed in claims.requests}:
-                self._forget(rid)
-        for claimed in claims.requests:
-            if claimed.rid in self._running:  # claimed by the first copy of a call whose answer was lost
-                continue
-            request = self._running[claimed.rid] = RunningRequest.from_claim(claimed)
-            if not self.isolation.active:
+        """Let in what a claim brought."""
+        self.bell, self._skip = claims.bell, claims.skip
+        self.let_in(claims.requests)
+
+    def let_in(self, claims: Iterable[Claimed]) -> None:
+        """Read the requests' parameters and logs, and let them run as they arrive."""
+        self.reading.add([claimed for claimed in claims if not self._has(claimed)])
+        self._let_in_read()
+
+    def _has(self, claimed: Claimed) -> bool:
+        """Whether this very claim is known: a call's first copy brought it, whose answer was lost. A request that left
+        and was claimed again begins anew from its log."""
+        known = self._running.get(claimed.rid)
+        if (known is not None and known.attempts == claimed.attempts) or self.reading.has(claimed):
+            return True
+        self._forget(claimed.rid)
+        return False
+
+    def _let_in_read(self) -> None:
+        for request in self.reading.take():
+            self._running[request.rid] = request
+            self.isolation.arrived(request)
+            if self.isolation.may_run(request.rid):
                 self._seat(request)
 
-    def watch_adopted(self) -> None:
-        """All that is here was adopted: a crash before they have got on makes them suspects."""
-        self.isolation.watch(self._running.values())
+    def adopt(self) -> list[Claimed]:
+        """All that Redis holds to be this replica's, in the order in which it was claimed first."""
+        return self._in_batches(lambda after: requests.adopt(self._lease, after))
+
+    def take_over(self, gone: str) -> list[Claimed]:
+        """All that another replica left behind that is gone."""
+        return self._in_batches(lambda after: requests.takeover(self._lease, gone, after))
+
+    def _in_batches(self, call: Callable[[str], Call[Adopted]]) -> list[Claimed]:
+        found, after, more = list[Claimed](), "", True
+        while more:
+            batch = self._exchange.held(call(after))
+            found += batch.requests
+            self.bell, after, more = batch.bell, batch.after, batch.more
+        return sorted(found, key=lambda one: (CLASSES.index(one.priority), one.claimed_ms, one.rid))
+
+    def recount(self) -> None:
+        """After an outage compare with Redis: take up what it holds to be this replica's, let go of the rest.
+
+        A server that took over and lagged may not know of a request's end, and this process has forgotten the
+        request: nobody else would go on with it.
+        """
+        if self._exchange.was_away():
+            claims = self.adopt()
+            for rid in (self._running.keys() | self.reading.rids) - {claimed.rid for claimed in claims}:
+                self._forget(rid)
+            self.let_in(claims)
 
     def _seat(self, request: RunningRequest) -> None:
         """Let a request run, from the start or from where it was; not before its grammar is compiled."""
@@ -117,11 +150,13 @@ class Roster:
         """Where a trial is over, let the next ones run alone that may have crashed the group; everybody once nobody is
         suspected. Meanwhile nobody begins with what another has left: what crashes must do so by itself."""
         self._scheduler.isolating = self.isolation.active or self.isolation.watching
+        self._let_in_read()
         self._seat_unready()
-        if not self.isolation.due(self._running):
+        known = self._running.keys() | self.reading.rids
+        if not self.isolation.due(known):
             return
-        trial = self.isolation.next_trial(self._running)
-        for rid in trial or list(self._running):
+        trial = self.isolation.next_trial(known)
+        for rid in [rid for rid in trial or self._running if rid in self._running]:
             if self._running[rid].held:
                 self._seat(self._running[rid])
 
@@ -183,6 +218,11 @@ class Roster:
         self._offered = {rid: request.emission() for rid, request in self._running.items()}
         return list(self._offered.values())
 
+    @property
+    def owes(self) -> bool:
+        """Whether the last offer was bounded: the next one brings the rest."""
+        return any(request.owes for request in self._running.values())
+
     def settle(self, result: EmitResult) -> None:
         """Take Redis's answer to the offer. Raises Lost where the logs are ahead of this leader: they are the truth."""
         self.waiting = result.waiting > 0
@@ -198,10 +238,8 @@ class Roster:
                 request.emitted(emission)
                 if emission.done is not None:
                     del self._running[rid]
-        for rid in self.isolation.emitted(self._running):
+        for rid in self.isolation.emitted(self._running, self.reading.rids):
             self._unseat(self._running[rid])
-        if self._recounting:  # the claim that came with this has ended them in Redis, and `take` lets them go
-            return
         for rid in result.cancelled:
             self._end(rid, "cancelled", "cancelled by the client")
         for rid in result.expired:
@@ -215,9 +253,10 @@ class Roster:
 
     def give_back(self) -> None:
         """Put every running request back into its queue at once; another epoch continues it from its log."""
-        for rid in list(self._running):
+        for rid in [*self._running, *self.reading.rids]:
             self._exchange.try_once(requests.requeue(self._lease, rid))
-            del self._running[rid]
+            self._running.pop(rid, None)
+            self.reading.drop(rid)
 
     def _end(self, rid: str, state: RequestState, cause: str) -> None:
         """End a running request from outside its own tokens."""
@@ -232,15 +271,19 @@ class Roster:
 
     def _tell(self, request: RunningRequest, state: RequestState = "finished") -> None:
         """Emit a request's end by itself, outside a step's offer."""
-        while True:
+        done = False
+        while not done:
             emission = request.emission(state)
             expected = self._exchange.held(requests.emit(self._lease, [emission])).behind.get(request.rid)
-            if expected is None:
-                return
-            self._send_again(request, emission, expected)
+            if expected is not None:
+                self._send_again(request, emission, expected)
+            else:
+                request.emitted(emission)
+                done = emission.done is not None
 
     def _forget(self, rid: str) -> None:
         """The request is not this replica's any more."""
+        self.reading.drop(rid)
         request = self._running.pop(rid, None)
         for sequence in request.live if request else []:
             self._scheduler.drop(sequence.sid)

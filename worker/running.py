@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from control.clock import now_ms
 from control.messages import FinishReason, GenerationRequest, LogEntry, PromptToken, RequestState, TokenLogprobs
 from control.requests import Claimed, Emission
+from control.requests.token_log import TokenLog
 from worker.scheduling.sequence import Flow, Sequence, SequenceState
 
 PROMPT_TOKENS_AN_ENTRY = 64
 """An entry is handed on whole, so its size is bounded."""
+EMIT_ENTRIES = 512
+"""Of one request in one emission: a leader may have to send a whole log again."""
 
 
 @dataclass
@@ -19,43 +22,48 @@ class RunningRequest:
 
     rid: str
     params: GenerationRequest
-    history: list[LogEntry]
-    """All that it produced, by whichever leader: entry i has seq i + 1. What Redis loses is sent again from here."""
-    accepted: int
-    """How many entries the log in Redis has, as far as is known."""
+    attempts: int
+    """The number of the claim by which it is this leader's: a later one starts from the log again."""
     sequences: list[Sequence | None]
     """One per choice; None once it has ended."""
+    history: TokenLog = field(default_factory=TokenLog)
+    """All that it produced, by whichever leader: entry i has seq i + 1. What Redis loses is sent again from here."""
+    accepted: int = 0
+    """How many entries the log in Redis has, as far as is known."""
     times: dict[str, int] = field(default_factory=dict)
     """More fields for the request's hash, in ms since the epoch."""
     prefilled: bool = False
 
     @classmethod
-    def from_claim(cls, claimed: Claimed) -> RunningRequest:
-        """Rebuild from the token log, which is empty for new work: continuing and beginning are the same."""
-        choices = claimed.params.sampling.n
-        outputs: list[list[int]] = [[] for _ in range(choices)]
-        ended, scored = [False] * choices, [0] * choices
-        for entry in claimed.log:
-            scored[entry.choice] += len(entry.prompt or [])
-            if entry.token is not None:
-                outputs[entry.choice].append(entry.token)
-            ended[entry.choice] |= entry.finish is not None
+    def begin(cls, claimed: Claimed, params: GenerationRequest) -> RunningRequest:
+        """A claimed request without its log, which `replay` brings: continuing and beginning are the same."""
         sequences: list[Sequence | None] = [
-            None
-            if ended[choice]
-            else Sequence(
+            Sequence(
                 rid=claimed.rid,
                 choice=choice,
-                prompt=claimed.params.prompt,
-                output=outputs[choice],
-                sampling=claimed.params.sampling,
-                salt=claimed.params.cache_salt,
+                prompt=params.prompt,
+                sampling=params.sampling,
+                salt=params.cache_salt,
                 flow=Flow(claimed.tenant, claimed.priority),
-                scored=scored[choice],
             )
-            for choice in range(choices)
+            for choice in range(params.sampling.n)
         ]
-        return cls(claimed.rid, claimed.params, list(claimed.log), len(claimed.log), sequences)
+        return cls(claimed.rid, params, claimed.attempts, sequences)
+
+    def replay(self, entries: list[LogEntry]) -> None:
+        """Take the next entries of its log, in order."""
+        self.history.extend(entries)
+        self.accepted += len(entries)
+        for entry in entries:
+            sequence = self.sequences[entry.choice]
+            if sequence is None:
+                raise RuntimeError(f"request {self.rid}: its log goes on after the end of choice {entry.choice}")
+            if entry.token is not None:
+                sequence.output.append(entry.token)
+            elif entry.prompt:
+                sequence.scored += len(entry.prompt)
+            if entry.finish is not None:
+                self.sequences[entry.choice] = None
 
     @property
     def live(self) -> list[Sequence]:
@@ -124,14 +132,23 @@ class RunningRequest:
             self.append(sequence.choice, None, finish, cause)
 
     def emission(self, state: RequestState = "finished") -> Emission:
-        """What Redis lacks; with `state` as the request's end if no choice runs any more."""
+        """What Redis lacks, EMIT_ENTRIES at most; with the last of it `state`, if no choice runs any more."""
+        lacking = len(self.history) - self.accepted
+        whole = lacking <= EMIT_ENTRIES
         return Emission(
             rid=self.rid,
             seq=self.accepted + 1,
-            entries=self.history[self.accepted :],
-            done=None if self.live else state,
+            entries=self.history.since(self.accepted)
+            if whole
+            else self.history[self.accepted : self.accepted + EMIT_ENTRIES],
+            done=state if whole and not self.live else None,
             times=dict(self.times),
         )
+
+    @property
+    def owes(self) -> bool:
+        """Whether Redis lacks something that an emission under way does not bring."""
+        return len(self.history) > self.accepted
 
     def emitted(self, emission: Emission) -> None:
         """Redis took it."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import structlog
 
-from control import requests
 from control.errors import GroupError, Poisoned, collective_failure
 from control.lease import Lease
 from control.messages import Sampling
@@ -83,12 +82,12 @@ class Serving:
         Who leaves something behind may have crashed: the group first proves itself with a step that is nobody's, and
         what happens before all have got on is held against those in whose step it happens.
         """
-        claims = self._exchange.held(requests.claim(self._lease, 0, 0, adopt=True))
-        if claims.requests:
-            adopted = self._roster.isolation.open(claims.requests)
+        adopted = self._roster.adopt()
+        if adopted:
+            adopted = self._roster.isolation.open(adopted)
             self._prove()
-            self._roster.take(Claims(adopted, claims.bell))
-            self._roster.watch_adopted()
+            self._roster.isolation.watch(adopted)
+            self._roster.let_in(adopted)
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Serve until `stopping()`."""
@@ -117,15 +116,21 @@ class Serving:
     def _take_over(self) -> None:
         """Take up what replicas that are gone left behind, room or not: somebody waits for it."""
         for name in self._exchange.hold(self._siblings.gone):
-            claims = self._exchange.held(requests.takeover(self._lease, name))
-            if claims.requests:
-                log.warning("takes over from a replica that is gone", gone=name, requests=len(claims.requests))
-            self._roster.take(claims)
+            taken = self._roster.take_over(name)
+            if taken:
+                log.warning("takes over from a replica that is gone", gone=name, requests=len(taken))
+            self._roster.let_in(taken)
 
     def _idle(self) -> None:
         """Claim, and if there was nothing wait for the bell, which also rings for cancels, drains and poison."""
-        self._roster.take(self._exchange.held(self._roster.claim()))
-        if not self._scheduler.has_work and not self._roster.wait_for_grammar(IDLE_BLOCK_MS / 1000):
+        self._roster.recount()
+        claims = self._exchange.held(self._roster.claim())
+        self._roster.take(claims)
+        if self._scheduler.has_work or claims.more:
+            return
+        if self._roster.reading:
+            self._roster.reading.wait(IDLE_BLOCK_MS / 1000)
+        elif not self._roster.wait_for_grammar(IDLE_BLOCK_MS / 1000):
             self._exchange.wait_for_work(self._roster.bell, IDLE_BLOCK_MS)
 
     # --- a step -----------------------------------------------------------------------------------------------------
@@ -164,8 +169,8 @@ class Serving:
             self._exchange.start(self._roster.offer(), self._roster.claim_along())
 
     def _deliver(self) -> None:
-        """Offer the tokens that are owed and wait for the answer."""
-        if self._owed:
+        """Offer the tokens that are owed and wait for the answer, until none are."""
+        while self._owed:
             self._owed, self._offered_at = False, time.monotonic()
             self._heard(self._exchange.deliver(self._roster.offer(), self._roster.claim_along()))
 
@@ -178,6 +183,8 @@ class Serving:
                 claims = self._exchange.held(self._roster.claim())
             if claims is not None:
                 self._roster.take(claims)
+            self._roster.recount()
+            self._owed |= self._roster.owes
 
     def _run_plan(self, plan: StepPlan, turn: Turn, repeat: bool) -> StepResult:
         """Run the plan, and with `repeat` what follows it at once."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from control.requests.claim import ANY_TOKENS, Claimed, Claims, claim, takeover
+from control.requests.claim import ANY_TOKENS, Adopted, Claimed, Claims, adopt, claim, takeover
 from control.requests.dead import DeadLetter, dead_letter, dead_letters, drop_letter, retry_letter
 from control.requests.emit import Emission, EmitResult, emit
 from control.requests.ending import bury, cancel, expire, requeue
 from control.requests.enqueue import Enqueue, Enqueued, enqueue
-from control.requests.follow import Followed, follow, position, read_log, read_logs, unfollow
+from control.requests.follow import Followed, follow, position, unfollow
+from control.requests.history import PAGE_ENTRIES, aread_pages, read_log, read_pages, read_params
 from control.requests.listing import OpenRequest, cancel_any, open_requests
 from control.requests.orphans import gone_apis, reap
 from control.requests.repair import Repaired, repair
@@ -15,6 +16,8 @@ from control.requests.suspects import note_suspects, read_suspects
 
 __all__ = [
     "ANY_TOKENS",
+    "PAGE_ENTRIES",
+    "Adopted",
     "Claimed",
     "Claims",
     "DeadLetter",
@@ -25,6 +28,8 @@ __all__ = [
     "Followed",
     "OpenRequest",
     "Repaired",
+    "adopt",
+    "aread_pages",
     "bury",
     "cancel",
     "cancel_any",
@@ -41,7 +46,8 @@ __all__ = [
     "open_requests",
     "position",
     "read_log",
-    "read_logs",
+    "read_pages",
+    "read_params",
     "read_suspects",
     "reap",
     "repair",

@@ -6,39 +6,51 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from control.connection import Call
 from control.keys import ReplicaKeys
 from control.lease import Lease, granted
-from control.messages import GenerationRequest, LogEntry, decode_request
-
-decode_entry = msgspec.json.Decoder(LogEntry).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A request that the leader now owns.
+    """A request that the leader now owns. Its parameters and its log are read outside scripts: see history.py.
 
-    `log` holds what was emitted before (by an earlier epoch, or before a loss of data); the leader goes on after it.
-    `attempts` counts the epochs that have had it, this one included; `deadline_ms` is the server's clock.
+    `seq` counts the entries that were emitted before (by an earlier epoch, or before a loss of data); the leader goes
+    on after them with the `open` choices that have not ended. `attempts` counts the epochs that have had it, this one
+    included; `deadline_ms` and `claimed_ms`, the time of its first claim, are the server's clock.
     """
 
     rid: str
-    params: GenerationRequest
-    log: list[LogEntry]
+    tenant: str
+    priority: str
     attempts: int
     deadline_ms: int
-    priority: str
-    tenant: str
+    seq: int
+    open: int
+    claimed_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """`bell` is the id from which an idle leader waits with XREAD: nothing rung after this claim is missed."""
+    """`bell` is the id from which an idle leader waits with XREAD: nothing rung after this claim is missed.
+
+    `more`: the call ended at its bound, and another one may find more at once. `skip` is the next claim's.
+    """
 
     requests: list[Claimed]
     bell: str
+    more: bool = False
+    skip: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """One batch of what was delivered before. Where there may be `more`, the next batch begins `after` this place."""
+
+    requests: list[Claimed]
+    bell: str
+    after: str
+    more: bool
 
 
 ANY_TOKENS = 1 << 40
@@ -46,49 +58,57 @@ ANY_TOKENS = 1 << 40
 
 
 def claim(
-    lease: Lease, room_requests: int, room_tokens: int, adopt: bool, ahead_tokens: int = ANY_TOKENS
+    lease: Lease, room_requests: int, room_tokens: int, ahead_tokens: int = ANY_TOKENS, skip: int = 0
 ) -> Call[Claims]:
     """Take waiting requests while they fit: classes in order, then the tenant that was served least.
 
     The head of a queue that does not fit stops the claim, so that nothing small overtakes it for ever. After
     `ahead_tokens` prompt tokens no further request is taken: what a leader can't prefill soon is better off in the
-    queue, where classes, fairness, other replicas and a cancel still reach it. `adopt` first
-    takes everything that was delivered to this replica and has not ended, room or not: do it on a new epoch, and after
-    RedisUnavailable, when a claim's answer may have been lost for good. Running the same Call again is harmless.
+    queue, where classes, fairness, other replicas and a cancel still reach it. Running the same Call again is harmless.
     A request whose tokens came from other weights than the lease's is left to replicas that have them, or ends with an
-    error where none is known. Raises Lost, Fenced or Poisoned.
+    error where none is known; `skip` is what the last claim returned, so that such requests hide no others. Raises
+    Lost, Fenced or Poisoned.
     """
     keys, model = lease.keys, lease.model_keys
     args = (lease.token, model.base, lease.replica, secrets.token_hex(8), room_requests, room_tokens)
-    args += (int(adopt), ahead_tokens, lease.weights)
-    return Call("claim", (keys.lock, keys.epoch, keys.poison, keys.claim, model.bell), args, _claims)
+    args += (ahead_tokens, lease.weights, skip)
+
+    def parse(reply: list[Any]) -> Claims:
+        bell, requests, more, skip = granted(reply)
+        return Claims([_claimed(request) for request in requests], bell, bool(more), int(skip))
+
+    return Call("claim", (keys.lock, keys.epoch, keys.poison, keys.claim, model.bell), args, parse)
 
 
-def takeover(lease: Lease, other_replica: str) -> Call[Claims]:
-    """Take what another replica left behind, if its lock is absent. If it left anything its epoch moves on, so that it
-    wakes up fenced.
+def adopt(lease: Lease, after: str = "") -> Call[Adopted]:
+    """Take the next batch of what was delivered to this replica and has not ended, room or not.
+
+    All batches, one after the other: on a new epoch, and after RedisUnavailable, when a claim's answer may have been
+    lost for good. Running the same Call again is harmless. Raises Lost, Fenced or Poisoned.
+    """
+    keys, model = lease.keys, lease.model_keys
+    args = (lease.token, model.base, lease.replica, after, lease.weights)
+    return Call("adopt", (keys.lock, keys.epoch, keys.poison, model.bell), args, _adopted)
+
+
+def takeover(lease: Lease, other_replica: str, after: str = "") -> Call[Adopted]:
+    """Take the next batch of what another replica left behind, if its lock is absent. If it left anything its epoch
+    moves on, so that it wakes up fenced.
 
     Raises Lost, Fenced or Poisoned.
     """
     keys, model, other = lease.keys, lease.model_keys, ReplicaKeys(lease.model, other_replica)
     named = (keys.lock, keys.epoch, keys.poison, keys.claim, model.bell, other.lock, other.epoch)
-    args = (lease.token, model.base, lease.replica, secrets.token_hex(8), other_replica, lease.weights)
-    return Call("takeover", named, args, _claims)
+    args = (lease.token, model.base, lease.replica, secrets.token_hex(8), other_replica, after, lease.weights)
+    return Call("takeover", named, args, _adopted)
 
 
-def _claims(reply: list[Any]) -> Claims:
-    bell, requests = granted(reply)
-    return Claims([_claimed(request) for request in requests], bell)
+def _adopted(reply: list[Any]) -> Adopted:
+    bell, requests, after, more = granted(reply)
+    return Adopted([_claimed(request) for request in requests], bell, after, bool(more))
 
 
 def _claimed(fields: list[Any]) -> Claimed:
-    rid, params, tenant, priority, attempts, deadline, entries = fields
-    return Claimed(
-        rid=rid,
-        params=decode_request(params),
-        log=[decode_entry(entry) for entry in entries],
-        attempts=int(attempts),
-        deadline_ms=int(deadline),
-        priority=priority,
-        tenant=tenant,
-    )
+    rid, tenant, priority, *numbers = fields
+    attempts, deadline_ms, seq, open_choices, claimed_ms = map(int, numbers)
+    return Claimed(rid, tenant, priority, attempts, deadline_ms, seq, open_choices, claimed_ms)

@@ -64,12 +64,13 @@ def emit(lease: Lease, rows: list[Emission]) -> Call[EmitResult]:
     return Call("emit", (keys.lock, keys.epoch, keys.poison), args, _result)
 
 
-def _row(row: Emission) -> tuple[str, int, str, int, list[str], list[str]]:
+def _row(row: Emission) -> tuple[str, int, str, int, list[str], list[str], list[int]]:
     """As the script reads it. The values of `times` are text, because Lua's numbers would lose digits on the way."""
     texts = [encode_entry(entry) for entry in row.entries]
     tokens = sum([entry.token is not None for entry in row.entries])
     stamps = [text for name, value in row.times.items() for text in (name, str(value))] if row.times else []
-    return row.rid, row.seq, row.done or "", tokens, texts, stamps
+    ends = [entry.choice for entry in row.entries if entry.finish is not None]
+    return row.rid, row.seq, row.done or "", tokens, texts, stamps, ends
 
 
 def _result(reply: list[Any]) -> EmitResult:

@@ -90,6 +90,7 @@ def enqueue(request: Enqueue) -> Call[Enqueued]:
         *(sum(entry.token is None for entry in request.delivered), int(request.lost)),
         request.account,
         request.hold,
+        " ".join(str(entry.choice) for entry in request.delivered if entry.finish is not None),
         *(encode_entry(entry) for entry in request.delivered),
     )
     return Call("enqueue", (keys.load,), args, parse)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from control.clients import AsyncRedis
-from control.connection import Call, arun_all, read
+from control.connection import Call
 from control.errors import RequestNotFound
 from control.keys import ModelKeys
 from control.messages import LogEntry
-from control.requests.claim import decode_entry
+from control.requests.history import decode_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +66,6 @@ def unfollow(model: str, rid: str, api: str, delivered_ms: int | None = None, gr
         return None
 
     return Call("unfollow", (keys.request(rid),), (keys.base, rid, api, delivered, grace_ms), parse)
-
-
-def read_log(model: str, rid: str, have: int) -> Call[list[LogEntry]]:
-    """The entries after seq `have`; empty too when the request is gone (follow tells)."""
-
-    def parse(reply: list[tuple[str, dict[str, str]]] | None) -> list[LogEntry]:
-        return [decode_entry(fields["e"]) for _, fields in reply or []]
-
-    return read("XRANGE", ModelKeys(model).log(rid), f"{have + 1}-0", "+", parse=parse)
-
-
-async def read_logs(client: AsyncRedis, model: str, have: dict[str, int]) -> dict[str, list[LogEntry]]:
-    """The entries after each request's last seq, in one round trip: what repairs every silent stream."""
-    outcomes = await arun_all(client, [read_log(model, rid, seq) for rid, seq in have.items()])
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
-    return dict(zip(have, outcomes, strict=True))
 
 
 def position(model: str, rid: str) -> Call[int | None]:

@@ -35,6 +35,7 @@ _CONSTANTS = (
     "GROUP",
     "CLASSES",
     "PASSED_OVER",
+    "HAND_OUT",
     "DEBT_MS",
     "SPENT_MS",
     "SETTLE_TOKENS",

@@ -1,4 +1,4 @@
--- Ending a request; needs clock, queue and drain.
+-- Ending a request; needs clock, running, queue, drain and ended.
 
 -- Exponentially decaying estimate of how many requests end per second, over about half a minute.
 local RATE_WINDOW_MS = 30000
@@ -44,10 +44,13 @@ end
 -- What every end has in common: out of the queue, prompt dropped, and only the retention left to live.
 local function close_request(base, rid, state, now)
   local req = base .. 'req:' .. rid
-  local was = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens', 'idempotency', 'account')
+  local was = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens', 'idempotency', 'account',
+    'replica')
   remove(base, was[2], was[3], was[4])
   if was[1] == 'queued' then
     count_out(base, was[2], tonumber(was[5]))
+  elseif was[1] == 'running' then
+    redis.call('ZREM', running_on(base, was[8] or ''), place_of(rid, was[2], was[4], was[3]))
   end
   redis.call('HSET', req, 'state', state, 't_last', whole(now))
   redis.call('HDEL', req, 'params', 'orphan_at', 'suspect')
@@ -64,17 +67,12 @@ local function close_request(base, rid, state, now)
   end
 end
 
--- End a request that no leader will end: a final log entry for each choice that has none, told to its followers.
+-- End a request that no leader will end: a final log entry for each choice that has none, told to its followers. The
+-- field `ended` names the choices that have ended, so that the log need not be read.
 local function end_request(base, rid, state, finish, cause, now)
   local req, log = base .. 'req:' .. rid, base .. 'log:' .. rid
-  local was = redis.call('HMGET', req, 'seq', 'n', 'followers')
-  local seq, ended = tonumber(was[1]), {}
-  for _, logged in ipairs(redis.call('XRANGE', log, '-', '+')) do
-    local entry = cjson.decode(logged[2][2])
-    if entry[4] and entry[4] ~= cjson.null then
-      ended[entry[2]] = true
-    end
-  end
+  local was = redis.call('HMGET', req, 'seq', 'n', 'followers', 'ended')
+  local seq, ended = tonumber(was[1]), ended_choices(was[4])
   local texts = {}
   for choice = 0, tonumber(was[2]) - 1 do
     if not ended[choice] then

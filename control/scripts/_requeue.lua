@@ -1,14 +1,15 @@
 -- Putting a request that was delivered, or sits undelivered at a queue's head, back at the end of its queue; needs bell,
--- turns and queue. Its log stays, so whoever claims it goes on where it was.
+-- turns, running and queue. Its log stays, so whoever claims it goes on where it was.
 
 local function put_back(base, rid)
   local req, load = base .. 'req:' .. rid, base .. 'load'
-  local f = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens')
+  local f = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens', 'replica')
   local class, tenant, tokens = f[2], f[3], f[5]
   -- The new entry first: a stream that is never empty keeps its group and its tenant's turn.
   local entry = redis.call('XADD', base .. 'queue:' .. class .. ':' .. tenant, '*', 'rid', rid, 'tokens', tokens)
   remove(base, class, tenant, f[4])
   if f[1] == 'running' then
+    redis.call('ZREM', running_on(base, f[6]), place_of(rid, class, f[4], tenant))
     redis.call('HINCRBY', load, 'queued_tokens', tokens)
     redis.call('HINCRBY', load, 'enqueued', 1)
     local position = redis.call('HINCRBY', load, 'queued', 1)

@@ -3,8 +3,10 @@
 -- ARGV 1 the model's base key  2 rid  3 cause  4 the state that it ends in, `cancelled` or `finished`
 -- Returns 1 if it ended, 0 if it runs under a living leader, had ended before, or is gone.
 --@include clock
+--@include running
 --@include queue
 --@include drain
+--@include ended
 --@include ending
 local state = ARGV[4]
 if state ~= 'cancelled' and state ~= 'finished' then

@@ -5,8 +5,10 @@
 -- Returns {'OK', 1 if it is dead now, else 0}, {'LOST', why} or {'FENCED', why}.
 --@include clock
 --@include fence
+--@include running
 --@include queue
 --@include drain
+--@include ended
 --@include ending
 local token, base, rid, cause = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local refused = fence(token)

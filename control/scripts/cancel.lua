@@ -4,8 +4,10 @@
 -- Returns {'OK', state} (cancelled, or running until the leader's next step) or {'ABSENT'}.
 --@include clock
 --@include bell
+--@include running
 --@include queue
 --@include drain
+--@include ended
 --@include ending
 --@include orphans
 local was = redis.call('HMGET', KEYS[1], 'state', 'tenant')

@@ -1,37 +1,46 @@
--- A leader takes as many waiting requests as it has room for; on a new epoch it first adopts what its replica has.
+-- A leader takes waiting requests that it has room for.
 -- KEYS 1 lock (string)  2 epoch (string)  3 poison (hash)  4 the replica's last claim (string)  5 bell (stream)
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id (the consumer)  4 id of this call, any text
---      5 room for requests (int)  6 room for prompt tokens (int)  7 adopt 0|1
---      8 prompt tokens after which no further request is taken (int)
---      9 fingerprint of the leader's weights, or '': what began with others is not taken
--- Returns {'OK', last id of the bell, {{rid, params, tenant, class, attempts, deadline, {log entries}}, …}},
+--      5 room for requests (int)  6 room for prompt tokens (int)
+--      7 prompt tokens after which no further request is taken (int)
+--      8 fingerprint of the leader's weights, or '': what began with others is not taken
+--      9 tenants of each class to skip, whose requests all began with other weights (int)
+-- Returns {'OK', last id of the bell, {{rid, tenant, class, attempts, deadline, seq, open choices, ms}, …},
+--      1 where another call may find more at once, else 0, tenants to skip at the next call},
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
+-- Looks at HAND_OUT heads of queues at most, whether they are taken, have expired or are passed on.
 --@include clock
 --@include fence
 --@include poisoned
 --@include turns
+--@include running
 --@include queue
 --@include bell
 --@include drain
+--@include ended
 --@include ending
 --@include requeue
 --@include weights
---@include delivered
 --@include claimed
 local token, base, replica = ARGV[1], ARGV[2], ARGV[3]
-local room, room_tokens, ahead = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
-local weights = ARGV[9]
+local room, room_tokens, ahead = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local weights, skip = ARGV[8], tonumber(ARGV[9])
 local refused = fence(token) or poisoned(token)
 if refused then
   return refused
 end
 local again = repeated(base, token, KEYS[4], ARGV[4])
 if again then
-  return {'OK', last_bell(KEYS[5]), again}
+  return {'OK', last_bell(KEYS[5]), again, 1, skip}
 end
 
 local now, claimed = server_ms(), {}
-local passed, looks = {}, 0 -- requests passed on, queues where all that waits was; how far to look for a tenant
+-- How many heads and turns this call may still look at, and how many requests have left their queues.
+local looks, gone = HAND_OUT, 0
+-- A queue whose heads began with other weights is looked at PASSES times, and then passed: the next tenant of the class
+-- comes. After PASSED_QUEUES such queues the call ends, and the next one begins behind them.
+local PASSES, PASSED_QUEUES = 16, 8
+local passes, passed, passed_queues = {}, {}, 0
 
 -- Take the head of a tenant's queue. Returns false when it does not fit: then nothing behind it goes first. A head that
 -- began with other weights goes to the end of its queue, once.
@@ -44,8 +53,9 @@ local function take_head(class, tenant, entry)
   end
   local others = f[1] == 'queued' and now < tonumber(f[2]) and other_weights(base, rid, weights)
   if others then
-    if passed[rid] then
-      passed[queue], looks = true, -1
+    passes[queue] = (passes[queue] or 0) + 1
+    if passes[queue] > PASSES or passed[rid] then
+      passed[queue], passed_queues = true, passed_queues + 1
     else
       passed[rid] = true
       pass_on(base, rid, others, now)
@@ -53,6 +63,7 @@ local function take_head(class, tenant, entry)
     return true
   end
   take(queue, replica)
+  gone = gone + 1
   if f[1] ~= 'queued' then
     count_out(base, class, tokens) -- its hash has outlived its deadline and retention
     remove(base, class, tenant, id)
@@ -64,22 +75,18 @@ local function take_head(class, tenant, entry)
     redis.call('HINCRBY', req, 'attempts', 1)
     count_out(base, class, tokens)
     charge(base, class, tenant, tokens)
+    redis.call('ZADD', running_on(base, replica), 0, place_of(rid, class, id, tenant))
     claimed[#claimed + 1] = describe(base, rid)
     room, room_tokens, ahead = room - 1, room_tokens - tokens, ahead - tokens
   end
   return true
 end
 
-if ARGV[7] == '1' then
-  adopt_all(base, replica, replica, token, weights, now, claimed)
-  room = room - #claimed
-end
-
 -- The tenant of a class that was served least, what it was served, and the head of its queue; nil where nobody waits.
 local function next_tenant(class)
   local turns, removed = base .. 'turns:' .. class, true
-  while removed do
-    local order = redis.call('ZRANGE', turns, 0, looks, 'WITHSCORES')
+  while removed and looks > 0 do
+    local order = redis.call('ZRANGE', turns, skip, skip + passed_queues, 'WITHSCORES')
     removed = false
     for i = 1, #order, 2 do
       local queue = base .. 'queue:' .. class .. ':' .. order[i]
@@ -88,7 +95,7 @@ local function next_tenant(class)
         return {class = class, tenant = order[i], served = order[i + 1], head = head}
       elseif not passed[queue] then
         redis.call('ZREM', turns, order[i])
-        removed = true
+        removed, looks = true, looks - 1
       end
     end
   end
@@ -121,7 +128,8 @@ local function count_passed(class)
   end
 end
 
-while room > 0 and ahead > 0 do
+while room > 0 and ahead > 0 and looks > 0 and passed_queues < PASSED_QUEUES do
+  looks = looks - 1
   local here, before = next_in_order(), #claimed
   if not here or not take_head(here.class, here.tenant, here.head) then
     break
@@ -137,4 +145,5 @@ end
 account_for_claim(base, now)
 
 remember(KEYS[4], ARGV[4], claimed)
-return {'OK', last_bell(KEYS[5]), claimed}
+local stopped = looks <= 0 or passed_queues == PASSED_QUEUES
+return {'OK', last_bell(KEYS[5]), claimed, looks <= 0 and gone > 0 and 1 or 0, whole(stopped and skip + passed_queues or 0)}

@@ -2,7 +2,7 @@
 -- KEYS 1 lock (string)  2 epoch (string)  3 poison (hash)
 -- ARGV 1 token `owner:epoch`  2 the model's base key
 --      3 the rows (JSON): [[rid, seq of the first entry (int), state at the end or '', tokens among the entries (int),
---        [entry (JSON as a string), …], [field, value, …] more for the request's hash], …]
+--        [entry (JSON as a string), …], [field, value, …] more for the request's hash, choices that end (int) …], …]
 -- Returns {'OK', now ms, {rid, next seq, …} behind, {cancelled rids}, {expired rids}, {taken rids}, requests that wait},
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
 -- The hot path of the farm: per row one HMGET, one XADD per entry and one HSET; one PUBLISH per following api. The rows
@@ -11,8 +11,10 @@
 --@include fence
 --@include poisoned
 --@include turns
+--@include running
 --@include queue
 --@include drain
+--@include ended
 --@include ending
 local LOT = 16
 local token, base = ARGV[1], ARGV[2]
@@ -56,7 +58,7 @@ local function count_for_turn(rid, req, before, after, done)
 end
 
 for _, row in ipairs(cjson.decode(ARGV[3])) do
-  local rid, seq, done, tokens, entries, stamps = unpack(row)
+  local rid, seq, done, tokens, entries, stamps, ends = unpack(row)
   local count, req = #entries, base .. 'req:' .. rid
   local f = redis.call('HMGET', req, 'owner', 'state', 'seq', 'cancel', 'deadline', 'followers')
   if f[1] ~= token then
@@ -71,6 +73,9 @@ for _, row in ipairs(cjson.decode(ARGV[3])) do
     local last = seq - 1
     if #stamps > 0 then
       redis.call('HSET', req, unpack(stamps))
+    end
+    if #ends > 0 then
+      redis.call('HSET', req, 'ended', with_ended(redis.call('HGET', req, 'ended'), ends))
     end
     if count > 0 then
       append(rid, last, entries, f[6])

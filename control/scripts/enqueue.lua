@@ -7,7 +7,7 @@
 --      18 longest expected wait, ms (int), 0 for any  19 delivered entries without a token (int)
 --      20 1 if Redis had it and lost it: it is not refused, and joins nothing but itself; else 0
 --      21 what its usage is counted under, '' for nothing  22 id under which its key's limits were taken, '' for none
---      23… the delivered entries (JSON), from seq 1
+--      23 choices that have ended in the delivered entries  24… the delivered entries (JSON), from seq 1
 -- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait, 'requests'|'tokens'|'wait'} or
 --      {'CONFLICT', rid}.
 --@include clock
@@ -20,7 +20,7 @@ local base, rid, tenant, class, tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ton
 local api, key, deadline, load = ARGV[10], ARGV[11], tonumber(ARGV[8]), KEYS[1]
 local lost = ARGV[20] == '1'
 
-local DELIVERED = 22
+local DELIVERED = 23
 
 -- Write delivered entries from seq `from`: the log is the truth from which a leader goes on.
 local function write_delivered(id, from)
@@ -41,7 +41,7 @@ local function join(id, joined)
   if was[1] == 'queued' and id == rid and #ARGV - DELIVERED > tonumber(was[3]) then
     write_delivered(id, tonumber(was[3]) + 1)
     redis.call('PEXPIRE', base .. 'log:' .. id, redis.call('PTTL', req))
-    redis.call('HSET', req, 'seq', whole(#ARGV - DELIVERED), 'tokenless', ARGV[19])
+    redis.call('HSET', req, 'seq', whole(#ARGV - DELIVERED), 'tokenless', ARGV[19], 'ended', ARGV[23])
   end
   local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
   return {'OK', id, joined, math.max(1, tonumber(was[4] or '0') - claimed)}
@@ -129,7 +129,7 @@ redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry'
   'seed', ARGV[7], 'tenant', tenant, 'priority', class, 'on_disconnect', ARGV[9], 'view', ARGV[14],
   'seq', whole(#ARGV - DELIVERED), 'tokenless', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
   't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', taken and '' or key,
-  'body_hash', key ~= '' and ARGV[12] or '', 'account', ARGV[21], 'hold', ARGV[22])
+  'body_hash', key ~= '' and ARGV[12] or '', 'account', ARGV[21], 'hold', ARGV[22], 'ended', ARGV[23])
 local life = whole(deadline + RETENTION_MS)
 redis.call('PEXPIRE', req, life)
 if #ARGV > DELIVERED then

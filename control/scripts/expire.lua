@@ -3,8 +3,10 @@
 -- ARGV 1 the model's base key  2 rid
 -- Returns the request's state, or false if it is gone. A running one is its leader's to end.
 --@include clock
+--@include running
 --@include queue
 --@include drain
+--@include ended
 --@include ending
 local was = redis.call('HMGET', KEYS[1], 'state', 'deadline')
 if was[1] == 'queued' and server_ms() >= tonumber(was[2]) then

@@ -5,8 +5,10 @@
 --@include clock
 --@include bell
 --@include followers
+--@include running
 --@include queue
 --@include drain
+--@include ended
 --@include ending
 --@include orphans
 local base, now = ARGV[1], server_ms()

@@ -10,8 +10,10 @@
 --@include clock
 --@include bell
 --@include turns
+--@include running
 --@include queue
 --@include drain
+--@include ended
 --@include ending
 --@include requeue
 local base, rid, have = ARGV[1], ARGV[2], #ARGV - 4
@@ -50,7 +52,11 @@ for i = 1, have do
 end
 
 local function settle(what, seq)
-  redis.call('HSET', KEYS[1], 'seq', whole(seq), 'tokenless', whole(seq - completion))
+  local ends = {}
+  for choice in pairs(ended) do
+    ends[#ends + 1] = choice
+  end
+  redis.call('HSET', KEYS[1], 'seq', whole(seq), 'tokenless', whole(seq - completion), 'ended', with_ended('', ends))
   redis.call('PEXPIRE', KEYS[2], redis.call('PTTL', KEYS[1]))
   local open = 0
   for choice = 0, tonumber(was[3]) - 1 do

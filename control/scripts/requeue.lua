@@ -6,6 +6,7 @@
 --@include fence
 --@include bell
 --@include turns
+--@include running
 --@include queue
 --@include requeue
 local token, base, rid = ARGV[1], ARGV[2], ARGV[3]

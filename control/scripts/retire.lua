@@ -2,20 +2,22 @@
 -- epoch moves on, so that its leader, should it wake, is fenced.
 -- KEYS 1 its lock (string)  2 its epoch (string)  3 replicas (hash)  4 weights (hash)
 -- ARGV 1 the model's base key  2 the replica's base key  3 replica id
--- Returns the number of requests that wait again, or -1 while it holds its lock.
+-- Returns {the number of requests that wait again, 1 while there are more}, or {-1, 0} while it holds its lock.
+-- At most HAND_OUT requests a call; the replica is forgotten with the last.
 --@include clock
 --@include bell
 --@include turns
+--@include running
 --@include queue
 --@include requeue
---@include delivered
 local base, replica = ARGV[1], ARGV[3]
 if redis.call('EXISTS', KEYS[1]) == 1 then
-  return -1
+  return {-1, 0}
 end
 local returned = 0
-for _, left in ipairs(delivered_to(base, replica)) do
-  local class, tenant, id, rid = unpack(left)
+local batch, _, more = next_running(base, replica, '')
+for _, held in ipairs(batch) do
+  local rid, class, id, tenant, place = unpack(held)
   local f = redis.call('HMGET', base .. 'req:' .. rid, 'state', 'entry')
   if f[1] == 'running' and f[2] == id then
     put_back(base, rid)
@@ -23,11 +25,15 @@ for _, left in ipairs(delivered_to(base, replica)) do
   else
     remove(base, class, tenant, id)
   end
+  redis.call('ZREM', running_on(base, replica), place)
 end
 if returned > 0 then
   redis.call('SET', KEYS[2], whole(math.max(tonumber(redis.call('GET', KEYS[2]) or '0') + 1, server_ms())))
 end
+if more == 1 then
+  return {returned, 1}
+end
 redis.call('HDEL', KEYS[3], replica)
 redis.call('HDEL', KEYS[4], replica)
 redis.call('DEL', ARGV[2] .. 'suspects', ARGV[2] .. 'status', ARGV[2] .. 'claim')
-return returned
+return {returned, 0}

@@ -3,38 +3,40 @@
 -- KEYS 1 lock (string)  2 epoch (string)  3 poison (hash)  4 the replica's last claim (string)  5 bell (stream)
 --      6 the other's lock (string)  7 the other's epoch (string)
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id  4 id of this call, any text  5 the other's id
---      6 fingerprint of the leader's weights, or ''
--- Returns as claim does.
+--      6 place after which to begin, '' at first  7 fingerprint of the leader's weights, or ''
+-- Returns as adopt does. At most HAND_OUT requests a call; each call checks the other's lock, and moves its epoch on.
 --@include clock
 --@include fence
 --@include poisoned
---@include turns
---@include queue
 --@include bell
+--@include turns
+--@include running
+--@include queue
 --@include drain
+--@include ended
 --@include ending
 --@include requeue
 --@include weights
---@include delivered
 --@include claimed
-local token, base, replica, other = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
+--@include adopting
+local token, base, replica, other, after = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[6]
 local refused = fence(token) or poisoned(token)
 if refused then
   return refused
 end
 local again = repeated(base, token, KEYS[4], ARGV[4])
 if again then
-  return {'OK', last_bell(KEYS[5]), again}
+  return {'OK', last_bell(KEYS[5]), again, after, 1} -- what this call took is not there any more: go on from the same place
 end
 if redis.call('EXISTS', KEYS[6]) == 1 then
-  return {'OK', last_bell(KEYS[5]), {}}
+  return {'OK', last_bell(KEYS[5]), {}, after, 0}
 end
-local now, claimed = server_ms(), {}
-adopt_all(base, other, replica, token, ARGV[6], now, claimed)
+local now = server_ms()
+local adopted, rest, more = adopt_batch(base, other, replica, token, ARGV[7], after, now)
 -- Only where something was taken: the ranks of a replica that is merely late would follow the epoch for nothing.
-if #claimed > 0 then
+if #adopted > 0 then
   local epoch = math.max(tonumber(redis.call('GET', KEYS[7]) or '0') + 1, now)
   redis.call('SET', KEYS[7], whole(epoch))
 end
-remember(KEYS[4], ARGV[4], claimed)
-return {'OK', last_bell(KEYS[5]), claimed}
+remember(KEYS[4], ARGV[4], adopted)
+return {'OK', last_bell(KEYS[5]), adopted, rest, more}

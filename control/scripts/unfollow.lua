@@ -6,8 +6,10 @@
 --@include clock
 --@include bell
 --@include followers
+--@include running
 --@include queue
 --@include drain
+--@include ended
 --@include ending
 --@include orphans
 local was = redis.call('HMGET', KEYS[1], 'state', 'followers')

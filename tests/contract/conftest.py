@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import fakeredis
@@ -16,7 +16,7 @@ from control.connection import Call, connect, connect_blocking, run
 from control.keys import ModelKeys
 from control.lease import Lease, acquire
 from control.messages import GenerationRequest, LogEntry, Sampling
-from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, Followed
+from control.requests import Adopted, Claimed, Claims, Emission, EmitResult, Enqueue, Enqueued, Followed
 
 T = TypeVar("T")
 
@@ -51,7 +51,31 @@ class Farm:
         return self.run(requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant=tenant, **fields)))
 
     def claim(self, lease: Lease, requests_: int = 100, tokens: int = 10_000, adopt: bool = False) -> Claims:
-        return self.run(requests.claim(lease, requests_, tokens, adopt))
+        """What waits; with `adopt` what was delivered before comes first."""
+        adopted = self.adopt(lease) if adopt else []
+        claims = self.run(requests.claim(lease, max(0, requests_ - len(adopted)), tokens))
+        return replace(claims, requests=[*adopted, *claims.requests])
+
+    def adopt(self, lease: Lease) -> list[Claimed]:
+        return self._in_batches(lambda after: requests.adopt(lease, after))
+
+    def take_over(self, lease: Lease, gone: str) -> list[Claimed]:
+        return self._in_batches(lambda after: requests.takeover(lease, gone, after))
+
+    def _in_batches(self, call: Callable[[str], Call[Adopted]]) -> list[Claimed]:
+        found, batch = list[Claimed](), Adopted([], "", "", True)
+        while batch.more:
+            batch = self.run(call(batch.after))
+            found += batch.requests
+        return found
+
+    def params(self, rid: str) -> GenerationRequest:
+        found = self.run(requests.read_params(MODEL, rid))
+        assert found is not None
+        return found
+
+    def log(self, rid: str) -> list[LogEntry]:
+        return [entry for page in requests.read_pages(self.client, MODEL, rid) for entry in page]
 
     def emit(self, lease: Lease, *rows: Emission) -> EmitResult:
         return self.run(requests.emit(lease, list(rows)))

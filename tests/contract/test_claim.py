@@ -73,7 +73,7 @@ def test_the_same_claim_again_hands_out_the_same(farm: Farm) -> None:
     """When the answer was lost the repeat returns the requests, and takes no new ones."""
     farm.put("a")
     lease = farm.lead()
-    call = requests.claim(lease, 10, 1000, False)
+    call = requests.claim(lease, 10, 1000)
     assert rids(farm.run(call)) == ["a"]
     farm.put("b")
     repeat = farm.run(call)
@@ -93,7 +93,7 @@ def test_a_new_epoch_adopts_what_the_old_one_had(farm: Farm) -> None:
     new = farm.lead(owner="two")
     adopted = farm.claim(new, requests_=0, tokens=0, adopt=True)
     assert rids(adopted) == ["a", "c"]
-    assert [entry.token for entry in adopted.requests[0].log] == [40, 41]
+    assert [entry.token for entry in farm.log("a")] == [40, 41]
     assert [claimed.attempts for claimed in adopted.requests] == [2, 2]
     assert farm.emit(new, Emission("a", 3, [token(3)])).behind == {}
 
@@ -172,12 +172,12 @@ def test_takeover_needs_the_lock_to_be_absent(farm: Farm) -> None:
     farm.put("a")
     farm.claim(one)
     farm.emit(one, Emission("a", 1, [token(1, 40)]))
-    assert rids(farm.run(requests.takeover(two, "r0"))) == []
+    assert [one.rid for one in farm.take_over(two, "r0")] == []
     farm.lose(one)
     call = requests.takeover(two, "r0")
     taken = farm.run(call)
-    assert [entry.token for entry in taken.requests[0].log] == [40]
-    assert rids(farm.run(call)) == ["a"]
+    assert [entry.token for entry in farm.log("a")] == [40]
+    assert taken.requests == farm.run(call).requests
     with pytest.raises(Fenced):
         farm.emit(one, Emission("a", 2, [token(2)]))
     assert farm.emit(two, Emission("a", 2, [last(2)], "finished")).behind == {}
@@ -188,7 +188,7 @@ def test_a_takeover_of_nothing_disturbs_nobody(farm: Farm) -> None:
     """A replica that is late and left nothing keeps its epoch: its ranks may be waiting for its leader."""
     one, two = farm.lead("r0"), farm.lead("r1", owner="two")
     farm.lose(one)
-    assert rids(farm.run(requests.takeover(two, "r0"))) == []
+    assert [one.rid for one in farm.take_over(two, "r0")] == []
     assert farm.client.get(one.keys.epoch) == str(one.epoch)
     with pytest.raises(Lost):
         farm.claim(one)
@@ -208,7 +208,7 @@ def test_no_more_is_taken_than_will_soon_be_prefilled(farm: Farm) -> None:
     lease = farm.lead()
     for rid in ("a", "b", "c"):
         farm.put(rid, prompt=10)
-    assert farm.run(requests.claim(lease, 9, 10_000, adopt=False, ahead_tokens=0)).requests == []
-    taken = farm.run(requests.claim(lease, 9, 10_000, adopt=False, ahead_tokens=11))
+    assert farm.run(requests.claim(lease, 9, 10_000, ahead_tokens=0)).requests == []
+    taken = farm.run(requests.claim(lease, 9, 10_000, ahead_tokens=11))
     assert [claimed.rid for claimed in taken.requests] == ["a", "b"]
     assert farm.field("c", "state") == "queued"

@@ -40,7 +40,7 @@ def test_a_retry_is_a_new_request_with_the_same_words(farm: Farm) -> None:
     assert requests.retry_letter(farm.client, MODEL, letter, "again") == "again"
     assert farm.run(requests.dead_letters(MODEL)) == []
     [claimed] = farm.claim(farm.lead()).requests
-    assert (claimed.rid, claimed.params, claimed.log) == ("again", letter.params, [])
+    assert (claimed.rid, farm.params(claimed.rid), farm.log(claimed.rid)) == ("again", letter.params, [])
     assert (claimed.tenant, claimed.priority) == ("acme", "high")
     assert farm.field("again", "on_disconnect") == "continue"
     assert farm.field("a", "state") == "dead"

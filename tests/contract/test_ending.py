@@ -91,7 +91,7 @@ def test_a_requeued_request_goes_on_elsewhere(farm: Farm) -> None:
     assert (farm.load("queued"), farm.load("queued_tokens")) == (1, 3)
     assert farm.run(requests.position(MODEL, "a")) == 1
     claimed = farm.claim(two).requests[0]
-    assert [entry.token for entry in claimed.log] == [40]
+    assert [entry.token for entry in farm.log(claimed.rid)] == [40]
     assert claimed.attempts == 2
     assert farm.run(requests.requeue(one, "a")) is False
     assert farm.client.xlen(farm.keys.queue("normal", "t")) == 1

@@ -16,10 +16,10 @@ def test_a_request_waits_with_all_that_a_leader_needs(farm: Farm) -> None:
     """The claimed request is the enqueued one, with a seed drawn as text."""
     assert farm.put("a", prompt=4, n=2).position == 1
     claimed = farm.claim(farm.lead()).requests[0]
-    assert claimed.params.prompt == [0, 1, 2, 3]
-    assert claimed.params.sampling.n == 2
-    assert 0 <= int(claimed.params.sampling.seed) < 2**64
-    assert (claimed.attempts, claimed.log, claimed.tenant) == (1, [], "t")
+    assert farm.params(claimed.rid).prompt == [0, 1, 2, 3]
+    assert farm.params(claimed.rid).sampling.n == 2
+    assert 0 <= int(farm.params(claimed.rid).sampling.seed) < 2**64
+    assert (claimed.attempts, farm.log(claimed.rid), claimed.tenant) == (1, [], "t")
     assert farm.field("a", "state") == "running"
 
 
@@ -28,7 +28,7 @@ def test_a_seed_of_64_bits_survives(farm: Farm) -> None:
     seed = str(2**64 - 3)
     params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=1, seed=seed))
     farm.run(requests.enqueue(Enqueue(rid="a", model=MODEL, params=params, tenant="t")))
-    assert farm.claim(farm.lead()).requests[0].params.sampling.seed == seed
+    assert farm.params("a").sampling.seed == seed
     assert farm.field("a", "seed") == seed
 
 
@@ -233,7 +233,8 @@ def test_a_request_that_comes_back_after_a_loss_brings_its_log(farm: Farm) -> No
     """The delivered prefix is the log, and the leader that claims it gets it."""
     farm.put("a", delivered=[token(1, 40), token(2, 41)])
     assert [entry.token for entry in farm.look("a").entries] == [40, 41]
-    assert [entry.token for entry in farm.claim(farm.lead()).requests[0].log] == [40, 41]
+    assert [claimed.seq for claimed in farm.claim(farm.lead()).requests] == [2]
+    assert [entry.token for entry in farm.log("a")] == [40, 41]
     assert farm.completion_tokens("a") == 2
 
 

@@ -18,7 +18,7 @@ def test_scripts_are_sent_again(farm: Farm) -> None:
     farm.put("a")
     farm.client.script_flush()
     farm.run(renew(lease, 1))
-    claims, renewed = run_all(farm.client, [requests.claim(lease, 9, 99, False), renew(lease, 1)])
+    claims, renewed = run_all(farm.client, [requests.claim(lease, 9, 99), renew(lease, 1)])
     assert rids(claims) == ["a"]
     assert renewed is None
 
@@ -43,7 +43,7 @@ def test_life_goes_on_after_a_total_loss(farm: Farm) -> None:
     farm.put("a", api="api1", delivered=[token(1, 40), token(2, 41)])
     new = farm.lead(floor=old.epoch)
     claimed = farm.claim(new, adopt=True).requests[0]
-    assert [entry.token for entry in claimed.log] == [40, 41]
+    assert [entry.token for entry in farm.log(claimed.rid)] == [40, 41]
     assert farm.emit(new, Emission("a", 3, [last(3, 42)], "finished")).behind == {}
     assert [entry.token for entry in farm.look("a").entries] == [40, 41, 42]
 
@@ -53,7 +53,7 @@ def test_calls_on_an_empty_server_answer_in_order(farm: Farm) -> None:
     lease = farm.lead()
     assert farm.claim(lease, adopt=True).requests == []
     assert farm.claim(lease).bell == "0"
-    assert farm.run(requests.takeover(lease, "r9")).requests == []
+    assert farm.take_over(lease, "r9") == []
     assert farm.run(requests.reap(MODEL, ["gone"])) == []
     assert farm.run(requests.requeue(lease, "nothing")) is False
     assert farm.run(requests.bury(lease, "nothing", "x")) is False

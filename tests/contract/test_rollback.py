@@ -20,7 +20,7 @@ class Snapshot:
 
     def __init__(self, farm: Farm) -> None:
         self._farm = farm
-        names = ["load", "turns:normal", "served:normal", "queue:normal:t", "req:a", "log:a"]
+        names = ["r0:running", "load", "turns:normal", "served:normal", "queue:normal:t", "req:a", "log:a"]
         self._keys = [f"{farm.keys.base}{name}" for name in names]
         self._hashes = {key: farm.client.hgetall(key) for key in self._keys if farm.client.type(key) == "hash"}
         self._log = farm.client.xrange(farm.keys.log("a"))
@@ -101,7 +101,7 @@ def test_what_a_client_was_given_replaces_another_continuation(farm: Farm) -> No
     assert repair(farm, token(1, 41), token(2, 42), token(3, 43)) == "replaced"
     assert farm.emit(lease, Emission("a", 3, [token(3, 93)])).taken == ["a"]
     [claimed] = farm.claim(lease).requests
-    assert [entry.token for entry in claimed.log] == [41, 42, 43]
+    assert [entry.token for entry in farm.log(claimed.rid)] == [41, 42, 43]
     farm.emit(lease, Emission("a", 4, [last(4, 44)], "finished"))
     assert tokens(farm) == [41, 42, 43, 44]
     assert farm.load("queued") == 0
@@ -141,8 +141,9 @@ def test_an_ended_request_of_which_nobody_has_the_end_is_adopted_again(farm: Far
     farm.client.xgroup_create(queue, "leaders", "0")
     farm.client.xreadgroup("leaders", lease.replica, {queue: ">"})
     farm.client.zadd(f"{farm.keys.base}served:normal", {"t": 1})
+    farm.client.zadd(lease.keys.running, {f"a normal {entry} t": 0})
     [claimed] = farm.claim(lease, adopt=True).requests
-    assert [entry.token for entry in claimed.log] == [41]
+    assert [entry.token for entry in farm.log(claimed.rid)] == [41]
     farm.emit(lease, Emission("a", 2, [last(2, 42)], "finished"))
     assert farm.look("a").ended
     assert tokens(farm) == [41, 42]
@@ -175,7 +176,7 @@ def test_a_request_that_waits_again_is_claimed_with_what_was_given(farm: Farm) -
     assert repair(farm, token(1, 41), token(2, 42)) == "appended"
     claims = farm.claim(lease)
     assert rids(claims) == ["a"]
-    assert [entry.token for entry in claims.requests[0].log] == [41, 42]
+    assert [entry.token for entry in farm.log("a")] == [41, 42]
 
 
 def test_a_finished_request_that_was_brought_back_ends_without_a_leader(farm: Farm) -> None:

@@ -78,7 +78,7 @@ def serve_one(url: str) -> Lease:
         assert lease is not None
         params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=9))
         run(client, requests.enqueue(Enqueue(rid="a", model=MODEL, params=params, tenant="t")))
-        run(client, requests.claim(lease, 9, 99, False))
+        run(client, requests.claim(lease, 9, 99))
         run(client, requests.emit(lease, [Emission("a", 1, [token(1, 41)])]))
         return lease
 
@@ -183,14 +183,14 @@ def test_a_slot_that_moves_is_sat_out_and_followed(cluster_server: ClusterTopolo
         moved = [keys.queue("normal", "t"), keys.request("a")]
         source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 2000, "AUTH", PASSWORD, "KEYS", *moved)
         with pytest.raises(RedisUnavailable):
-            run(client, requests.claim(lease, 9, 99, False))
+            run(client, requests.claim(lease, 9, 99))
         rest = source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100)
         source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 2000, "AUTH", PASSWORD, "KEYS", *rest)
         for node in (target, source, *cluster_server.nodes):
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.ask("CLUSTER", "MYID"))
         assert cluster_server.primary_of(keys.bell) is target
         lease = sit_out(lambda: run(client, acquire("moving", "r0", "two", 1))) or lease
-        assert [one.rid for one in run(client, requests.claim(lease, 9, 99, False)).requests] == ["a"]
+        assert [one.rid for one in run(client, requests.claim(lease, 9, 99)).requests] == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])

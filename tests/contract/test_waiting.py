@@ -31,9 +31,9 @@ def test_a_passed_deadline_ends_a_waiting_request_without_a_leader(farm: Farm) -
 
 def test_abandon_finds_every_request_whether_its_tenant_waits_or_not(farm: Farm) -> None:
     """A tenant whose requests all run has no turn; more requests than a page, in every class, still all end."""
-    lease = farm.lead()
     for index in range(PAGE + 3):
         farm.put(f"running-{index}", tenant="runs")
+    lease = farm.lead()
     farm.claim(lease, requests_=PAGE + 3)
     farm.put("high", tenant="t1", priority="high")
     farm.put("low", tenant="t2", priority="low")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from control import catalog
 from control.lease import Lease
-from control.requests import Emission, takeover
+from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, rids, token
 
 OLD, NEW = "11112222", "33334444"
@@ -28,17 +28,17 @@ def began(farm: Farm, lease: Lease, *names: str) -> None:
 def leaves(farm: Farm, lease: Lease) -> None:
     """Its host let go of it: the lock is free, and placement retires the replica."""
     farm.lose(lease)
-    farm.run(catalog.retire(MODEL, lease.replica))
+    catalog.retire(farm.client, MODEL, lease.replica)
 
 
 def test_a_retired_replica_gives_back_what_it_left(farm: Farm) -> None:
     """Killed while it drained, say: its requests wait again, with their tokens, and its leader is fenced."""
     lease = leads(farm, "r0", OLD)
     began(farm, lease, "a", "b")
-    assert farm.run(catalog.retire(MODEL, "r0")) is None, "it leads"
+    assert catalog.retire(farm.client, MODEL, "r0") is None, "it leads"
     farm.lose(lease)
-    assert farm.run(catalog.retire(MODEL, "r0")) == 2
-    assert farm.run(catalog.retire(MODEL, "r0")) == 0, "the same call again"
+    assert catalog.retire(farm.client, MODEL, "r0") == 2
+    assert catalog.retire(farm.client, MODEL, "r0") == 0, "the same call again"
     assert (farm.field("a", "state"), farm.load("queued")) == ("queued", 2)
     assert farm.run(catalog.replicas(MODEL)) == {} and not farm.client.exists(farm.keys.weights)
     assert int(farm.client.get(lease.keys.epoch) or 0) > lease.epoch
@@ -97,7 +97,7 @@ def test_a_takeover_leaves_to_its_replica_what_only_that_can_continue(farm: Farm
     first, new = leads(farm, "r0", OLD), leads(farm, "r1", NEW)
     began(farm, first, "old")
     farm.lose(first)
-    assert rids(farm.run(takeover(new, "r0"))) == []
+    assert [one.rid for one in farm.take_over(new, "r0")] == []
     assert rids(farm.claim(leads(farm, "r0", OLD, owner="two"), adopt=True)) == ["old"]
 
 

@@ -18,7 +18,7 @@ from control.connection import connect, connect_blocking, run
 from control.messages import LogEntry
 from control.process import die_with_parent
 from control.requests import Emission
-from ops.bench.fanning.replica import Replica, number_of, publish
+from ops.bench.fanning.replica import Replica, number_of, publish, read_claimed
 from ops.bench.fanning.ring import TOKENS, Ring
 from ops.bench.fanning.schedule import Load
 
@@ -75,14 +75,14 @@ def answer_whole(
     client, blocking, answered, bell = connect(url), connect_blocking(url), 0, "0"
     while not stopped():
         replica.tend()
-        claims = run(client, requests.claim(replica.lease, 64, 1 << 40, answered == 0))
+        claims = run(client, requests.claim(replica.lease, 64, 1 << 40))
         had_at, bell = time.monotonic(), claims.bell
-        for claimed in claims.requests:
-            most = claimed.params.sampling.max_tokens
+        for claimed, params in read_claimed(client, claims.requests):
+            most = params.sampling.max_tokens
             entries = [LogEntry(seq, 0, tokens[seq % len(tokens)]) for seq in range(1, most)]
             entries.append(LogEntry(most, 0, tokens[0], "length", "max_tokens"))
             emission = Emission(claimed.rid, 1, entries, "finished")
-            ring.times[number_of(claimed, tokenizer) * TOKENS] = time.monotonic() - had_at
+            ring.times[number_of(params, tokenizer) * TOKENS] = time.monotonic() - had_at
             run(client, requests.emit(replica.lease, [emission]))
             answered += 1
         if not claims.requests:

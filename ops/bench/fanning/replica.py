@@ -17,7 +17,7 @@ from control.clients import SyncRedis
 from control.connection import Call, Posted, run, run_every
 from control.errors import ModelUnavailable
 from control.lease import Lease, acquire, release, renew
-from control.messages import LogEntry, ModelAssets, ModelSpec
+from control.messages import GenerationRequest, LogEntry, ModelAssets, ModelSpec
 from control.requests import Claimed, Emission
 from ops.bench.fanning.ring import TOKENS, Ring
 from ops.bench.fanning.schedule import TEXT
@@ -50,9 +50,15 @@ def publish(client: SyncRedis) -> tuple[Tokenizer, list[int]]:
     return tokenizer, tokenizer.encode(TEXT, add_special_tokens=False).ids
 
 
-def number_of(claimed: Claimed, tokenizer: Tokenizer) -> int:
+def read_claimed(client: SyncRedis, claims: list[Claimed]) -> list[tuple[Claimed, GenerationRequest]]:
+    """The claimed requests with their parameters, without those that are gone."""
+    found = run_every(client, [requests.read_params(MODEL, claimed.rid) for claimed in claims])
+    return [(claimed, params) for claimed, params in zip(claims, found, strict=True) if params is not None]
+
+
+def number_of(params: GenerationRequest, tokenizer: Tokenizer) -> int:
     """The number that the client put at the end of its message."""
-    found = _LAST_NUMBER.search(tokenizer.decode(claimed.params.prompt))
+    found = _LAST_NUMBER.search(tokenizer.decode(params.prompt))
     if found is None:
         raise ValueError("a prompt without a number was claimed")
     return int(found[0])
@@ -76,14 +82,12 @@ class Replica:
         self.lease: Lease = lease
         self._rows: dict[str, _Row] = {}
         self._tended = 0.0
-        self._new = True
 
     def step(self, ring: Ring) -> int:
         """One step: emit, and claim for the free slots, in one round trip as a real leader does. Returns the tokens."""
         emissions = [self._speak(rid, row) for rid, row in self._rows.items()]
         room = self._slots - len(self._rows)
-        calls = [requests.emit(self.lease, emissions), requests.claim(self.lease, room, 1 << 40, self._new)]
-        self._new = False
+        calls = [requests.emit(self.lease, emissions), requests.claim(self.lease, room, 1 << 40)]
         now = time.monotonic()
         for row in self._rows.values():
             ring.times[row.client * TOKENS + row.seq % TOKENS] = now
@@ -96,9 +100,9 @@ class Replica:
         ended = [rid for rid, row in self._rows.items() if row.seq > row.tokens]
         for rid in [*ended, *emitted.taken, *gone]:
             self._rows.pop(rid, None)
-        for claimed in claims.requests:
-            client = number_of(claimed, self._tokenizer)
-            self._rows[claimed.rid] = _Row(client, claimed.params.sampling.max_tokens)
+        for claimed, params in read_claimed(self._client, claims.requests):
+            client = number_of(params, self._tokenizer)
+            self._rows[claimed.rid] = _Row(client, params.sampling.max_tokens)
         return len(emissions)
 
     @property

@@ -168,7 +168,7 @@ def letter(redis_client: SyncRedis) -> Iterator[Callable[[str], None]]:
     def bury(rid: str) -> None:
         params = GenerationRequest(prompt=[7, 8], sampling=Sampling(max_tokens=5))
         run(redis_client, requests.enqueue(Enqueue(rid=rid, model="grave", params=params, tenant="t")))
-        run(redis_client, requests.claim(lease, 1, 100, adopt=False))
+        run(redis_client, requests.claim(lease, 1, 100))
         assert run(redis_client, requests.bury(lease, rid, "crashed its group alone"))
 
     yield bury

@@ -83,7 +83,7 @@ async def emitted(client: Any, rid: str) -> tuple[ModelKeys, list[LogEntry]]:
     lease = await arun(client, acquire("rolled", "r0", rid, 1))
     assert lease is not None
     await arun(client, requests.enqueue(requests.Enqueue(rid=rid, model="rolled", params=params, tenant="t")))
-    await arun(client, requests.claim(lease, 9, 99, False))
+    await arun(client, requests.claim(lease, 9, 99))
     entries = [LogEntry(seq, 0, 40 + seq) for seq in (1, 2, 3)]
     await arun(client, requests.emit(lease, [requests.Emission(rid, 1, entries)]))
     await client.delete(lease.keys.lock)
@@ -105,7 +105,7 @@ async def test_a_log_that_was_set_back_is_given_back(client: Any, quiet_reads: i
     feed.quiet_reads = quiet_reads
     follower.start()
     async with asyncio.timeout(40):
-        while await requests.read_logs(client, "rolled", {rid: 0}) != {rid: entries}:
+        while await arun(client, requests.read_log("rolled", rid, 0)) != entries:
             await asyncio.sleep(0.005)
     assert await client.hget(keys.request(rid), "seq") == "3"
     assert feed.take() == [] and feed.error is None

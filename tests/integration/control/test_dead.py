@@ -31,7 +31,7 @@ def ask(new_server: Server) -> Ask:
         assert lease is not None
         params = GenerationRequest(prompt=[7, 8, 9], sampling=Sampling(max_tokens=5))
         run(client, requests.enqueue(Enqueue(rid=RID, model=MODEL, params=params, tenant="t")))
-        run(client, requests.claim(lease, 1, 100, adopt=False))
+        run(client, requests.claim(lease, 1, 100))
         assert run(client, requests.bury(lease, RID, "crashed its group alone"))
     return lambda *words: CliRunner().invoke(dead, [*words, "--redis", new_server.url])
 

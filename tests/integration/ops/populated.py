@@ -74,10 +74,10 @@ def populate(client: SyncRedis, url: str) -> Populated:
 def _fill_queue(found: Populated) -> None:
     client, lease = found.client, found.lease
     _enqueue(client, found.dead, "acme", 5, account=found.key)
-    run(client, requests.claim(lease, 1, 1000, adopt=False))
+    run(client, requests.claim(lease, 1, 1000))
     assert run(client, requests.bury(lease, found.dead, "crashed its group alone: forward_failed"))
     _enqueue(client, found.running, "acme", 7)
-    run(client, requests.claim(lease, 1, 1000, adopt=False))
+    run(client, requests.claim(lease, 1, 1000))
     entries = [LogEntry(1, 0, 101), LogEntry(2, 0, 102), LogEntry(3, 0, 103)]
     run(client, requests.emit(lease, [Emission(found.running, 1, entries, times={"t_prefill": 1234})]))
     docket = Docket(guilty=[found.running]).record(lease.epoch, {found.running: 5}, alone=True)

@@ -10,7 +10,7 @@ from control import catalog, health, requests
 from control.keys import ModelKeys
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.requests import Enqueue
-from control.requests.claim import decode_entry
+from control.requests.history import decode_entry
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from worker.assets import read_assets

@@ -24,14 +24,14 @@ class Scene:
         self.lease: Lease = redis.lead_for_good(1)
         params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=9))
         redis.run(requests.enqueue(Enqueue(rid="r", model=MODEL, params=params, tenant="t")))
-        redis.run(requests.claim(self.lease, 1, 100, adopt=False))
+        redis.run(requests.claim(self.lease, 1, 100))
         self.exchange = Exchange(redis.another(), redis.blocking(), self.lease, lambda: self.when_away())
         self.when_away: Callable[[], object] = lambda: None
         """Called whenever the exchange has met the absence of Redis."""
 
     def start(self, seq: int) -> None:
         row = Emission("r", seq, [LogEntry(seq, 0, 40 + seq)])
-        self.exchange.start([row], requests.claim(self.lease, 1, 100, adopt=False))
+        self.exchange.start([row], requests.claim(self.lease, 1, 100))
 
     def logged(self) -> int:
         return self.redis.client.xlen(self.lease.model_keys.log("r"))

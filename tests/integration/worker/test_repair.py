@@ -11,7 +11,7 @@ import redis as redis_py
 
 from control import requests
 from control.errors import RedisUnavailable
-from tests.integration.worker.conftest import MODEL, ReplicaRedis
+from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
 from tests.models import make
 from worker import exchange as exchange_module
@@ -99,7 +99,7 @@ def test_an_end_that_a_failover_lost_is_reached_again(scene: LeaderScene, monkey
     scene.ask("struck")
     scene.under_way("struck")
     with redis_py.Redis.from_url(scene.redis.url) as raw:
-        names = [scene.keys.request("struck"), scene.keys.log("struck"), *tenant]
+        names = [scene.keys.request("struck"), scene.keys.log("struck"), scene.keys.replica(REPLICA).running, *tenant]
         pipeline = raw.pipeline(transaction=True)
         for name in names:
             pipeline.dump(name)

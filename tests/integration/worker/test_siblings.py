@@ -19,7 +19,7 @@ from control.lease import acquire
 from control.messages import Assignment, GenerationRequest, ModelSpec, Sampling, encode
 from control.process import child_environment
 from control.requests import Enqueue
-from control.requests.claim import decode_entry
+from control.requests.history import decode_entry
 from tests.farm import clean_environment, until
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.models import make

@@ -16,7 +16,7 @@ from control import catalog, farm, health, requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.requests import Enqueue
-from control.requests.claim import decode_entry
+from control.requests.history import decode_entry
 from tests.farm import clean_environment, until
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.models import make

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from control.messages import LogEntry, TokenLogprobs
-from control.requests.claim import decode_entry
 from control.requests.emit import encode_entry
+from control.requests.history import decode_entry
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,18 @@ from control.requests import Claimed
 from worker.running import RunningRequest
 
 
-def claimed(log: list[LogEntry], n: int = 1) -> Claimed:
+def claimed(log: list[LogEntry], n: int = 1) -> RunningRequest:
+    """Rebuilt from its log, which arrives in two pages."""
     params = GenerationRequest(prompt=[1, 2], sampling=Sampling(max_tokens=9, seed="1", n=n))
-    return Claimed(rid="r", params=params, log=log, attempts=1, deadline_ms=0, priority="normal", tenant="t")
+    request = RunningRequest.begin(Claimed("r", "t", "normal", 1, 0, len(log), n, 0), params)
+    request.replay(log[:1])
+    request.replay(log[1:])
+    return request
 
 
 def test_new_work_begins_at_seq_1() -> None:
     """An empty log: every choice runs from its prompt."""
-    request = RunningRequest.from_claim(claimed([], n=2))
+    request = claimed([], n=2)
     assert [sequence.output for sequence in request.live] == [[], []]
     request.append(1, 42)
     emission = request.emission()
@@ -26,7 +30,7 @@ def test_new_work_begins_at_seq_1() -> None:
 def test_adoption_continues_each_choice_after_its_log() -> None:
     """Tokens are given back to their choices, an ended choice stays ended, and seq goes on."""
     log = [LogEntry(1, 0, 5), LogEntry(2, 1, 6, "stop", "token"), LogEntry(3, 0, 7)]
-    request = RunningRequest.from_claim(claimed(log, n=2))
+    request = claimed(log, n=2)
     assert [(s.choice, s.output) for s in request.live] == [(0, [5, 7])]
     request.append(0, 8, "length")
     emission = request.emission()
@@ -36,13 +40,13 @@ def test_adoption_continues_each_choice_after_its_log() -> None:
 
 def test_the_first_entry_tells_what_was_cached() -> None:
     """Once, and of the sequence that spoke first; after an adoption what the log says stands."""
-    request = RunningRequest.from_claim(claimed([], n=2))
+    request = claimed([], n=2)
     first, second = request.live
     first.begun_with, second.begun_with = 1, 2
     request.append(0, 5)
     request.append(1, 6)
     assert [entry.cached for entry in request.history] == [1, None]
-    again = RunningRequest.from_claim(claimed(request.history, n=2))
+    again = claimed(request.history[:], n=2)
     again.live[0].begun_with = 2
     again.append(0, 7)
     assert [entry.cached for entry in again.history] == [1, None, None]
@@ -50,7 +54,7 @@ def test_the_first_entry_tells_what_was_cached() -> None:
 
 def test_an_emission_is_kept_until_redis_took_it() -> None:
     """A repeat carries the same entries and seq; afterwards the next one follows on."""
-    request = RunningRequest.from_claim(claimed([]))
+    request = claimed([])
     request.append(0, 5)
     assert request.emission() == request.emission()
     request.emitted(request.emission())
@@ -59,7 +63,7 @@ def test_an_emission_is_kept_until_redis_took_it() -> None:
 
 def test_what_comes_while_an_emission_is_under_way_waits_for_the_next() -> None:
     """The next step's token is neither lost nor counted as taken."""
-    request = RunningRequest.from_claim(claimed([]))
+    request = claimed([])
     request.append(0, 5)
     under_way = request.emission()
     request.append(0, 6, "length")
@@ -70,7 +74,7 @@ def test_what_comes_while_an_emission_is_under_way_waits_for_the_next() -> None:
 
 def test_a_log_that_lost_its_end_is_sent_again_from_memory() -> None:
     """Also what an earlier leader produced; a log that is ahead, or refuses what it expects, can't be served so."""
-    request = RunningRequest.from_claim(claimed([LogEntry(1, 0, 5), LogEntry(2, 0, 6)]))
+    request = claimed([LogEntry(1, 0, 5), LogEntry(2, 0, 6)])
     request.append(0, 7)
     assert not request.rewind(request.emission(), 5)
     assert not request.rewind(request.emission(), 3)
@@ -80,7 +84,7 @@ def test_a_log_that_lost_its_end_is_sent_again_from_memory() -> None:
 
 def test_an_ended_choice_takes_nothing_more() -> None:
     """A token after the end would be a repeated one: that is a fault, never a log entry."""
-    request = RunningRequest.from_claim(claimed([]))
+    request = claimed([])
     request.append(0, 5, "stop", "token")
     with pytest.raises(RuntimeError, match="has ended"):
         request.append(0, 6)
@@ -88,7 +92,7 @@ def test_an_ended_choice_takes_nothing_more() -> None:
 
 def test_an_end_from_outside_ends_every_live_choice_without_a_token() -> None:
     """A cancel writes one final entry for each choice that still runs."""
-    request = RunningRequest.from_claim(claimed([LogEntry(1, 0, 5, "stop", "token")], n=3))
+    request = claimed([LogEntry(1, 0, 5, "stop", "token")], n=3)
     request.end("cancelled", "by the client")
     emission = request.emission("cancelled")
     assert emission.done == "cancelled"

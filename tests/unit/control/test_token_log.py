@@ -7,8 +7,8 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.token_log import TokenLog
 from control.messages import LogEntry, TokenLogprobs
+from control.requests.token_log import TokenLog
 
 
 def entry(seq: int) -> LogEntry:

@@ -1,8 +1,8 @@
-"""What a reader was given of a token log, kept small: an API process holds one for each stream, to its end."""
+"""A token log in memory, kept small: an API process holds one for each stream, a leader one for each request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import overload
 
 import msgspec
@@ -40,9 +40,14 @@ class TokenLog(Sequence[LogEntry]):
             self._blocks.append(_encode([_short(entry) for entry in self._tail[:_BLOCK]]))
             del self._tail[:_BLOCK]
 
-    def extend(self, entries: Iterable[LogEntry]) -> None:
-        for entry in entries:
-            self.append(entry)
+    def extend(self, entries: Sequence[LogEntry]) -> None:
+        self._tail.extend(entries)
+        self._length += len(entries)
+        packed = _BLOCK * (len(self._tail) // _BLOCK - 1)
+        if packed > 0:
+            blocks = [self._tail[at : at + _BLOCK] for at in range(0, packed, _BLOCK)]
+            self._blocks += [_encode([_short(entry) for entry in block]) for block in blocks]
+            del self._tail[:packed]
 
     def since(self, index: int) -> list[LogEntry]:
         """What follows the first `index` entries; at the end, where readers are, without a look further back."""
