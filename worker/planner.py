@@ -9,7 +9,7 @@ import structlog
 
 from control import catalog, farm, health, lease
 from control.clients import SyncRedis
-from control.connection import run_every
+from control.connection import run, run_every
 from control.messages import Assignment, ModelSpec
 from control.placement import Action, Assign, Unplaceable, Withdraw
 from control.requests.abandon import abandon

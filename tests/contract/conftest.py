@@ -52,9 +52,11 @@ class Farm:
 
     def claim(self, lease: Lease, requests_: int = 100, tokens: int = 10_000, adopt: bool = False) -> Claims:
         """What waits; with `adopt` what was delivered before comes first."""
-        adopted = self.adopt(lease) if adopt else []
-        claims = self.run(requests.claim(lease, max(0, requests_ - len(adopted)), tokens))
-        return replace(claims, requests=[*adopted, *claims.requests])
+        found, more = self.adopt(lease) if adopt else [], True
+        while more:
+            claims = self.run(requests.claim(lease, max(0, requests_ - len(found)), tokens))
+            found, more = found + claims.requests, claims.more
+        return replace(claims, requests=found)
 
     def adopt(self, lease: Lease) -> list[Claimed]:
         return self._in_batches(lambda after: requests.adopt(lease, after))

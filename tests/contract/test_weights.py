@@ -43,7 +43,7 @@ def test_a_retired_replica_gives_back_what_it_left(farm: Farm) -> None:
     assert farm.run(catalog.replicas(MODEL)) == {} and not farm.client.exists(farm.keys.weights)
     assert int(farm.client.get(lease.keys.epoch) or 0) > lease.epoch
     [a, _] = farm.claim(leads(farm, "r1", OLD)).requests
-    assert (a.rid, len(a.log), a.attempts) == ("a", 1, 2)
+    assert (a.rid, a.seq, a.attempts) == ("a", 1, 2)
 
 
 def test_what_has_no_token_yet_is_anybody_s(farm: Farm) -> None:
@@ -66,7 +66,7 @@ def test_what_began_with_other_weights_waits_for_a_replica_that_has_them(farm: F
     assert sorted(rids(farm.claim(new))) == ["fresh", "other"]
     assert rids(farm.claim(new)) == [] and farm.load("queued") == 1
     [old] = farm.claim(second).requests
-    assert (old.rid, len(old.log)) == ("old", 1)
+    assert (old.rid, old.seq) == ("old", 1)
 
 
 def test_it_ends_with_the_reason_once_nobody_has_them(farm: Farm) -> None:
