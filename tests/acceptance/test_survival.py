@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -138,6 +139,31 @@ def test_an_exit_while_there_is_no_agent_is_told_with_its_status(farm: Farm, exp
     until(farm.ready)
     assert farm.pid("demo", 1) != pid
     assert f"rank 1 (pid {pid}) killed by SIGSEGV" in farm.log.read_text()
+
+
+def test_without_an_agent_ranks_give_back_what_they_run_and_end(expected: Received) -> None:
+    """They finish the step, requeue and end; the agent that is there at last starts them again; no stream is cut."""
+    options = "demo", "--tp", "2", "--devices", "cpu", "--dtype", "float64"
+    with serving_farm(*options, FURROW_AGENT_ABSENT="3", FURROW_STANDBY="0") as farm, ThreadPoolExecutor(4) as pool:
+        pids, agent = [farm.pid("demo", rank) for rank in (0, 1)], until(lambda: agent_pid(farm))
+        over = threading.Event()
+
+        def keep_asking() -> list[Received]:
+            answers = [whole(farm, LONG)]
+            while not over.is_set():
+                answers.append(whole(farm, LONG))
+            return answers
+
+        asked = [pool.submit(keep_asking) for _ in range(4)]
+        os.kill(agent, signal.SIGSTOP)
+        until(lambda: "no agent: the ranks end" in farm.log.read_text())
+        until(lambda: not any(map(psutil.pid_exists, pids)))
+        over.set()
+        until(lambda: int(farm.redis.hget("furrow:{demo}:load", "queued") or 0) > 0)
+        os.kill(agent, signal.SIGCONT)
+        answers = [answer for future in asked for answer in future.result()]
+        assert f"rank 0 (pid {pids[0]}) stopped" in farm.log.read_text(), "it ended in order"
+    assert {answer.text for answer in answers} == {expected.text}
 
 
 def test_a_killed_api_is_replaced_and_the_client_resumes(farm: Farm, expected: Received) -> None:

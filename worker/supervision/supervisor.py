@@ -210,7 +210,19 @@ class HostSupervisor:
             link.flush()
         if mask & selectors.EVENT_READ:
             for line in link.receive():
-                self._obey(link, json.loads(line))
+                self._hear(link, line)
+
+    def _hear(self, link: Link, line: bytes) -> None:
+        """Obey a request. One that can't be understood, as a newer agent may send, harms nobody."""
+        number = None
+        try:
+            request = json.loads(line)
+            number = request.get("id")
+            self._obey(link, request)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            say("error", "a request of the agent is not understood", error=repr(error), action="supervisor_request")
+            if number is not None:
+                link.send({"event": "answer", "id": number, "error": f"not understood: {error!r}"})
 
     def _obey(self, link: Link, request: dict[str, Any]) -> None:
         self._heard, self._spoken, self._ever_spoken = time.monotonic(), True, True
@@ -238,6 +250,8 @@ class HostSupervisor:
             self._kept[request["key"]] = request["value"]
             if request["value"] is None:
                 del self._kept[request["key"]]
+        elif op != "alive":
+            raise LookupError(f"unknown op {op!r}")
 
     def _relay(self, pid: int) -> None:
         for line in self._children.hear(pid):
@@ -266,7 +280,7 @@ class HostSupervisor:
         agent.returncode = status
         if self._link is not None:
             for line in self._link.receive():  # what it asked for just before it died is done
-                self._obey(self._link, json.loads(line))
+                self._hear(self._link, line)
             self._link.close()
         self._agent = self._link = self._leave_by = None
         if self._stop_by is not None or self._stop:

@@ -17,6 +17,9 @@ The agent's end of the pair is its standard input. The agent sends requests (`op
 | event `said` | pid, line: what a child wrote to its channel |
 | event `stop` | the host is to leave the farm: end the ranks in order, then exit |
 
+An agent may be newer than its supervisor: messages are added, never changed. One that the supervisor does not
+understand is refused with an answer, and harms nothing.
+
 Only the standard library is imported here: the supervisor loads this file too.
 """
 
