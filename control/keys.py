@@ -28,7 +28,9 @@ POISONS_LENGTH = 64
 EPOCHS_LENGTH = 64
 DEAD_LENGTH = 1_000
 SUSPECTS_MS = 86_400_000
-"""Life of what a leader wrote down about a crash; as long as a request may live, and removed long before."""
+"""Life of a model's docket; as long as a request may live, and removed long before."""
+TRIAL_MS = 60_000
+"""Life of the right to try the suspects of replicas that were given up; renewed with each step of a trial."""
 END_REASON_MS = 3_600_000
 """Life of a rank process's reason for its end; its agent reads it at once, or after an outage of Redis."""
 RETENTION_MS = 120_000
@@ -125,6 +127,14 @@ class ModelKeys:
         return f"{self.base}dead"
 
     @property
+    def docket(self) -> str:  # hash replica, or heir/replica -> JSON docket: leaders -> leaders; until all got on
+        return f"{self.base}docket"
+
+    @property
+    def trial(self) -> str:  # string replica: the one that tries suspects of others: inherit, suspect; 60 s
+        return f"{self.base}trial"
+
+    @property
     def spec(self) -> str:  # hash: operator -> agents; until the model is unloaded
         return f"{self.base}spec"
 
@@ -198,10 +208,6 @@ class ReplicaKeys:
     @property
     def epochs(self) -> str:  # stream, capped: leader -> operator; when each epoch was led, gathered, joined, loaded
         return f"{self.base}epochs"
-
-    @property
-    def suspects(self) -> str:  # string, JSON docket: leader after a crash -> the next leader; until all got on
-        return f"{self.base}suspects"
 
     @property
     def ends(self) -> str:  # hash rank -> JSON host, pid, message: a rank that exits with an error -> its agent; 1 h

@@ -47,27 +47,46 @@ class Isolation:
         return self.active and self._docket.epoch == self._lease.epoch
 
     def open(self, adopted: list[Claimed]) -> list[Claimed]:
-        """Judge how the docket's epoch ended; bury whom it condemns. Returns `adopted` without that one."""
-        text: str = self._held(requests.read_suspects(self._lease))
-        poisons: list[Poison] = self._held(health.poison_history(self._lease.model, self._lease.replica))
-        docket = decode_docket(text) if text else Docket()
-        self._marked = set(docket.suspects)
-        end = next((poison for poison in poisons if poison.epoch == docket.epoch), None)
-        seqs = {claimed.rid: claimed.seq for claimed in adopted}
-        self._docket, condemned = docket.judged(end.kind if end else None, seqs)
-        if condemned is not None and end is not None:
-            self._bury(condemned, end)
-            adopted = [claimed for claimed in adopted if claimed.rid != condemned]
-        if text and not adopted:
+        """Judge how the dockets' epochs ended; bury whom they condemn. Returns `adopted` without those."""
+        dockets: dict[str, str] = self._held(requests.read_dockets(self._lease))
+        adopted = self._judge(dockets, adopted)
+        if dockets and not adopted:
             self._write("")
         self.active = bool(self._docket.suspects)
         if self.active:
             log.warning("isolating a crash", suspects=len(self._docket.suspects), guilty=len(self._docket.guilty))
         return adopted
 
+    def inherit(self, replica: str, taken: list[Claimed]) -> list[Claimed]:
+        """Judge the docket of a replica that was given up, among whose requests `taken` are; as `open`."""
+        dockets: dict[str, str] = self._held(requests.read_dockets(self._lease))
+        dockets.pop(self._lease.replica, None)
+        taken = self._judge(dockets, taken)
+        self.active = bool(self._docket.suspects)
+        self._on_trial = []
+        if not taken and not self._goals:
+            self._write("")
+        log.warning("tries the suspects of a replica that was given up", replica=replica, active=self.active)
+        return taken
+
+    def _judge(self, dockets: dict[str, str], claimed: list[Claimed]) -> list[Claimed]:
+        """Make each docket part of this one; `claimed` are those that may be in them. Returns them without the dead."""
+        seqs = {one.rid: one.seq for one in claimed}
+        for replica, text in sorted(dockets.items()):
+            docket = decode_docket(text)
+            self._marked |= {*docket.suspects, *docket.tried}
+            poisons: list[Poison] = self._held(health.poison_history(self._lease.model, replica))
+            end = next((poison for poison in poisons if poison.epoch == docket.epoch), None)
+            judged, condemned = docket.judged(end.kind if end else None, seqs)
+            self._docket = self._docket.joined(judged)
+            if condemned is not None and end is not None:
+                self._bury(condemned, end)
+                del seqs[condemned]
+        return [one for one in claimed if one.rid in seqs]
+
     def watch(self, adopted: Collection[Claimed]) -> None:
-        """These were adopted: a crash before they have got on makes them suspects."""
-        self._goals = {one.rid: one.seq + PROOF_TOKENS * one.open for one in adopted}
+        """These were adopted, or taken over: a crash before they have got on makes them suspects."""
+        self._goals |= {one.rid: one.seq + PROOF_TOKENS * one.open for one in adopted}
 
     def arrived(self, request: RunningRequest) -> None:
         """Its log is here, which may have been repaired since it was adopted: it gets on from there."""

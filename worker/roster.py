@@ -126,6 +126,13 @@ class Roster:
                 self._forget(rid)
             self.let_in(claims)
 
+    def hold_all(self) -> None:
+        """Where suspects are to be tried: hold whatever runs."""
+        if self.isolation.active:
+            for request in self._running.values():
+                if not request.held:
+                    self._unseat(request)
+
     def _seat(self, request: RunningRequest) -> None:
         """Let a request run, from the start or from where it was; not before its grammar is compiled."""
         if not self._grammars.ready(request.params.sampling.grammar):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from control import requests
 from control.errors import GroupError, Poisoned, collective_failure
 from control.lease import Lease
 from control.messages import Sampling
@@ -116,10 +117,19 @@ class Serving:
     def _take_over(self) -> None:
         """Take up what replicas that are gone left behind, room or not: somebody waits for it."""
         for name in self._exchange.hold(self._siblings.gone):
+            how = self._exchange.held(requests.inherit(self._lease, name))
             taken = self._roster.take_over(name)
             if taken:
-                log.warning("takes over from a replica that is gone", gone=name, requests=len(taken))
+                log.warning("takes over from a replica that is gone", gone=name, requests=len(taken), suspects=how)
+            if how == "waits":
+                self._siblings.look_again(name)
+            if how == "inherited":
+                self._deliver()
+                taken = self._roster.isolation.inherit(name, taken)
+                self._roster.hold_all()
+            self._roster.isolation.watch(taken)
             self._roster.let_in(taken)
+            self._roster.convene()
 
     def _idle(self) -> None:
         """Claim, and if there was nothing wait for the bell, which also rings for cancels, drains and poison."""

@@ -7,6 +7,7 @@ import time
 from control import catalog
 from control.clients import SyncRedis
 from control.connection import run_every
+from control.health import status_of
 from control.lease import Lease, holder
 
 LOOK_EVERY_S = 1.0
@@ -24,11 +25,13 @@ class Siblings:
         self._client, self._model, self._replica = client, lease.model, lease.replica
         self._names: list[str] = []
         self._absent: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._told: dict[str, bool] = {}
+        """The replicas that were returned since they were last led, and whether each had been given up."""
         self._looked = 0.0
 
     def gone(self) -> list[str]:
-        """The replicas whose lock has been absent for GONE_AFTER_S, each once for as long as it is.
+        """The replicas whose lock has been absent for GONE_AFTER_S, or at all where their agent gave them up; each once
+        for as long as it is absent, and once more when it is given up.
 
         Raises RedisUnavailable.
         """
@@ -37,18 +40,25 @@ class Siblings:
             return []
         if now - self._looked > 3 * LOOK_EVERY_S:
             self._absent.clear()  # Redis was away, or this leader: nobody could renew, or nobody looked
-        looks = [holder(self._model, name) for name in self._names]
-        known, *holders = run_every(self._client, [catalog.replicas(self._model), *looks])
+        looks = [call for name in self._names for call in (holder(self._model, name), status_of(self._model, name))]
+        known, *found = run_every(self._client, [catalog.replicas(self._model), *looks])
         self._looked = time.monotonic()
         gone = []
-        for name, token in zip(self._names, holders, strict=True):
+        for name, token, status in zip(self._names, found[::2], found[1::2], strict=True):
             if token is not None:
                 self._absent.pop(name, None)
-                self._told.discard(name)
-            elif now - self._absent.setdefault(name, now) >= GONE_AFTER_S and name not in self._told:
-                self._told.add(name)
+                self._told.pop(name, None)
+                continue
+            given_up = status is not None and status.state == "failed"
+            late = now - self._absent.setdefault(name, now) >= GONE_AFTER_S
+            if (late or given_up) and (name not in self._told or given_up > self._told[name]):
+                self._told[name] = given_up
                 gone.append(name)
         self._names = sorted(known.keys() - {self._replica})
         for name in self._absent.keys() - known.keys():
             del self._absent[name]
         return gone
+
+    def look_again(self, name: str) -> None:
+        """What it left could not be taken yet."""
+        self._told.pop(name, None)

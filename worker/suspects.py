@@ -40,6 +40,16 @@ class Docket(msgspec.Struct, frozen=True):
     lone: dict[str, int] = {}
     """How often a request was alone when its group was ended by what may have come from outside."""
 
+    def joined(self, other: Docket) -> Docket:
+        """With what `other` knows: the suspects that another replica left. Both have been judged."""
+        known = set(self.suspects)
+        first = [rid for rid in other.guilty if rid not in known]
+        later = [rid for rid in other.rest if rid not in known]
+        merged = {rid: max(self.lone.get(rid, 0), other.lone.get(rid, 0)) for rid in self.lone | other.lone}
+        if not self.suspects:
+            return msgspec.structs.replace(self, guilty=first, rest=later, lone=merged)
+        return msgspec.structs.replace(self, rest=[*self.rest, *first, *later], lone=merged)
+
     @property
     def suspects(self) -> list[str]:
         return [*self.guilty, *self.rest]

@@ -12,7 +12,7 @@ from control.requests.history import PAGE_ENTRIES, aread_pages, read_log, read_p
 from control.requests.listing import OpenRequest, cancel_any, open_requests
 from control.requests.orphans import gone_apis, reap
 from control.requests.repair import Repaired, repair
-from control.requests.suspects import note_suspects, read_suspects
+from control.requests.suspects import Inheritance, inherit, note_suspects, read_dockets
 
 __all__ = [
     "ANY_TOKENS",
@@ -26,6 +26,7 @@ __all__ = [
     "Enqueue",
     "Enqueued",
     "Followed",
+    "Inheritance",
     "OpenRequest",
     "Repaired",
     "adopt",
@@ -42,13 +43,14 @@ __all__ = [
     "expire",
     "follow",
     "gone_apis",
+    "inherit",
     "note_suspects",
     "open_requests",
     "position",
+    "read_dockets",
     "read_log",
     "read_pages",
     "read_params",
-    "read_suspects",
     "reap",
     "repair",
     "requeue",

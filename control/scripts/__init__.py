@@ -32,6 +32,7 @@ _CONSTANTS = (
     "LOOK_AFTER_MS",
     "RESPONSE_OVERHEAD",
     "SUSPECTS_MS",
+    "TRIAL_MS",
     "GROUP",
     "CLASSES",
     "PASSED_OVER",

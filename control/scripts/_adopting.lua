@@ -21,8 +21,11 @@ local function adopt(base, held, from, to, token, weights, now)
     return false
   end
   local others = other_weights(base, rid, weights)
-  if others and from ~= to then
-    return false -- its own replica may come back to it
+  if from ~= to and redis.call('HGET', req, 'suspect') == '1' then
+    return false -- it may crash whoever takes it: see inherit
+  end
+  if others and from ~= to and redis.call('HEXISTS', base .. 'weights', from) == 1 then
+    return false -- its own replica may come back to it; one that was given up has no weights any more
   end
   if others then
     pass_on(base, rid, others, now)

@@ -35,5 +35,6 @@ if more == 1 then
 end
 redis.call('HDEL', KEYS[3], replica)
 redis.call('HDEL', KEYS[4], replica)
-redis.call('DEL', ARGV[2] .. 'suspects', ARGV[2] .. 'status', ARGV[2] .. 'claim')
+redis.call('DEL', ARGV[2] .. 'status', ARGV[2] .. 'claim')
+redis.call('HDEL', base .. 'docket', replica)
 return {returned, 0}

@@ -1,22 +1,38 @@
 -- A leader writes down what is in the step that may crash its group, and marks the requests that are suspected of it.
--- KEYS 1 lock (string)  2 epoch (string)  3 the replica's suspects (string)
--- ARGV 1 token `owner:epoch`  2 the model's base key  3 docket (JSON; '' when nobody is watched any more)
---      4 S (int), suspect rid × S, then the rids that are none any more
+-- KEYS 1 lock (string)  2 epoch (string)  3 the model's docket (hash)  4 trial (string)
+-- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id
+--      4 docket (JSON; '' when nobody is watched any more); the dockets that the replica inherited are part of it
+--      5 S (int), suspect rid × S, then the rids that are none any more
 -- Returns {'OK'}, {'LOST', why} or {'FENCED', why}.
 --@include fence
-local base, count = ARGV[2], tonumber(ARGV[4])
+--@include docket
+local base, replica, count = ARGV[2], ARGV[3], tonumber(ARGV[5])
+if not count or count < 0 or count ~= math.floor(count) or count > #ARGV - 5 then
+  return redis.error_reply('ERR suspect: ' .. tostring(ARGV[5]) .. ' is not a number of the suspects that follow')
+end
 local refused = fence(ARGV[1])
 if refused then
   return refused
 end
-if ARGV[3] == '' then
-  redis.call('DEL', KEYS[3])
-else
-  redis.call('SET', KEYS[3], ARGV[3], 'PX', SUSPECTS_MS)
+for _, name in ipairs(inherited_by(KEYS[3], replica)) do
+  redis.call('HDEL', KEYS[3], name)
 end
-for i = 5, #ARGV do
+local tries = redis.call('GET', KEYS[4]) == replica
+if ARGV[4] == '' then
+  redis.call('HDEL', KEYS[3], replica)
+  if tries then
+    redis.call('DEL', KEYS[4])
+  end
+else
+  redis.call('HSET', KEYS[3], replica, ARGV[4])
+  redis.call('PEXPIRE', KEYS[3], SUSPECTS_MS)
+  if tries then
+    redis.call('PEXPIRE', KEYS[4], TRIAL_MS)
+  end
+end
+for i = 6, #ARGV do
   local req = base .. 'req:' .. ARGV[i]
-  if i - 4 > count then
+  if i - 5 > count then
     redis.call('HDEL', req, 'suspect')
   elseif redis.call('EXISTS', req) == 1 then
     redis.call('HSET', req, 'suspect', 1)

@@ -83,7 +83,7 @@ class CrashScene(LeaderScene):
     def nothing_left(self) -> bool:
         """No request is marked any more, and the docket is gone."""
         marks = [self.redis.client.hget(key, "suspect") for key in self.redis.client.scan_iter(self.keys.request("*"))]
-        return marks == [None] * len(marks) and not self.redis.client.exists(self.redis.keys.suspects)
+        return marks == [None] * len(marks) and not self.redis.client.exists(self.keys.docket)
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_without_a_crash_nothing_is_written_and_nothing_read(
 ) -> None:
     """Steps of a healthy epoch cost no more than before; the first adoption pays."""
     calls: list[str] = []
-    for name in ("note_suspects", "read_suspects"):
+    for name in ("note_suspects", "read_dockets"):
         real = getattr(requests, name)
         monkeypatch.setattr(requests, name, lambda *a, name=name, real=real: calls.append(name) or real(*a))
     scene.ask("r", [1, 2, 3], max_tokens=300)
@@ -261,7 +261,7 @@ def test_without_a_crash_nothing_is_written_and_nothing_read(
     assert calls == []
     scene.redis.lapse()
     scene.answer("r")
-    assert calls[0] == "read_suspects" and len(calls) <= 4
+    assert calls[0] == "read_dockets" and len(calls) <= 4
 
 
 def test_without_isolation_the_innocents_never_finish(scene: CrashScene, monkeypatch: pytest.MonkeyPatch) -> None:

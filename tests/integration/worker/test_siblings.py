@@ -95,6 +95,21 @@ def test_one_that_stays_away_is_gone_once(two: Two) -> None:
     assert two.watch(3 * GONE_AFTER_S) == ["r0"]
 
 
+def test_one_that_was_given_up_is_gone_at_once(two: Two) -> None:
+    """Nothing will bring it back; one that was told before is told again, because its suspects may be taken now."""
+    health.write_status(two.redis.client, MODEL, "r0", "failed", "its folder is gone")
+    assert two.watch(3) == ["r0"]
+    two.siblings.look_again("r0")
+    assert two.watch(3) == ["r0"]
+    health.write_status(two.redis.client, MODEL, "r0", "running", "")
+    two.redis.lead(1)
+    assert two.watch(1) == []
+    two.redis.lapse()
+    assert two.watch(2 * GONE_AFTER_S) == ["r0"]
+    health.write_status(two.redis.client, MODEL, "r0", "failed", "its folder is gone")
+    assert two.watch(3) == ["r0"]
+
+
 def test_a_time_in_which_nobody_looked_counts_for_nothing(two: Two) -> None:
     """When Redis was away every lock lapsed: each leader gets its time to come back."""
     assert two.watch(GONE_AFTER_S) == []

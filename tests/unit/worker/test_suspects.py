@@ -158,3 +158,30 @@ def test_judging_twice_is_judging_once() -> None:
     judged, condemned = docket.judged("crashed", seqs)
     assert condemned == "a"
     assert docket.judged("crashed", {"b": 0})[0].suspects == judged.suspects == ["b"]
+
+
+def test_a_docket_that_is_inherited_joins_one_s_own() -> None:
+    """Own suspects come first; what is known of the other's is kept where there are none, and nobody is in it twice."""
+    other = Docket(guilty=["a", "b"], rest=["c"], lone={"a": 2})
+    alone = Docket(lone={"a": 1}).joined(other)
+    assert (alone.guilty, alone.rest, alone.lone) == (["a", "b"], ["c"], {"a": 2})
+    both = Docket(guilty=["x"], rest=["a"], lone={"x": 1}).joined(other)
+    assert (both.guilty, both.rest, both.lone) == (["x"], ["a", "b", "c"], {"x": 1, "a": 2})
+    assert both.joined(Docket()) == both
+
+
+@settings(deadline=None)
+@given(st.integers(2, 24), st.integers(0, 23), st.integers(1, 8))
+def test_a_trial_that_another_replica_takes_up_ends_as_soon(count: int, culprit: int, hand_on: int) -> None:
+    """Whenever the replica is given up, its heir goes on with what is known: no crash is needed twice."""
+    group = farm(count, culprit % count)
+    group.seqs = dict.fromkeys(group.alive, 0)
+    for epoch in range(100):
+        if epoch == hand_on:
+            judged, condemned = group.docket.judged(group.end, group.seqs)
+            if condemned is None:
+                group.docket, group.end = Docket().joined(judged), None
+        if group.run_epoch():
+            break
+    assert group.buried == [f"r{culprit % count}"]
+    assert group.crashes <= math.ceil(math.log2(count)) + 2
