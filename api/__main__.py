@@ -18,7 +18,7 @@ from api.chat.reading.how import CallFormat
 from api.server import Server
 from api.settings import ApiSettings
 from control import access, logs
-from control.cli.options import cors_option
+from control.cli.options import cors_option, quota_options, redis_option
 from control.connection import connect, run
 from control.errors import FurrowError
 from control.listening import free_port
@@ -28,7 +28,7 @@ from control.settings import Settings
 
 
 @click.command()
-@click.option("--redis", "redis_url", help="URL of the farm's Redis [default: REDIS_URL].")
+@redis_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
 @click.option(
@@ -87,19 +87,7 @@ from control.settings import Settings
     type=click.FloatRange(0),
     help="Seconds for which /v1/responses stores an answer; 0: it stores none.",
 )
-@click.option(
-    "--response-bytes",
-    type=click.IntRange(1),
-    help="Bytes that the stored responses of one tenant, or of all callers without a key, may take; the oldest go "
-    "[default: a sixteenth of Redis' memory].",
-)
-@click.option(
-    "--response-number",
-    default=100_000,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Stored responses that one tenant, or all callers without a key, may have; the oldest go.",
-)
+@quota_options
 @click.option(
     "--tool-parser",
     type=click.Choice(get_args(CallFormat)),

@@ -137,6 +137,8 @@ def problem(error: BaseException, asked: str = "this request") -> Problem:
         return _problem(400, str(error), "invalid_request_error", None, "invalid_setting")
     if isinstance(error, errors.ModelUnavailable):
         return _problem(503, str(error), "server_error", None, "model_unavailable", error.retry_after)
+    if isinstance(error, errors.RedisFull):
+        return _problem(503, str(error), "server_error", None, "redis_full", _spread(5.0))
     if isinstance(error, errors.RedisUnavailable):
         return _problem(
             503, "The farm's Redis can't be reached. Retry shortly.", "server_error", None, "unavailable", 1.0

@@ -10,7 +10,7 @@ from api.settings import ApiSettings
 from api.tasks import end
 from control import keys
 from control.clients import AsyncRedis
-from control.connection import arun, arun_all, read
+from control.connection import arun, arun_all, read, write
 from control.errors import RedisUnavailable
 from control.outage import outage
 
@@ -46,9 +46,9 @@ class Heartbeat:
     async def _beat(self) -> None:
         url = f"http://{self._settings.host}:{self._settings.port}"
         beat = [
-            read("SADD", keys.APIS, self._settings.api_id, parse=int),
+            write("SADD", keys.APIS, self._settings.api_id, parse=int),
             # Of one key and in this order, so that the heartbeat never stays without its end.
-            read("HSET", self._key, "url", url, "started", self._started, parse=int),
+            write("HSET", self._key, "url", url, "started", self._started, parse=int),
             read("PEXPIRE", self._key, keys.HEARTBEAT_MS, parse=int),
         ]
         for outcome in await arun_all(self._client, beat):

@@ -29,7 +29,7 @@ from control import requests
 from control.clients import AsyncRedis, SyncRedis
 from control.connection import arun
 from control.errors import FurrowError, RedisUnavailable, RequestNotFound
-from control.health.memory import server_memory
+from control.health.memory import ServerMemory, server_memory
 from control.responses import KEYLESS, StoredResponse, close_response, due_owners, due_responses, owners, read_response
 
 log = structlog.stdlib.get_logger(__name__)
@@ -54,6 +54,8 @@ class Keeper:
     ) -> None:
         self._client, self._sync_client = client, sync_client
         self._archive, self._submitter, self._metrics = archive, submitter, metrics
+        self.servers: list[ServerMemory] = []
+        """Redis' memory at the last look."""
         self._task: asyncio.Task[None] | None = None
         self._following: dict[str, asyncio.Task[None]] = {}
 
@@ -162,8 +164,10 @@ class Keeper:
 
     async def share_out(self) -> None:
         """Set the quota of stored responses, and hold the owners whose turn it is to it."""
-        servers = await asyncio.to_thread(server_memory, self._sync_client)
-        self._archive.share_out(servers, await arun(self._client, owners()))
+        before, self.servers = self.servers, await asyncio.to_thread(server_memory, self._sync_client)
+        if any(server.nearly_full for server in self.servers) and not any(server.nearly_full for server in before):
+            log.warning("Redis is nearly full", action="redis_memory", servers=[str(server) for server in self.servers])
+        self._archive.share_out(self.servers, await arun(self._client, owners()))
         for owner in await arun(self._client, due_owners()):
             await self._archive.trim(owner)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from api.schemas.chunks import Usage
+from control.health.memory import ServerMemory
 
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -51,7 +53,7 @@ class Metrics:
             self._cached_tokens += usage.cached_tokens
         self._total.observe(seconds)
 
-    def render(self, followed: int) -> str:
+    def render(self, followed: int, servers: Sequence[ServerMemory] = ()) -> str:
         lines = ["# HELP furrow_api_requests_total Requests that ended, by status (499: the client left)."]
         lines += ["# TYPE furrow_api_requests_total counter"]
         lines += [
@@ -66,4 +68,11 @@ class Metrics:
         lines += ["# TYPE furrow_api_cached_prompt_tokens_total counter"]
         lines += [f"furrow_api_cached_prompt_tokens_total {self._cached_tokens}"]
         lines += ["# TYPE furrow_api_followed_requests gauge", f"furrow_api_followed_requests {followed}"]
+        lines += [
+            "# HELP furrow_redis_used_bytes Memory that Redis uses; beyond furrow_redis_max_bytes it refuses requests."
+        ]
+        lines += ["# TYPE furrow_redis_used_bytes gauge"]
+        lines += [f'furrow_redis_used_bytes{{server="{server.address}"}} {server.used}' for server in servers]
+        lines += ["# HELP furrow_redis_max_bytes Its maxmemory; 0: none is set.", "# TYPE furrow_redis_max_bytes gauge"]
+        lines += [f'furrow_redis_max_bytes{{server="{server.address}"}} {server.most}' for server in servers]
         return "\n".join([*lines, *self._ttft.lines(), *self._total.lines()]) + "\n"

@@ -20,6 +20,17 @@ def redacted(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{place}"))
 
 
+def password_in(url: str) -> str | None:
+    """The password as it stands in `url`, escapes and all; None where there is none.
+
+    >>> password_in("redis://:se%20cret@host:6379/0")
+    'se%20cret'
+    """
+    user, at, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
+    password = user.partition(":")[2] if at else ""
+    return password or None
+
+
 def address(client: Any) -> str:
     """Where a sync or asyncio client connects to, as a URL without credentials."""
     pool = client.connection_pool

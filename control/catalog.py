@@ -8,7 +8,7 @@ import msgspec
 
 from control import keys
 from control.clients import SyncRedis
-from control.connection import Call, read, run, run_every
+from control.connection import Call, read, run, run_every, write
 from control.keys import ModelKeys
 from control.messages import ModelAssets, ModelSpec
 
@@ -30,7 +30,7 @@ def restore_spec(client: SyncRedis, spec: ModelSpec) -> None:
 
 
 def _know(client: SyncRedis, spec: ModelSpec) -> None:
-    run_every(client, [read("SADD", known, spec.name, parse=int) for known in (keys.MODELS, keys.METERED)])
+    run_every(client, [write("SADD", known, spec.name, parse=int) for known in (keys.MODELS, keys.METERED)])
 
 
 def _put_spec(spec: ModelSpec, mode: str) -> Call[int]:
@@ -88,12 +88,12 @@ def replicas(model: str) -> Call[dict[str, Assigned]]:
 
 def put_replica(model: str, replica: str, assigned: Assigned) -> Call[int]:
     """Note that the replica was assigned."""
-    return read("HSET", ModelKeys(model).replicas, replica, msgspec.json.encode(assigned).decode(), parse=int)
+    return write("HSET", ModelKeys(model).replicas, replica, msgspec.json.encode(assigned).decode(), parse=int)
 
 
 def put_weights(model: str, replica: str, fingerprint: str) -> Call[int]:
     """Note from which weights the replica's tokens come, before it claims anything."""
-    return read("HSET", ModelKeys(model).weights, replica, fingerprint, parse=int)
+    return write("HSET", ModelKeys(model).weights, replica, fingerprint, parse=int)
 
 
 def retire(client: SyncRedis, model: str, replica: str) -> int | None:

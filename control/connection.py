@@ -19,11 +19,11 @@ from redis import exceptions as redis_errors
 from control.clients import AsyncRedis, SyncRedis, connect, connect_async, connect_blocking, unavailable
 from control.cluster import ABSENT, AsyncCluster, Cluster, Routed
 from control.dead_connections import adrop_idle, drop_idle
-from control.errors import FurrowError, RedisUnavailable
+from control.errors import FurrowError, RedisFull, RedisUnavailable
 from control.readiness import wait_until_ready
 from control.scripts import SCRIPTS
 from control.shards import Command
-from control.transient import transient
+from control.transient import out_of_memory, transient
 from control.wire import Wire, exchange
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "run_all",
     "run_every",
     "wait_until_ready",
+    "write",
 ]
 
 T = TypeVar("T")
@@ -70,6 +71,11 @@ class Call(Generic[T]):
 def read(*words: Any, parse: Callable[[Any], T]) -> Call[T]:
     """A plain command as a Call: only for reads and for writes that may be repeated."""
     return Call("", (), words, parse)
+
+
+def write(command: str, key: str, *words: Any, parse: Callable[[Any], T]) -> Call[T]:
+    """A plain write as a Call that a server beyond its maxmemory takes too; `command` is one that `write.lua` knows."""
+    return Call("write", (key,), (command, *words), parse)
 
 
 def run(client: SyncRedis, call: Call[T]) -> T:
@@ -238,6 +244,8 @@ def _worth_retrying(error: Exception) -> bool:
 def _outcome(call: Call[Any], reply: Any) -> Any:
     """The parsed answer, or the exception that stands for it."""
     if isinstance(reply, Exception):
+        if out_of_memory(reply):
+            return RedisFull()
         if transient(reply):
             return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {reply}")
         return reply

@@ -1,7 +1,8 @@
 """A private Redis-compatible server for one machine: started, watched and stopped by the process that needs it.
 
 Only loopback, a random password that is kept in the data folder, every write in an append-only file that is synced
-each second, and never an eviction. It ends with its parent, kill -9 included, and is started again when it crashes.
+each second, a bound of its memory, and never an eviction. It ends with its parent, kill -9 included, and is started
+again when it crashes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from redis import exceptions as redis_errors
 
 from control.clients import connect
 from control.errors import RedisUnavailable, SettingsError
+from control.local.memory import default_memory
 from control.server_binary import ServerBinary, find_server
 
 log = structlog.get_logger()
@@ -35,13 +37,14 @@ _TRIES_FOR_A_PORT = 5
 
 
 class EmbeddedServer:
-    """One server on `folder`. A context manager whose value is the URL.
+    """One server on `folder`, with a maxmemory of `memory` bytes. A context manager whose value is the URL.
 
     The same folder can't serve two at a time. Clients keep their URL over a crash: port, password and data stay.
     """
 
-    def __init__(self, folder: Path, binary: ServerBinary | None = None) -> None:
+    def __init__(self, folder: Path, binary: ServerBinary | None = None, memory: int | None = None) -> None:
         self._folder, self._binary = folder, binary
+        self._memory = memory or default_memory()
         self._password = ""
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,6 +87,7 @@ class EmbeddedServer:
         if self._failure is not None:
             self.stop()
             raise self._failure
+        _write_private(self._folder / "port", str(self._port))
         _write_private(self._folder / "url", self.url)
         log.info("private server", kind=self._binary.kind, version=self._binary.version, folder=str(self._folder))
         return self.url
@@ -96,7 +100,8 @@ class EmbeddedServer:
         if self._supervisor is not None:
             self._supervisor.join()
             self._supervisor = None
-        (self._folder / "url").unlink(missing_ok=True)
+        for name in ("url", "port"):
+            (self._folder / name).unlink(missing_ok=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -135,7 +140,8 @@ class EmbeddedServer:
             config,
             "bind 127.0.0.1\nprotected-mode yes\ndaemonize no\n"
             f'port {self._port}\nrequirepass {self._password}\ndir "{folder}"\nlogfile server.log\n'
-            'appendonly yes\nappendfsync everysec\nsave ""\nmaxmemory-policy noeviction\n',
+            'appendonly yes\nappendfsync everysec\nsave ""\n'
+            f"maxmemory {self._memory}\nmaxmemory-policy noeviction\n",
         )
         return config
 

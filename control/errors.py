@@ -149,6 +149,16 @@ class RedisUnavailable(FurrowError):
     """Redis could not be reached, refused the password, or is not set up for Furrow."""
 
 
+class RedisFull(RedisUnavailable):
+    """Redis has reached its maxmemory: it takes nothing new, and what runs goes on."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The farm's Redis has reached its maxmemory and takes nothing new; requests that run go on. Retry in a few "
+            "seconds. An operator can give it more memory."
+        )
+
+
 class ModelFilesError(FurrowError):
     """A model's files are missing or unreadable; the message names the file and the repository or folder."""
 

@@ -9,7 +9,7 @@ import msgspec
 
 from control import catalog, keys
 from control.clients import SyncRedis
-from control.connection import read, run, run_every
+from control.connection import read, run, run_every, write
 from control.errors import SettingsError
 from control.messages import Assignment, encode
 from control.placement import Host
@@ -22,8 +22,8 @@ def beat_host(client: SyncRedis, host: Host, pid: int, memory_bytes: int, standb
     key = keys.host(host.id)
     words = ("devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes, "standby", standby)
     beat = [
-        read("SADD", keys.HOSTS, host.id, parse=int),
-        read("HSET", key, *words, parse=int),
+        write("SADD", keys.HOSTS, host.id, parse=int),
+        write("HSET", key, *words, parse=int),
         read("PEXPIRE", key, keys.HEARTBEAT_MS, parse=int),
     ]
     run_every(client, beat)
@@ -93,7 +93,7 @@ def assign(client: SyncRedis, host_id: str, assignment: Assignment) -> None:
     run(
         client, catalog.put_replica(spec.name, assignment.replica, catalog.Assigned(revision=spec.revision, tp=spec.tp))
     )
-    run(client, read("HSET", keys.assignments(host_id), field, encode(assignment), parse=int))
+    run(client, write("HSET", keys.assignments(host_id), field, encode(assignment), parse=int))
 
 
 def withdraw(client: SyncRedis, host_id: str, assignment: Assignment, at_once: bool = False) -> None:
@@ -120,7 +120,7 @@ def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str)
 
 def hold_placement(client: SyncRedis, host_id: str) -> bool:
     """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless."""
-    attempt = read("SET", keys.PLACEMENT_LOCK, host_id, "NX", "PX", keys.HEARTBEAT_MS, parse=bool)
+    attempt = write("SET", keys.PLACEMENT_LOCK, host_id, "NX", "PX", keys.HEARTBEAT_MS, parse=bool)
     taken, holder = run_every(client, [attempt, read("GET", keys.PLACEMENT_LOCK, parse=_text)])
     if holder != host_id:
         return False

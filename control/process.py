@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -47,3 +48,18 @@ def name_process(name: str) -> None:
 def child_environment(**extra: str) -> dict[str, str]:
     """The environment for a child that will call `die_with_parent`."""
     return {**os.environ, "FURROW_PARENT": str(os.getpid()), **extra}
+
+
+def hide_argument(secret: str) -> None:
+    """Overwrite `secret` in this process's command line as `ps` shows it. Linux only; elsewhere nothing happens."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, the 48th and 49th of all fields
+        with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+            memory.seek(begin)
+            text = memory.read(end - begin)
+            hidden = text.replace(secret.encode(), b"*" * len(secret.encode()))
+            memory.seek(begin)
+            memory.write(hidden)
+    except (OSError, IndexError, ValueError):
+        return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -41,7 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """
         url = redis_url_from_environment()
         if url is None:
-            raise SettingsError("no Redis is named: set REDIS_URL or give --redis redis://host:port")
+            raise SettingsError(f"no Redis is named: set REDIS_URL or give {NAMING}")
         log_format = os.environ.get("FURROW_LOG_FORMAT") or "auto"
         if log_format not in ("auto", "json", "console"):
             raise SettingsError(f"FURROW_LOG_FORMAT={log_format!r} is unknown: use auto, json or console")
@@ -65,9 +66,42 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+NAMING = "--redis URL, a file that holds the URL, or the data folder of a `furrow serve` that runs here"
+"""What names a Redis, on the command line and in the environment."""
+_URL_FILE = "url"
+"""In the data folder of a private server, while it runs."""
+
+
 def redis_url_from_environment() -> str | None:
-    """FURROW_REDIS_URL, else REDIS_URL, else None; an empty variable counts as unset."""
-    return os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL") or None
+    """By FURROW_REDIS_URL, else REDIS_URL, else None; an empty variable counts as unset. Raises as `redis_url`."""
+    named = os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
+    return redis_url(named) if named else None
+
+
+def redis_url(named: str) -> str:
+    """The URL itself, or the one in a file or in a private server's data folder. Raises SettingsError.
+
+    A path keeps the password out of command lines, which every user of the machine can read.
+    """
+    if "://" in named:
+        return named
+    path = Path(named).expanduser()
+    file = path / _URL_FILE if path.is_dir() else path
+    try:
+        url = file.read_text().strip()
+    except FileNotFoundError:
+        why = "no private server runs on that folder" if path.is_dir() else "there is no such file or folder"
+        raise SettingsError(f"--redis {named}: {why}. Give {NAMING}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--redis {named}: {file} can't be read ({error}). Give {NAMING}") from error
+    if "://" not in url:
+        raise SettingsError(f"--redis {named}: {file} holds no URL such as redis://host:port/0")
+    return url
+
+
+def redis_reference(named: str) -> str:
+    """`named` as other processes may be told it, whatever their working folder: a URL, or an absolute path."""
+    return named if "://" in named else str(Path(named).expanduser().resolve())
 
 
 def redis_wait_s() -> float:

@@ -22,8 +22,14 @@ _TEXT = re.compile(
     # While a slot moves between shards, a script finds some of its keys gone already.
     r"|attempted to access a non local key|while the cluster is down"
 )
+_FULL = re.compile(r"(?:^|-)OOM ")
 
 
 def transient(error: Exception) -> bool:
     """Whether the same may be served later, by itself or once the operator has seen to the server."""
     return isinstance(error, _TYPES) or _TEXT.search(str(error)) is not None
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether the server refused a write because it has reached its maxmemory."""
+    return isinstance(error, redis_errors.OutOfMemoryError) or _FULL.search(str(error)) is not None

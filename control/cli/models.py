@@ -13,6 +13,7 @@ from control.cli.options import build_spec, connect_to_farm, model_options, redi
 from control.cli.tables import echo_table
 from control.clients import SyncRedis
 from control.errors import ModelUnavailable, SettingsError
+from control.health.memory import server_memory
 
 TICK_S = 0.1
 _DRAIN = "Seconds for which a replica that is to go may finish what it runs."
@@ -122,9 +123,11 @@ def unload(name: str, redis_url: str | None) -> None:
 def list_models(redis_url: str | None) -> None:
     """Show every model with its replicas: state, revision, weights, host, devices, epoch, last step, and what is wrong.
 
-    While a change is rolled out a line at the end says how far it is.
+    While a change is rolled out a line at the end says how far it is. The memory of Redis is told on standard error.
     """
     client = connect_to_farm(redis_url)
+    for server in server_memory(client):
+        click.echo(str(server), err=True)
     overviews = health.overviews(client)
     weights = {spec.name: spec.quant or spec.dtype for spec in catalog.list_specs(client)}
     rows = [

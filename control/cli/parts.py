@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from control.cli.options import redis_option
+from control.settings import redis_reference
 
 PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
 
@@ -28,15 +29,17 @@ def worker(redis_url: str | None, host_id: str | None, address: str | None) -> N
 
     SIGTERM ends the ranks in order; SIGUSR2 replaces the agent and leaves them alone.
     """
-    given = {"FURROW_REDIS_URL": redis_url, "FURROW_HOST_ID": host_id, "FURROW_ADDRESS": address}
+    redis = redis_reference(redis_url) if redis_url else None
+    given = {"FURROW_REDIS_URL": redis, "FURROW_HOST_ID": host_id, "FURROW_ADDRESS": address}
     become("worker.supervision", **{name: value for name, value in given.items() if value})
 
 
 @click.command(context_settings=PASS_ON, short_help="Run one HTTP API process.")
+@redis_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def api(arguments: tuple[str, ...]) -> None:
+def api(redis_url: str | None, arguments: tuple[str, ...]) -> None:
     """Run one HTTP API process; `furrow api --help` lists its options."""
-    become("api", *arguments)
+    become("api", *arguments, **({"FURROW_REDIS_URL": redis_reference(redis_url)} if redis_url else {}))
 
 
 @click.command(context_settings=PASS_ON, short_help="Run a benchmark.")

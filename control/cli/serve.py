@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -17,16 +18,18 @@ from typing import Any
 import click
 
 from control import access, catalog, farm, health
-from control.cli.options import build_spec, connect_to_farm, cors_option, model_options, redis_option
+from control.cli.options import build_spec, connect_to_farm, cors_option, model_options, quota_options, redis_option
 from control.cli.supervisor import Part, Supervisor
 from control.clients import SyncRedis
 from control.connection import run
 from control.embedded import EmbeddedServer
-from control.errors import ModelUnavailable
+from control.errors import ModelUnavailable, SettingsError
 from control.listening import free_port
+from control.local.memory import server_bytes
 from control.messages import ModelSpec
 from control.process import die_with_parent
 from control.requests.abandon import abandon
+from control.settings import redis_reference
 
 TICK_S = 0.1
 _PERCENT = re.compile(r"(\d+) %")
@@ -49,8 +52,14 @@ GRACE_S = "5"
 @click.option("--keys", is_flag=True, help="Ask for an API key, as is done anyway where others can reach --host.")
 @click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
 @cors_option
+@quota_options
 @redis_option
 @click.option("--data", type=click.Path(file_okay=False), help="Folder of the private server [default: by port].")
+@click.option(
+    "--redis-memory",
+    metavar="SIZE",
+    help="Most memory of the private server, such as 2GiB [default: a quarter of the machine's].",
+)
 def serve(
     model: str,
     host: str,
@@ -61,6 +70,9 @@ def serve(
     cors_origins: tuple[str, ...],
     redis_url: str | None,
     data: str | None,
+    redis_memory: str | None,
+    response_bytes: int | None,
+    response_number: int,
     **options: Any,
 ) -> None:
     """Serve MODEL (`demo`, a folder or a Hugging Face repository) and print the URL once it is ready.
@@ -74,19 +86,17 @@ def serve(
     port = free_port(host, port)
     stopping = Stopping()
     with ExitStack() as stack:
-        private = redis_url is None and not (os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL"))
-        folder = data_folder(data, port, stack) if private else None
-        if folder is not None:
-            redis_url = stack.enter_context(EmbeddedServer(folder))
-        client = connect_to_farm(redis_url)
-        desire(client, spec, alone=private)
-        url = redis_url or os.environ.get("FURROW_REDIS_URL") or os.environ["REDIS_URL"]
+        redis, folder = named_or_private(redis_url, data, port, redis_memory, stack)
+        client = connect_to_farm(redis)
+        desire(client, spec, alone=folder is not None)
         fixed = {access.FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
-        supervisor = Supervisor({"FURROW_REDIS_URL": url, **fixed}, say)
+        supervisor = Supervisor({"FURROW_REDIS_URL": redis, **fixed}, say)
         stack.callback(supervisor.stop, stopping.hurry)
         supervisor.start(Part("worker", "worker.supervision", []))
         listening = ["--host", host, "--port", str(port), "--grace", GRACE_S]
         listening += [word for origin in cors_origins for word in ("--cors-origin", origin)]
+        listening += ["--response-number", str(response_number)]
+        listening += ["--response-bytes", str(response_bytes)] if response_bytes else []
         supervisor.start(Part("api", "api", [*listening, "--keys" if asks else "--no-auth"]))
         if asks and not api_keys:
             remind_of_keys(client, host, folder)
@@ -99,9 +109,25 @@ def serve(
         say("stopping (Ctrl-C again kills)")
 
 
+def named_or_private(
+    named: str | None, data: str | None, port: int, memory: str | None, stack: ExitStack
+) -> tuple[str, Path | None]:
+    """The Redis to use, as a URL or a path; and the data folder of the private server, started where none is named."""
+    named = named or os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
+    if named and memory:
+        raise SettingsError("--redis-memory is for the private server; a Redis that you name has its own maxmemory")
+    if named:
+        return redis_reference(named), None
+    size = server_bytes(memory)
+    folder = data_folder(data, port, stack).resolve()
+    stack.enter_context(EmbeddedServer(folder, memory=size))
+    # By its folder, so that neither a command line nor the children's environment has the private server's password.
+    return str(folder), folder
+
+
 def remind_of_keys(client: SyncRedis, host: str, folder: Path | None) -> None:
     """Say that clients need a key, and how to make one; `folder` is the private server's."""
-    where = f' --redis "$(cat {folder}/url)"' if folder is not None else ""
+    where = f" --redis {shlex.quote(str(folder))}" if folder is not None else ""
     say(access.why_asked(host, run(client, access.count()), where))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from control.connection import Call, read
+from control.connection import Call, read, write
 from control.keys import EPOCHS_LENGTH, ReplicaKeys
 from control.streams import Entry
 
@@ -31,7 +31,7 @@ def note_formation(model: str, replica: str, formation: Formation) -> Call[None]
     for name, value in msgspec.structs.asdict(formation).items():
         fields += (name, value)
     stream = ReplicaKeys(model, replica).epochs
-    return read("XADD", stream, "MAXLEN", "~", EPOCHS_LENGTH, "*", *fields, parse=lambda _: None)
+    return write("XADD", stream, "MAXLEN", "~", EPOCHS_LENGTH, "*", *fields, parse=lambda _: None)
 
 
 def formations(model: str, replica: str) -> Call[list[Formation]]:

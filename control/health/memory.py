@@ -11,6 +11,8 @@ from control.address import address
 from control.clients import SyncRedis, unavailable
 from control.cluster import ABSENT, Cluster
 
+NEARLY_FULL = 0.9
+
 
 @dataclass(frozen=True, slots=True)
 class ServerMemory:
@@ -25,6 +27,11 @@ class ServerMemory:
     def share(self) -> float:
         """The part of maxmemory that is used; 0 where none is set."""
         return self.used / self.most if self.most else 0.0
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether new requests may soon be refused."""
+        return self.share >= NEARLY_FULL
 
     def __str__(self) -> str:
         limit = f"of {in_words(self.most)} ({self.share:.0%})" if self.most else "(no maxmemory is set)"

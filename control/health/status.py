@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from control.clients import SyncRedis
-from control.connection import Call, read, run
+from control.connection import Call, read, run, write
 from control.keys import ReplicaKeys
 
 AgentState = Literal["starting", "running", "backoff", "draining", "failed", "unplaceable", "stopped"]
@@ -29,7 +29,7 @@ def write_status(
 ) -> None:
     """Set state and detail, and those of host, attempts and tp that are given."""
     words = ["state", state, "detail", detail, *(word for pair in fields.items() for word in pair)]
-    run(client, read("HSET", ReplicaKeys(model, replica).status, *words, parse=int))
+    run(client, write("HSET", ReplicaKeys(model, replica).status, *words, parse=int))
 
 
 def clear_status(client: SyncRedis, model: str, replica: str) -> None:

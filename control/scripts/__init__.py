@@ -1,8 +1,9 @@
 """The atomic transitions, one Lua file each, and their loader.
 
-Each file's header lists its KEYS and ARGV with types. The loader does two things to the text and no more: a line
-`--@include name` is replaced by the file `_name.lua`, and the constants of keys.py that the script mentions are
-declared in front of it, so that a life time or a stream's length is written down once.
+Each file's header lists its KEYS and ARGV with types. The loader does three things to the text and no more: a line
+`--@include name` is replaced by the file `_name.lua`; the constants of keys.py that the script mentions are
+declared in front of it, so that a life time or a stream's length is written down once; and a script that continues what
+was admitted begins with `_goes_on.lua`, so that a server beyond its maxmemory refuses new work alone.
 
 Rules that hold for all of them: only commands of Redis 6.2; never KEYS or SCAN; the server's TIME is the only clock;
 numbers leave Lua through `whole`, because Lua's own formatting turns a millisecond stamp into 1.7e+12; a script may be
@@ -44,6 +45,12 @@ _CONSTANTS = (
 )
 
 
+_ADMITTING = ("enqueue", "keep_response", "spend")
+"""Scripts that take something new, and are refused by a server that is beyond its maxmemory."""
+_READING = ("chain_of_response", "position", "follow")
+"""Scripts that write nothing, or say themselves before which write they go on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """The text as the server sees it, and its SHA-1 for EVALSHA."""
@@ -71,5 +78,10 @@ def source(name: str) -> str:
     return (_FOLDER / f"{name}.lua").read_text()
 
 
-SCRIPTS: dict[str, Script] = {path.stem: compose(path.read_text()) for path in sorted(_FOLDER.glob("[!_]*.lua"))}
+def _load(name: str) -> Script:
+    goes_on = name not in _ADMITTING and name not in _READING
+    return compose(("--@include goes_on\n" if goes_on else "") + source(name))
+
+
+SCRIPTS: dict[str, Script] = {path.stem: _load(path.stem) for path in sorted(_FOLDER.glob("[!_]*.lua"))}
 """Every transition by name."""

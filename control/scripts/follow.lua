@@ -9,6 +9,7 @@ if not was[1] or was[2] ~= ARGV[3] then
   return {'ABSENT'}
 end
 if was[1] == 'queued' or was[1] == 'running' then
+--@include goes_on
   redis.call('HSET', KEYS[1], 'followers', with_follower(was[3], ARGV[2]))
   if ARGV[2] ~= '' then
     redis.call('HDEL', KEYS[1], 'orphan_at')

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from control import access
 from control.cli.supervisor import Supervisor
 from control.connection import connect, run
 from control.errors import RedisUnavailable
@@ -27,12 +28,13 @@ WORD = Beat(epoch=1, seq=0, oldest_pending_ms=0, device="cpu", memory_bytes=0, p
 
 
 class Writer:
-    """Stands for a farm: runs a script over and over, however often it is refused."""
+    """Stands for a farm: runs a script of what goes on and one of what is new, however often it is refused."""
 
     def __init__(self, url: str) -> None:
         self._client = connect(url)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
+        self._key, _ = access.mint()
         self.written = 0
 
     def __enter__(self) -> Writer:
@@ -48,6 +50,7 @@ class Writer:
         while not self._stop.wait(0.005):
             try:
                 run(self._client, beat("m", "r0", 0, WORD))
+                run(self._client, access.spend(self._key, rid := f"r{self.written}", "m", {rid: 1}))
                 self.written += 1
             except RedisUnavailable:
                 pass

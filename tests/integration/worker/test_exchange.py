@@ -90,10 +90,20 @@ def test_leaving_the_epoch_does_not_wait_for_redis(scene: Scene, stopped: psutil
 
 
 def test_a_script_that_redis_can_not_serve_just_now_is_an_outage(scene: Scene) -> None:
-    """Out of memory: the tokens wait as for a server that is away, and are taken once there is room."""
-    scene.when_away = lambda: scene.redis.client.config_set("maxmemory", 0)
-    scene.redis.client.config_set("maxmemory", 1)
+    """Too few replicas: the tokens wait as for a server that is away, and are taken once it writes again."""
+    scene.when_away = lambda: scene.redis.client.config_set("min-replicas-to-write", 0)
+    scene.redis.client.config_set("min-replicas-to-write", 1)
     with scene.exchange:
         scene.start(1)
         assert scene.exchange.finish() is not None
     assert scene.exchange.was_away() and scene.logged() == 1
+
+
+def test_a_full_server_takes_the_tokens_of_what_runs(scene: Scene) -> None:
+    """Beyond its maxmemory it refuses new requests; the tokens of those that run do not wait."""
+    scene.redis.client.config_set("maxmemory", 1)
+    with scene.exchange:
+        scene.start(1)
+        assert scene.exchange.finish() is not None
+    assert not scene.exchange.was_away() and scene.logged() == 1
+    scene.redis.client.config_set("maxmemory", 0)

@@ -10,7 +10,7 @@ from control import scripts
 from control.keys import GROUP, RETENTION_MS
 
 COMMANDS_OF_6_2 = """
-DEL EXISTS GET HDEL HGET HGETALL HINCRBY HLEN HMGET HSET HVALS PEXPIRE PTTL PUBLISH SET TIME
+DEL EXISTS GET HDEL HGET HGETALL HINCRBY HLEN HMGET HSET HSTRLEN HVALS PEXPIRE PTTL PUBLISH SET TIME UNLINK
 XACK XADD XCLAIM XDEL XGROUP XINFO XLEN XPENDING XRANGE XREADGROUP XREVRANGE
 ZADD ZCARD ZINCRBY ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZREM ZREMRANGEBYSCORE ZSCORE
 """
@@ -45,6 +45,7 @@ def test_every_include_was_found(name: str) -> None:
         "ipairs",
         "pairs",
         "tonumber",
+        "tostring",
         "unpack",
         "type",
         "function",
