@@ -13,7 +13,7 @@ from typing import get_args
 import click
 
 from api.app import create_app
-from api.asgi.limits import ConnectionLimits
+from api.asgi.limits import MIB, BodyLimits, ConnectionLimits
 from api.chat.reading.how import CallFormat
 from api.server import Server
 from api.settings import ApiSettings
@@ -71,6 +71,22 @@ from control.settings import Settings
     type=click.IntRange(1),
     help="Open at one time; beyond it those without a request close, then new ones get 503.",
 )
+@click.option(
+    "--max-body",
+    default=16.0,
+    show_default=True,
+    envvar="FURROW_MAX_BODY",
+    type=click.FloatRange(min=0.1),
+    help="MiB of one request's body, where a model's context is not smaller; beyond it 413.",
+)
+@click.option(
+    "--body-memory",
+    default=64.0,
+    show_default=True,
+    envvar="FURROW_BODY_MEMORY",
+    type=click.FloatRange(min=1),
+    help="MiB of all bodies that are read at one time; each tenant has a quarter.",
+)
 @click.option("--keep-alive", default=10.0, show_default=True, help="Seconds of silence after which a comment is sent.")
 @click.option("--max-queued", default=4096, show_default=True, type=click.IntRange(1), help="Requests; beyond it 429.")
 @click.option(
@@ -106,6 +122,8 @@ def main(
     reader_timeout: float,
     header_timeout: float,
     max_connections: int,
+    max_body: float,
+    body_memory: float,
     keep_alive: float,
     max_queued: int,
     max_queue_wait: float,
@@ -144,6 +162,7 @@ def main(
             grace=grace,
             reader_timeout=reader_timeout,
             connection_limits=ConnectionLimits(head_timeout=header_timeout, connections=max_connections),
+            body_limits=BodyLimits(text_bytes=round(max_body * MIB), memory_bytes=round(body_memory * MIB)),
             keep_alive=keep_alive,
             max_queued_requests=max_queued,
             max_queue_wait=max_queue_wait,

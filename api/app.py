@@ -107,7 +107,7 @@ def create_app(settings: ApiSettings) -> Litestar:
         on_startup=[start],
         on_shutdown=[stop],
         cors_config=cross_origin(settings.cors_origins),
-        request_max_body_size=settings.max_body_bytes,
+        request_max_body_size=None,
         openapi_config=OpenAPIConfig(
             title="Furrow",
             version="1",

@@ -12,9 +12,8 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
-from api.bodies import TooManyBodies
+from api.bodies import BodyTooSlow, TooManyBodies
 from api.schemas.view import new_rid
-from api.settings import MAX_BODY_BYTES
 from control import errors
 
 log = structlog.stdlib.get_logger(__name__)
@@ -96,6 +95,8 @@ class Problem(msgspec.Struct):
         return headers
 
 
+_LONGEST_MESSAGE, _LONGEST_PARAM = 2000, 200
+"""Characters. A message has the value that is refused, which may be megabytes."""
 _LONGEST_RETRY_S = 60.0
 """SDKs wait no longer, whatever they are told."""
 
@@ -133,6 +134,8 @@ def problem(error: BaseException, asked: str = "this request") -> Problem:
         return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", error.retry_after)
     if isinstance(error, TooManyBodies):
         return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(1.0))
+    if isinstance(error, BodyTooSlow):
+        return _problem(408, str(error), "invalid_request_error", None, "request_timeout")
     if isinstance(error, (errors.SettingsError, errors.DevicesError)):
         return _problem(400, str(error), "invalid_request_error", None, "invalid_setting")
     if isinstance(error, errors.ModelUnavailable):
@@ -196,9 +199,8 @@ def _framework_problem(error: HTTPException, asked: str) -> Problem:
     text = {
         404: f"Unknown request URL: {asked}. {hint}; /schema lists what there is.",
         405: f"Method not allowed: {asked}. Use {_allowed(error) or 'another method'}.",
-        413: f"The request body is larger than the {MAX_BODY_BYTES >> 20} MiB that are read. Send a smaller one.",
     }.get(status, str(error.detail))
-    code = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}.get(status)
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(status)
     kind = "server_error" if status >= 500 else "invalid_request_error"
     found = _problem(status, text, kind, None, code)
     if status == 405:
@@ -223,7 +225,9 @@ def _allowed(error: HTTPException) -> str | None:
 def _problem(
     status: int, message: str, kind: str, param: str | None, code: str | None, retry_after: float | None = None
 ) -> Problem:
-    detail = ErrorDetail(message=message, type=kind, param=param, code=code)
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[: _LONGEST_MESSAGE // 2]} … {message[-_LONGEST_MESSAGE // 2 :]}"
+    detail = ErrorDetail(message=message, type=kind, param=param and param[:_LONGEST_PARAM], code=code)
     return Problem(status=status, body=ErrorBody(error=detail), retry_after=retry_after)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 import time
@@ -13,6 +12,7 @@ from typing import Any
 from api.access.headers import anthropic_ratelimit_headers, ratelimit_headers
 from api.access.identity import ANONYMOUS, Identity
 from api.admission import admit
+from api.asgi.off_loop import off_loop
 from api.chat.conversation import chat_prompt
 from api.chat.echo import prompt_text
 from api.chat.reading.how import Reading
@@ -31,12 +31,10 @@ from control.messages import GenerationRequest
 from control.requests import Enqueue
 from control.requests.bounds import LONGEST_S, RANGES, shown
 
-_IN_THREAD_CHARACTERS = 16_384
-"""Longer prompts are tokenised in a thread, so that other clients' streams don't wait for them."""
-
+_PART_BYTES = 256
+"""What a part of a message counts for, however short it is."""
 _SURELY_CHARACTERS = 8
 """Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
-
 _PROMPT_SCORES = 262_144
 """Log probabilities of prompts that one answer may bring: they travel in the token log and are in the answer whole."""
 
@@ -56,6 +54,7 @@ class Caller:
     """For the response, whatever it will be; filled on the way."""
     idempotency_key: str = ""
     body_hash: str = ""
+    body_bytes: int = 0
     on_disconnect: str | None = None
     client_request_id: str | None = None
     rid: str = ""
@@ -66,7 +65,7 @@ class Caller:
     def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
         """Once it is known who asks, and for what."""
         body_hash = hash_body(body) if idempotency_key else ""
-        return replace(self, tenant=tenant, body_hash=body_hash, idempotency_key=idempotency_key)
+        return replace(self, tenant=tenant, body_hash=body_hash, body_bytes=len(body), idempotency_key=idempotency_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,16 +163,22 @@ async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: Gra
 
 
 async def _take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
-    texts, reading, asked = _texts(body, served)
+    size = max(caller.body_bytes, _size(body))
+    texts, reading, asked = await off_loop(size, _texts, body, served)
     grammar = await grammars.check(asked, served.letters) if asked is not None else None
-    members = [admit(body, prompt, served.assets, grammar) for prompt in await _encoded(texts, body, served)]
+    prompts = await _encoded(texts, body, served)
+
+    def admitted() -> list[GenerationRequest]:
+        return [admit(body, prompt, served.assets, grammar) for prompt in prompts]
+
+    members = await off_loop(size, admitted)
     _check_scores(body, members)
     return Intake(
         body=body,
         caller=caller,
         served=served,
         members=members,
-        echo=_echo(body, served),
+        echo=await off_loop(size, _echo, body, served),
         reading=reading,
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
@@ -199,10 +204,18 @@ def _echo(body: Body, served: ServedModel) -> list[str]:
     return [prompt if isinstance(prompt, str) else prompt_text(served.vocabulary, prompt) for prompt in body.prompts]
 
 
-async def prompts_of(body: Body, served: ServedModel) -> list[list[int]]:
-    """The request's prompts as token ids."""
-    texts, _, _ = _texts(body, served)
+async def prompts_of(body: Body, served: ServedModel, size: int) -> list[list[int]]:
+    """The request's prompts as token ids; `size` is that of the body in which it came."""
+    texts, _, _ = await off_loop(max(size, _size(body)), _texts, body, served)
     return await _encoded(texts, body, served)
+
+
+def _size(body: Body) -> int:
+    """About the bytes of the prompts: a conversation may be larger than the body that continues it."""
+    if isinstance(body, CompletionRequest):
+        return sum(len(prompt) for prompt in body.prompts)
+    contents = [message.content or "" for message in body.messages]
+    return sum(len(content) * (1 if isinstance(content, str) else _PART_BYTES) for content in contents)
 
 
 def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Reading | None, Asked | None]:
@@ -227,14 +240,13 @@ async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel
     def encode() -> list[list[int]]:
         return [encode_one(text) if isinstance(text, str) else text for text in texts]
 
-    long = sum(len(text) for text in texts) > _IN_THREAD_CHARACTERS
-    return await asyncio.to_thread(encode) if long else encode()
+    return await off_loop(sum(len(text) for text in texts), encode)
 
 
-async def count_tokens(body: Converted, served: ServedModel) -> int:
-    """Tokens that the request's prompt has. Raises RequestError in the client's own names."""
+async def count_tokens(body: Converted, served: ServedModel, size: int) -> int:
+    """Tokens of the request's prompt; `size` as for `prompts_of`. Raises RequestError in the client's own names."""
     try:
-        [prompt] = await prompts_of(body, served)
+        [prompt] = await prompts_of(body, served, size)
     except RequestError as error:
         raise renamed(error, body.names) from None
     return len(prompt)

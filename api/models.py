@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from api.asgi.limits import LEAST_TEXT_BYTES, text_bytes
 from api.chat.forms import Forms, forms_of
 from api.chat.reading.how import CallFormat
 from api.chat.tokens import Vocabulary
@@ -41,6 +42,8 @@ class ServedModel:
     vocabulary: Vocabulary
     letters: bytes
     """What a grammar can name of the vocabulary."""
+    text_bytes: int
+    """The size of a body that holds a text of a whole context."""
     forms: Forms
     """How the model writes its reasoning and its calls."""
 
@@ -51,6 +54,7 @@ class Models:
     def __init__(self, client: SyncRedis, settings: ApiSettings) -> None:
         self._client = client
         self._tool_parser: CallFormat | None = settings.tool_parser
+        self._longest_text = settings.body_limits.text_bytes
         self._aliases, self._any_name = _aliases(settings.served_model_names)
         self._overviews: dict[str, health.Overview] = {}
         self._served: dict[str, tuple[Fingerprint, ServedModel]] = {}
@@ -105,6 +109,12 @@ class Models:
     @property
     def overviews(self) -> list[health.Overview]:
         return [self._overviews[name] for name in sorted(self._overviews)]
+
+    @property
+    def most_text_bytes(self) -> int:
+        """What a text route reads of a body: it is not known yet for which model."""
+        sizes = [served.text_bytes for _, served in self._served.values()]
+        return min(max(sizes, default=LEAST_TEXT_BYTES), self._longest_text)
 
     def overview(self, name: str) -> health.Overview | None:
         """How the farm has a model, as last seen; None for a name that it does not know."""
@@ -178,7 +188,8 @@ class Models:
     def _serve(self, name: str, assets: ModelAssets) -> ServedModel:
         vocabulary = Vocabulary(assets)
         forms = forms_of(assets.chat_template, vocabulary, self._tool_parser)
-        return ServedModel(name, assets, vocabulary, letters(vocabulary, assets), forms)
+        size = text_bytes(assets.context_length, vocabulary.longest_bytes())
+        return ServedModel(name, assets, vocabulary, letters(vocabulary, assets), size, forms)
 
     async def _keep_looking(self) -> None:
         while True:

@@ -44,7 +44,7 @@ class Process:
         self.origins = OriginCheck(settings)
         self.settler = Settler(self.batches)
         self.limiter = Limiter(self.batches, self.settler)
-        self.bodies = Bodies(settings.max_bodies_bytes)
+        self.bodies = Bodies(settings.body_limits)
         self.models = Models(self.sync_client, settings)
         self.follower = Follower(self.client, self.batches, settings)
         self.orphans = OrphanReaper(self.sync_client)

@@ -7,11 +7,9 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
-from api.asgi.limits import ConnectionLimits
+from api.asgi.limits import BodyLimits, ConnectionLimits
 from api.chat.reading.how import CallFormat
 from control.listening import is_loopback
-
-MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 def _api_id() -> str:
@@ -37,9 +35,7 @@ class ApiSettings:
     api_id: str = field(default_factory=_api_id)
     host: str = "127.0.0.1"
     port: int = 8000
-    max_body_bytes: int = MAX_BODY_BYTES
-    max_bodies_bytes: int = 4 * MAX_BODY_BYTES
-    """Bodies that are read, checked and tokenised at one time; beyond it 429."""
+    body_limits: BodyLimits = field(default_factory=BodyLimits)
     max_queued_requests: int = 4096
     max_queued_tokens: int = 16 * 1024 * 1024
     max_queue_wait: float = 60.0

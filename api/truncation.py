@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from api.asgi.off_loop import off_loop
 from api.intake import count_tokens
 from api.models import ServedModel
 from api.schemas.converted import Converted
@@ -13,40 +14,47 @@ from control.errors import ContextLengthExceeded
 
 _ANSWER_SHARE = 4
 """Where something must go and the request sets no limit, one part in so many of the context is left for the answer."""
+_ITEM_BYTES = 256
+"""What an item counts for, however short it is: so many are converted in a thread."""
 _MOST_CHARACTERS = 32
 """Per token of context: beyond so many no text fits, so what is older than them is not even tokenised."""
 
 
-async def fitted(asked: ResponseRequest, items: list[Item], served: ServedModel, *, stored: bool) -> Converted:
+async def fitted(
+    asked: ResponseRequest, items: list[Item], served: ServedModel, size: int, *, stored: bool
+) -> Converted:
     """The chat request for as much of `items` as there is room for; whole where it fits, or where that is not wanted.
+
+    `size` is that of the body in which the newest of them came.
 
     Raises RequestError as `conversation` does. What does not fit with all dropped that may be is refused later.
     """
+    size += _ITEM_BYTES * len(items)
     if asked.truncation != "auto":
-        return conversation(asked, items, stored=stored)
+        return await off_loop(size, conversation, asked, items, stored=stored)
     steps, room = droppable(items), min(served.assets.context_length, served.assets.kv_tokens)
 
     def without(count: int) -> Converted:
         dropped = {index for step in steps[:count] for index in step}
         return conversation(asked, [item for i, item in enumerate(items) if i not in dropped], stored=stored)
 
-    fewest, most = _surely_dropped(items, steps, _MOST_CHARACTERS * room), len(steps)
-    request = without(fewest)
-    if fewest == 0 and await _fits(request, served, room - (request.token_limit or 1)):
+    fewest, most = await off_loop(size, _surely_dropped, items, steps, _MOST_CHARACTERS * room), len(steps)
+    request = await off_loop(size, without, fewest)
+    if fewest == 0 and await _fits(request, served, size, room - (request.token_limit or 1)):
         return request
     left = room - (request.token_limit or room // _ANSWER_SHARE)
     while fewest < most:
         half = (fewest + most) // 2
-        if await _fits(without(half), served, left):
+        if await _fits(await off_loop(size, without, half), served, size, left):
             most = half
         else:
             fewest = half + 1
-    return without(most)
+    return await off_loop(size, without, most)
 
 
-async def _fits(request: Converted, served: ServedModel, room: int) -> bool:
+async def _fits(request: Converted, served: ServedModel, size: int, room: int) -> bool:
     try:
-        return await count_tokens(request, served) <= room
+        return await count_tokens(request, served, size) <= room
     except ContextLengthExceeded:
         return False
 

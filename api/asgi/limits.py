@@ -27,3 +27,38 @@ class ConnectionLimits:
     """For the rest of a body whose request was answered before it had come whole; then the connection is closed."""
     rest_bytes: int = 8 * MIB
     """How much of that rest is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """Sizes are in bytes, times in seconds."""
+
+    text_bytes: int = 16 * MIB
+    """The most that a text route reads, however large a model's context is."""
+    memory_bytes: int = 64 * MIB
+    """All bodies that are read, checked and tokenised at one time."""
+    small_bytes: int = 64 * KIB
+    """A body of up to this size may exceed its owner's share."""
+    grace: float = 10.0
+    bytes_per_second: int = 16 * KIB
+    """The least average speed of a body, after the grace."""
+
+    @property
+    def share_bytes(self) -> int:
+        """What one tenant's bodies, or those of all callers without a key, take."""
+        return max(self.memory_bytes // 4, self.text_bytes)
+
+
+LEAST_TEXT_BYTES = 4 * MIB
+"""A text route reads so much for any model."""
+OPERATOR_BYTES = 64 * KIB
+"""What the operator's routes read."""
+_ROOM_BYTES = 1 * MIB
+"""For tools, schemas and what is not text."""
+_MOST_TOKEN_BYTES = 32
+"""Longer tokens are runs of one character; no text has only those."""
+
+
+def text_bytes(context: int, longest_token: int) -> int:
+    """The size of a body that holds a text of a whole context, written with JSON's escapes."""
+    return max(LEAST_TEXT_BYTES, _ROOM_BYTES + context * min(longest_token, _MOST_TOKEN_BYTES))

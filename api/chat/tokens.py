@@ -143,6 +143,11 @@ class Vocabulary:
         ids = [self.tokenizer.token_to_id(piece) for piece in pieces]
         return {token: self.token_bytes(token) for token in ids if token is not None}
 
+    def longest_bytes(self) -> int:
+        """Bytes of the longest token that is not a marker, at most: a piece is at least as long as what it means."""
+        pieces = self.tokenizer.get_vocab(with_added_tokens=False)
+        return max((len(piece if self._byte_level else piece.encode()) for piece in pieces), default=1)
+
     def token_text(self, token: int) -> str:
         """A token as logprobs show it: its text, or `bytes:\\xf0\\x9f` where it is a part of a character."""
         raw = self.token_bytes(token)

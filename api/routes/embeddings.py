@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from litestar import Request, post
 
-from api.routes.generation import authenticate, process_of
+from api.routes.generation import authenticate, process_of, text_of
 from api.schemas.decoding import decode_body
 from api.schemas.embeddings import EmbeddingRequest
 from api.schemas.openapi import EmbeddingOperation
@@ -18,7 +18,7 @@ async def create_embedding(request: Request[Any, Any, Any]) -> NoReturn:
     """Always 400 for a model that is served: it generates text and has no embeddings to give."""
     authenticate(request)
     process = process_of(request)
-    async with process.bodies.reading(request) as body:
+    async with text_of(request) as body:
         asked = decode_body(body, EmbeddingRequest)
     served = await process.models.resolve(asked.model)
     raise RequestError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from litestar import Request, Response
 from litestar.background_tasks import BackgroundTask
 
 from api.access.identity import ANONYMOUS, Identity, secret_of
+from api.asgi.off_loop import off_loop
 from api.connection import STALLED
 from api.disconnect import ClientDisconnected, disconnect_watched
 from api.errors import error_response, problem
@@ -58,6 +60,13 @@ def identity_of(request: Http) -> Identity:
 def authenticate(request: Http) -> str:
     """The tenant of a request. Raises as `identity_of`."""
     return identity_of(request).tenant
+
+
+def text_of(request: Http) -> AbstractAsyncContextManager[bytes]:
+    """The body of a text route, as `Bodies.reading`. Raises as `authenticate`."""
+    process, identity = process_of(request), identity_of(request)
+    most = process.models.most_text_bytes
+    return process.bodies.reading(request, most, identity.tenant if identity.account else "")
 
 
 async def model_for(request: Http, name: str | None) -> ServedModel:
@@ -115,7 +124,7 @@ async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[An
     """Serve one POST whose body says all that there is to know."""
 
     async def read(body: bytes, _: Caller) -> Asked:
-        return Asked(body=parse(body))
+        return Asked(body=await off_loop(len(body), parse, body))
 
     return await serve(request, read)
 
@@ -150,7 +159,7 @@ async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Ongoing, bo
     """Put the request on its way; whether it streams. Body and prompt end here: the answer needs neither."""
     submitter = process_of(request).submitter
     tenant, key = authenticate(request), _idempotency_key(request)
-    async with process_of(request).bodies.reading(request) as body:
+    async with text_of(request) as body:
         caller = caller.identified(tenant, body, key)
         asked = await read(body, caller)
         last = request.headers.get("last-event-id")
@@ -180,7 +189,7 @@ def refused(error: Exception, caller: Caller, ongoing: Ongoing | None) -> Respon
         status, text = CLIENT_LEFT, CLIENT_LEFT_TEXT
     else:
         found = problem(error)
-        status, text = found.status, str(error)
+        status, text = found.status, found.body.error.message
         if status == 500:
             caller.journal.unexpected(error)
     if ongoing is not None:

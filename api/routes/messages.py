@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 from litestar import Request, Response, post
 
+from api.asgi.off_loop import off_loop
 from api.intake import count_tokens
-from api.routes.generation import authenticate, caller_of, generate, model_for, process_of, refused
+from api.routes.generation import authenticate, caller_of, generate, model_for, refused, text_of
 from api.schemas.message_errors import in_anthropic_shape
 from api.schemas.message_request import parse_count, parse_message
 from api.schemas.openapi import CountTokensOperation, MessageOperation
@@ -30,13 +31,13 @@ async def create_message(request: Http) -> Response[Any]:
 )
 async def count_message_tokens(request: Http) -> Response[Any]:
     """How many tokens the same message would put into the prompt."""
-    caller, process = caller_of(request), process_of(request)
+    caller = caller_of(request)
     try:
         authenticate(request)
-        async with process.bodies.reading(request) as body:
-            asked = parse_count(body)
+        async with text_of(request) as body:
+            asked, size = await off_loop(len(body), parse_count, body), len(body)
             served = await model_for(request, asked.model)
-            tokens = await count_tokens(asked, served)
+            tokens = await count_tokens(asked, served, size)
         return Response(
             msgspec.json.encode({"input_tokens": tokens}),
             media_type="application/json",

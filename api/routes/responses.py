@@ -10,6 +10,7 @@ from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
 from api.access.identity import Identity
+from api.asgi.off_loop import off_loop
 from api.intake import Caller, count_tokens
 from api.ongoing import Ongoing
 from api.process import Process
@@ -23,6 +24,7 @@ from api.routes.generation import (
     refused,
     serve,
     streamed,
+    text_of,
 )
 from api.schemas.bounds import check_number
 from api.schemas.items import Item, read_items
@@ -45,13 +47,13 @@ async def create_response(request: Http) -> Response[Any]:
     process = process_of(request)
 
     async def read(body: bytes, caller: Caller) -> Asked:
-        asked = parse_response(body)
+        asked = await off_loop(len(body), parse_response, body)
         stored = asked.store is not False and process.archive.ttl_ms > 0
         if asked.background and not stored:
             raise RequestError(
                 "'background' needs responses to be stored; this server stores none.", param="background"
             )
-        own, previous, items = await _conversation(process, asked, caller.identity, caller.rid)
+        own, previous, items = await _conversation(process, asked, caller)
 
         async def accepted(ongoing: Ongoing) -> Response[Any] | None:
             if stored:
@@ -62,7 +64,8 @@ async def create_response(request: Http) -> Response[Any]:
             process.keeper.follow(ongoing)
             return response
 
-        chat = await fitted(asked, items, await model_for(request, asked.model), stored=stored)
+        served = await model_for(request, asked.model)
+        chat = await fitted(asked, items, served, caller.body_bytes, stored=stored)
         if stored:
             process.archive.check_size(own, chat.told_back)
         return Asked(body=chat, accepted=accepted if stored else None)
@@ -82,11 +85,11 @@ def _record(ongoing: Ongoing, who: Identity, previous: str, own: list[Item]) -> 
     )
 
 
-async def _conversation(
-    process: Process, asked: ResponseRequest, who: Identity, rid: str
-) -> tuple[list[Item], str, list[Item]]:
+async def _conversation(process: Process, asked: ResponseRequest, caller: Caller) -> tuple[list[Item], str, list[Item]]:
     """The request's own items, the rid of the response that it continues, and the items of the whole conversation."""
-    own = [await _resolved(process, item, who) for item in read_items(asked.input, rid)]
+    who = caller.identity
+    given = await off_loop(caller.body_bytes, read_items, asked.input, caller.rid)
+    own = [await _resolved(process, item, who) for item in given]
     if asked.previous_response_id is None:
         return own, "", own
     last = await process.archive.look_up(asked.previous_response_id, who, _PARAM)
@@ -116,12 +119,14 @@ async def _resolved(process: Process, item: Item, who: Identity) -> Item:
 async def count_input_tokens(request: Http) -> InputTokens:
     """How many tokens the same body would put into the prompt."""
     caller, process = caller_of(request), process_of(request)
-    caller = caller.identified(authenticate(request))
-    async with process.bodies.reading(request) as body:
-        asked = parse_response(body)
-        _, _, items = await _conversation(process, asked, caller.identity, caller.rid)
+    tenant = authenticate(request)
+    async with text_of(request) as body:
+        caller = caller.identified(tenant, body)
+        asked = await off_loop(len(body), parse_response, body)
+        _, _, items = await _conversation(process, asked, caller)
         served = await model_for(request, asked.model)
-        return InputTokens(input_tokens=await count_tokens(await fitted(asked, items, served, stored=False), served))
+        chat = await fitted(asked, items, served, len(body), stored=False)
+        return InputTokens(input_tokens=await count_tokens(chat, served, len(body)))
 
 
 @post("/v1/responses/compact", status_code=200, operation_class=ResponseOperation)

@@ -8,10 +8,11 @@ from typing import Any
 from litestar import Request, get, post
 from litestar.params import FromQuery
 
+from api.asgi.off_loop import off_loop
 from api.chat.template import special_tokens
 from api.intake import prompts_of
 from api.models import ServedModel
-from api.routes.generation import authenticate, model_for, process_of
+from api.routes.generation import authenticate, model_for, text_of
 from api.schemas.decoding import decode_body
 from api.schemas.openapi import DetokenizeOperation, TokenizeOperation
 from api.schemas.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, generating
@@ -24,11 +25,10 @@ Http = Request[Any, Any, Any]
 async def tokenize(request: Http) -> TokenizeAnswer:
     """The token ids of a text, or of messages, as a completion or a chat would have them."""
     authenticate(request)
-    process = process_of(request)
-    async with process.bodies.reading(request) as body:
-        asked = decode_body(body, TokenizeRequest)
+    async with text_of(request) as body:
+        asked = await off_loop(len(body), decode_body, body, TokenizeRequest)
         served = await model_for(request, asked.model)
-        tokens = await _tokens_of(asked, served)
+        tokens = await _tokens_of(asked, served, len(body))
         names = served.vocabulary.tokenizer.id_to_token
         return TokenizeAnswer(
             count=len(tokens),
@@ -38,10 +38,10 @@ async def tokenize(request: Http) -> TokenizeAnswer:
         )
 
 
-async def _tokens_of(asked: TokenizeRequest, served: ServedModel) -> list[int]:
+async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int) -> list[int]:
     if asked.prompt == "":  # no prompt to answer, and yet a text that has a length
         return served.vocabulary.encode("", bos=asked.add_special_tokens is not False)
-    [tokens] = await prompts_of(generating(asked), served)
+    [tokens] = await prompts_of(generating(asked), served, size)
     return tokens
 
 
@@ -49,9 +49,8 @@ async def _tokens_of(asked: TokenizeRequest, served: ServedModel) -> list[int]:
 async def detokenize(request: Http) -> DetokenizeAnswer:
     """The text of token ids, special tokens written out."""
     authenticate(request)
-    process = process_of(request)
-    async with process.bodies.reading(request) as body:
-        asked = decode_body(body, DetokenizeRequest)
+    async with text_of(request) as body:
+        asked = await off_loop(len(body), decode_body, body, DetokenizeRequest)
         served = await model_for(request, asked.model)
         most, size = served.assets.context_length, served.assets.vocab_size
         if len(asked.tokens) > most:

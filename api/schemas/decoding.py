@@ -27,6 +27,10 @@ _HALF_CHARACTER = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 
+_BYTE = re.compile(r"\(byte (\d+)\)")
+_AROUND = 16
+_LONGEST_ERROR = 1000
+
 
 def decode_body(body: bytes, type_: type[T]) -> T:
     """Decode a JSON body; raise RequestError naming the field at fault in `param`."""
@@ -40,7 +44,7 @@ def decode_body(body: bytes, type_: type[T]) -> T:
     except RecursionError:
         raise RequestError("The request body is nested too deeply. Send a flatter one.", code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if half := _HALF_CHARACTER.search(body):
+        if half := _half_character(body, str(error)):
             raise RequestError(
                 f"The request body is not valid JSON: {half[0].decode()} is half of a surrogate pair, which is no "
                 "character. Send both halves, or the character itself in UTF-8.",
@@ -48,6 +52,13 @@ def decode_body(body: bytes, type_: type[T]) -> T:
             ) from None
         what = "it is UTF-16; send UTF-8" if body.startswith(_UTF_16) else str(error)
         raise RequestError(f"The request body is not valid JSON: {what}.", code="invalid_json") from None
+
+
+def _half_character(body: bytes, error: str) -> re.Match[bytes] | None:
+    """Half of a surrogate pair at the place where decoding ended."""
+    found = _BYTE.search(error)
+    place = int(found[1]) if found is not None else len(body)
+    return _HALF_CHARACTER.search(body, max(0, place - _AROUND), place + _AROUND)
 
 
 def convert_part(value: Any, type_: type[T], at: str) -> T:
@@ -59,7 +70,10 @@ def convert_part(value: Any, type_: type[T], at: str) -> T:
 
 
 def _explain(error: msgspec.ValidationError, type_: type, at: str = "") -> RequestError:
-    match = _PATH.match(str(error))
+    text = str(error)
+    if len(text) > _LONGEST_ERROR:  # it has a member's name, as long as the client made it
+        text = f"{text[: _LONGEST_ERROR // 2]}…{text[-_LONGEST_ERROR // 2 :]}"
+    match = _PATH.match(text)
     assert match is not None  # the pattern matches any text
     what, inner = match["what"], (match["path"] or "").lstrip(".")
     path = _join(at, inner) if inner else at

@@ -11,7 +11,8 @@ import msgspec
 from litestar import Request
 from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody
 
-from api.routes.generation import process_of
+from api.asgi.limits import OPERATOR_BYTES
+from api.routes.generation import identity_of, process_of
 from api.schemas.decoding import decode_body
 from control.clients import SyncRedis
 
@@ -42,4 +43,6 @@ def taking(kind: type[msgspec.Struct]) -> type[Operation]:
 
 async def body_of(request: Http, kind: type[T]) -> T:
     """The request's body, decoded strictly. Raises RequestError naming the field at fault."""
-    return decode_body(await request.body(), kind)
+    identity = identity_of(request)
+    async with process_of(request).bodies.reading(request, OPERATOR_BYTES, identity.account) as body:
+        return decode_body(body, kind)
