@@ -163,6 +163,14 @@ class ModelFilesError(FurrowError):
     """A model's files are missing or unreadable; the message names the file and the repository or folder."""
 
 
+class ModelFilesAway(ModelFilesError):
+    """Files are missing or can't be read now; they may be back in a moment, as where a file system is not mounted."""
+
+
+class HubUnreachable(ModelFilesAway):
+    """The hub, or the way to it, failed: another try may succeed."""
+
+
 class UnsupportedArchitecture(FurrowError):
     """The model's type is unknown, or it can't be sharded as asked. Raised before any process is spawned."""
 

@@ -1,4 +1,5 @@
-"""Entry points of the processes that a host's supervisor starts: its agent, a rank, and a standby."""
+"""Entry points of the processes that a host's supervisor starts, its agent, a rank and a standby, and of an agent's
+downloads."""
 
 from __future__ import annotations
 
@@ -98,6 +99,10 @@ def main() -> int:
         be_rank()
     elif part == "standby":
         run_standby([Path(folder) for folder in sys.argv[2:]])
+    elif part == "download":
+        from worker.models.download import download_here
+
+        return download_here(*sys.argv[2:5])
     else:
         say(f"unknown part {part!r}: a host's supervisor starts agent, rank and standby; run `furrow worker`")
         return 2

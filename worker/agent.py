@@ -9,11 +9,6 @@ from __future__ import annotations
 import os
 import queue
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
-from pathlib import Path
 
 import msgspec
 import psutil
@@ -22,14 +17,13 @@ import structlog
 from control import catalog, farm, health, lease
 from control.clients import SyncRedis
 from control.connection import run
-from control.errors import FurrowError, RedisUnavailable
+from control.errors import RedisUnavailable
 from control.messages import Assignment
 from control.outage import outage
 from control.placement import Host
-from control.quantization import check_quant
 from worker.contact import Contact
 from worker.exits import REFUSED, STOPPED, describe, poison_kind
-from worker.models import gates, source
+from worker.models.preparation import Preparations
 from worker.planner import Planner
 from worker.replica import DeathNotice, Exit, Failure, ReplicaProcesses
 from worker.standby import Standby
@@ -61,11 +55,10 @@ class Agent:
     ) -> None:
         self._client, self._redis_url, self._host, self._supervisor = client, redis_url, host, supervisor
         self._replicas: dict[Place, ReplicaProcesses] = {}
-        self._preparing: dict[Place, tuple[Assignment, Future[Path]]] = {}
+        self._preparing = Preparations(client, self._report)
         self._refused: dict[Place, tuple[int, str]] = {}
         """Revisions that no process was started for, and why."""
         self._exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
-        self._workers = ThreadPoolExecutor(4, thread_name_prefix="prepare")
         self._watches: dict[Place, Watch] = {}
         self._standby = standby
         self._untold: deque[DeathNotice] = deque()
@@ -95,7 +88,7 @@ class Agent:
                 pass
             except RedisUnavailable as error:  # it is reported when Redis is back
                 outage.waits(LOOP, error)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._preparing.close()
         if self._standby is not None and not self.leaving:
             self._standby.stop()
 
@@ -152,7 +145,7 @@ class Agent:
             replica = self._replicas.get(place)
             if assignment.withdrawn:
                 self._refused.pop(place, None)
-                self._preparing.pop(place, None)
+                self._preparing.leave(place)
                 if replica is None:
                     farm.remove_assignment(self._client, self._host.id, *place)
                     health.clear_status(self._client, *place)
@@ -171,33 +164,15 @@ class Agent:
 
     def _prepare(self, place: Place, assignment: Assignment) -> None:
         """Resolve the files and pass the gates off the main thread (a download may take long), then admit it."""
-        if place not in self._preparing:
-            self._report(*place, "starting", f"resolving {assignment.spec.source}", assignment)
-            tell = partial(self._tell_download, assignment)
-            self._preparing[place] = (assignment, self._workers.submit(check, assignment, tell))
-            return
-        assignment, future = self._preparing[place]
-        if not future.done():
-            return
-        del self._preparing[place]
-        try:
-            folder = future.result()
-        except Exception as error:
-            known = isinstance(error, FurrowError)
-            log.error("refused", model=place[0], error=str(error), exc_info=None if known else error)
-            why = str(error) if known else repr(error)
-            self._refused[place] = assignment.spec.revision, why
-            self._report(*place, "failed", why, assignment)
-            return
-        self._replicas[place] = self._processes(assignment, str(folder))
-        self._watches[place] = Watch(self._client, self._replicas[place])
-        self._record()  # before its first process is started
-        self._report(*place, "running", "", assignment)
-
-    def _tell_download(self, assignment: Assignment, text: str) -> None:
-        """From the thread that downloads."""
-        with suppress(RedisUnavailable):  # the download goes on without words
-            self._report(assignment.spec.name, assignment.replica, "starting", text, assignment)
+        outcome = self._preparing.turn(place, assignment)
+        if isinstance(outcome, str):
+            self._refused[place] = assignment.spec.revision, outcome
+            self._report(*place, "failed", outcome, assignment)
+        elif outcome is not None:
+            self._replicas[place] = self._processes(assignment, str(outcome))
+            self._watches[place] = Watch(self._client, self._replicas[place])
+            self._record()  # before its first process is started
+            self._report(*place, "running", "", assignment)
 
     def _drain(self, replica: ReplicaProcesses) -> None:
         if not replica.draining:
@@ -225,7 +200,7 @@ class Agent:
         if not running or self.stopping:
             standby.stop()
             return
-        calm = not self._preparing and all(self._watches[replica.place].whole for replica in running)
+        calm = not self._preparing.under_way and all(self._watches[replica.place].whole for replica in running)
         standby.tend(sorted({replica.folder for replica in running}), calm)
 
     def _finish(self, replica: ReplicaProcesses) -> None:
@@ -323,15 +298,3 @@ class Agent:
     ) -> None:
         ranks = len(assignment.ranks) if assignment else 0
         health.write_status(self._client, model, replica, state, detail, host=self._host.id, tp=ranks)
-
-
-def check(assignment: Assignment, tell: Callable[[str], None] = lambda text: None) -> Path:
-    """Resolve the model's files and hold the gates, before any process is spawned. Returns the folder.
-
-    `tell` hears how far a download is.
-    """
-    spec = assignment.spec
-    check_quant(spec.quant, spec.dtype, assignment.devices)
-    folder = source.resolve(spec.source, tell=tell)
-    gates.check(gates.inspect(folder).config, spec.tp, spec.max_context, spec.quant)
-    return folder

@@ -16,7 +16,7 @@ import torch
 from control import health, logs
 from control.clients import SyncRedis
 from control.connection import connect, connect_blocking, run_every
-from control.errors import DevicesError, FurrowError, GroupError, RedisUnavailable
+from control.errors import DevicesError, FurrowError, GroupError, ModelFilesAway, RedisUnavailable
 from control.messages import Assignment
 from control.process import die_with_parent, name_process
 from control.settings import Settings
@@ -84,6 +84,10 @@ def run_rank() -> int:
     except RedisUnavailable as error:  # only on its way up: a rank that serves waits
         log.error("Redis went away before the rank was up", error=str(error))
         tell_why(clients[0], assignment, rank, f"Redis went away before the rank was up: {error}")
+        return LOAD_FAILED
+    except ModelFilesAway as error:  # they may be back in a moment
+        log.error("the model's files are away", error=str(error))
+        tell_why(clients[0], assignment, rank, str(error))
         return LOAD_FAILED
     except FurrowError as error:
         log.error("refused the assignment", error=str(error))

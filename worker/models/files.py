@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from control.errors import ModelFilesError
+from control.errors import ModelFilesAway, ModelFilesError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -40,10 +40,17 @@ class ModelFiles:
 
 
 def inspect(folder: Path) -> ModelFiles:
-    """Read `folder`; raises ModelFilesError that names the file at fault. No weight is read, only file headers."""
-    folder = Path(folder)
+    """Read `folder`; raises ModelFilesError that names the file at fault, ModelFilesAway where it is missing, or can't
+    be read now. No weight is read, only file headers."""
+    try:
+        return _inspect(Path(folder))
+    except OSError as error:
+        raise ModelFilesAway(f"Model folder {folder} can't be read: {error}. Repair the file system.") from error
+
+
+def _inspect(folder: Path) -> ModelFiles:
     if not folder.is_dir():
-        raise ModelFilesError(f"Model folder {folder} does not exist. Give a folder with config.json and safetensors.")
+        raise ModelFilesAway(f"Model folder {folder} does not exist. Give a folder with config.json and safetensors.")
     _refuse_gguf(folder)
     config = _read_json(folder / "config.json", required=True)
     if not isinstance(config.get("model_type"), str):
@@ -53,7 +60,7 @@ def inspect(folder: Path) -> ModelFiles:
         _check_header(path)
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
-        raise ModelFilesError(
+        raise ModelFilesAway(
             f"{folder} has no tokenizer.json. Save a fast tokenizer there (`tokenizer.save_pretrained(folder)`)."
         )
     return ModelFiles(
@@ -78,11 +85,11 @@ def _refuse_gguf(folder: Path) -> None:
 def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
     if not path.is_file():
         if required:
-            raise ModelFilesError(f"{path} is missing: is {path.parent} a model folder?")
+            raise ModelFilesAway(f"{path} is missing: is {path.parent} a model folder?")
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise ModelFilesError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelFilesError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
@@ -98,13 +105,13 @@ def _weight_files(folder: Path) -> list[Path]:
         files = [folder / name for name in sorted(set(named.values()))]
         missing = [path.name for path in files if not path.is_file()]
         if missing:
-            raise ModelFilesError(f"{folder / INDEX} names files that are missing in {folder}: {', '.join(missing)}.")
+            raise ModelFilesAway(f"{folder / INDEX} names files that are missing in {folder}: {', '.join(missing)}.")
         return files
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     found = sorted(path.name for path in folder.iterdir() if path.suffix in {".safetensors", ".bin", ".gguf", ".pt"})
     there = f" There is {', '.join(found)}, which is not read." if found else ""
-    raise ModelFilesError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}.{there}")
+    raise ModelFilesAway(f"{folder} has no weights: neither {SINGLE} nor {INDEX}.{there}")
 
 
 def _check_header(path: Path) -> None:
@@ -122,4 +129,4 @@ def _check_header(path: Path) -> None:
             f"{path} is not a safetensors file ({size} bytes): {error}. Download it again."
         ) from error
     if size < 8 + length + end:
-        raise ModelFilesError(f"{path} is cut short: {size} bytes of {8 + length + end}. Download it again.")
+        raise ModelFilesAway(f"{path} is cut short: {size} bytes of {8 + length + end}. Download it again.")

@@ -9,33 +9,47 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from control.errors import ModelFilesError
+from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
 from worker.models.files import INDEX, SINGLE, inspect
 
 log = logging.getLogger(__name__)
+
+Tell = Callable[[str], None]
+"""Hears how far a download is."""
+Fetch = Callable[[str, str, Path, Tell], Path]
+"""(repository, revision, cache, tell) → the folder with its files."""
+
+ABANDONED_S = 3600.0
+"""A file to which nothing was written for so long is no download any more: a connection that is silent ends sooner."""
 
 OPTIONAL = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")
 
 
 def resolve(
-    source: str, revision: str = "main", cache: Path | None = None, tell: Callable[[str], None] = lambda text: None
+    source: str,
+    revision: str = "main",
+    cache: Path | None = None,
+    tell: Tell = lambda text: None,
+    fetch: Fetch | None = None,
 ) -> Path:
     """The folder with the files of `source`; raises ModelFilesError naming the file and the repository.
 
     A folder is taken as it is. Otherwise the cache is looked at, then the hub is asked; `cache` overrides the cache's
-    place, see `cache_folder`. `tell` hears how far a download is.
+    place, see `cache_folder`. `tell` hears how far a download is, which `fetch` does, in this process by default.
     """
     if Path(source).expanduser().is_dir():
         return Path(source).expanduser().resolve()
     if source.lower().endswith(".gguf"):
         raise ModelFilesError(f"{source} is a GGUF file, which is not supported. Name a folder with safetensors.")
     if source.startswith(("/", ".", "~")) or not _REPOSITORY.fullmatch(source):
-        raise ModelFilesError(
+        raise ModelFilesAway(
             f"Model folder {source} does not exist, and it is no Hugging Face repository id (org/name)."
         )
     place, reason = cache_folder(cache, os.environ)
@@ -44,7 +58,14 @@ def resolve(
     if snapshot is not None:
         log.info("model %s is in the cache: %s", source, snapshot)
         return snapshot
-    return _download(_Hub(source, revision, place, tell))
+    return (fetch or download)(source, revision, place, tell)
+
+
+def download(repository: str, revision: str, cache: Path, tell: Tell) -> Path:
+    """The folder with the files of a repository, once they are all there. Raises ModelFilesError; HubUnreachable where
+    another try may help."""
+    _sweep(_folder(repository, cache) / "blobs")
+    return _download(_Hub(repository, revision, cache, tell))
 
 
 def cache_folder(explicit: Path | None, environment: Mapping[str, str]) -> tuple[Path, str]:
@@ -62,9 +83,21 @@ def cache_folder(explicit: Path | None, environment: Mapping[str, str]) -> tuple
     return Path(base).expanduser() / "huggingface" / "hub", "default"
 
 
+def _folder(repository: str, cache: Path) -> Path:
+    return cache / f"models--{repository.replace('/', '--')}"
+
+
+def _sweep(blobs: Path) -> None:
+    """Remove beginnings of files that no download goes on with: those of processes that were killed."""
+    for path in blobs.glob("*.incomplete"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                path.unlink()
+
+
 def _cached(repository: str, revision: str, cache: Path) -> Path | None:
     """The snapshot of `revision`, if every file that is needed is there."""
-    root = cache / f"models--{repository.replace('/', '--')}"
+    root = _folder(repository, cache)
     reference = root / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
     snapshot = root / "snapshots" / commit
@@ -83,12 +116,12 @@ class _Hub:
     repository: str
     revision: str
     cache: Path
-    tell: Callable[[str], None]
+    tell: Tell
 
     def fetch(self, name: str) -> Path | None:
         """One file, or None where the repository has none of that name."""
         # Imported here: it takes longer than all else in this module, and a local folder never needs it.
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import constants, hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         from worker.models.download_progress import teller
@@ -100,15 +133,23 @@ class _Hub:
             path = hf_hub_download(self.repository, name, revision=self.revision, cache_dir=self.cache, tqdm_class=bar)
             return Path(path)
         except LocalEntryNotFoundError as error:  # the hub could not be reached; a subclass of the next
-            raise ModelFilesError(
+            kind: type[ModelFilesError] = ModelFilesAway if constants.HF_HUB_OFFLINE else HubUnreachable
+            raise kind(
                 f"{name} of {self.repository} is not in the cache {self.cache} and the hub can't be reached: {error}"
             ) from error
         except EntryNotFoundError:
             return None
         except Exception as error:
-            raise ModelFilesError(
+            kind = ModelFilesError if _is_final(error) else HubUnreachable
+            raise kind(
                 f"{name} of {self.repository} at {self.revision} could not be fetched ({type(error).__name__}): {error}"
             ) from error
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether another try would end alike: no such repository or revision, no access, no valid name."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return isinstance(error, ValueError) or (status is not None and 400 <= status < 500 and status not in (408, 429))
 
 
 def _download(hub: _Hub) -> Path:

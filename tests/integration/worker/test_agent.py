@@ -25,8 +25,9 @@ from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import supervised
 from worker import replica as replica_module
-from worker.agent import Agent, check
+from worker.agent import Agent
 from worker.exits import LOAD_FAILED, REFUSED
+from worker.models.preparation import check
 from worker.standby import Standby
 from worker.supervision.client import ChildProcess, SupervisorClient
 
@@ -37,6 +38,7 @@ SCRIPT = """#!/bin/sh
 trap 'exit 0' TERM USR1
 echo $$ >> {folder}/pids-${{FURROW_RANK:-standby}}
 [ "$3" = standby ] && exec sleep 60
+[ "$3" = download ] && exec {python} "$@"
 [ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURROW_RANK)
 while :; do [ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURROW_RANK); sleep 0.02; done
 """
@@ -118,7 +120,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def scene(redis: ReplicaRedis, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentScene]:
     script = tmp_path / "python"
-    script.write_text(SCRIPT.format(folder=tmp_path))
+    script.write_text(SCRIPT.format(folder=tmp_path, python=sys.executable))
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setattr(replica_module, "PAUSES_S", (0.0, 0.0, 0.0))

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from control.health import heartbeats, last_poison, write_poison
+from control.health import end_reason, heartbeats, last_poison, write_poison
 from control.messages import Assignment, ModelSpec, encode
 from control.process import child_environment
 from tests.farm import clean_environment, until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
-from worker.exits import REFUSED, STOPPED
+from worker.exits import LOAD_FAILED, REFUSED, STOPPED
 
 pytestmark = pytest.mark.timeout(90)
 """A process has to import torch, which takes its time on a busy machine."""
@@ -27,13 +27,13 @@ WORLD = 2
 
 
 @contextmanager
-def rank_process(redis: ReplicaRedis, log: Path, device: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Rank 1 of two, as its agent starts it; what it says goes to `log`."""
+def rank_process(redis: ReplicaRedis, log: Path, device: str, rank: int = 1) -> Iterator[subprocess.Popen[bytes]]:
+    """A rank of two, as its agent starts it; what it says goes to `log`."""
     spec = ModelSpec(name=MODEL, source="/nowhere", tp=WORLD)
     assignment = Assignment(spec=spec, replica=REPLICA, ranks=[0, 1], devices=["cpu", device])
     environment = clean_environment() | child_environment(
         FURROW_ASSIGNMENT=encode(assignment).decode(),
-        FURROW_RANK="1",
+        FURROW_RANK=str(rank),
         FURROW_DEVICE=device,
         FURROW_FOLDER="/nowhere",
         FURROW_HOST_ID="host",
@@ -64,6 +64,15 @@ def test_a_rank_without_its_gpu_refuses_and_says_so_to_all(redis: ReplicaRedis, 
     poison = last_poison(redis.client, MODEL, REPLICA) or ""
     for told in (line["error"], poison):
         assert "cuda:63" in told and "--devices cpu" in told
+
+
+def test_a_leader_whose_folder_is_away_may_be_tried_again(redis: ReplicaRedis, tmp_path: Path) -> None:
+    """The folder was there when the model was loaded, so it may be back: the status is not that of a refusal."""
+    log = tmp_path / "log"
+    with rank_process(redis, log, "cpu", rank=0) as process:
+        assert process.wait(60) == LOAD_FAILED
+    reason = redis.run(end_reason(MODEL, REPLICA, 0, "host", process.pid))
+    assert reason is not None and "/nowhere does not exist" in reason
 
 
 def test_its_lines_name_it_and_it_stops_when_told(redis: ReplicaRedis, tmp_path: Path) -> None:

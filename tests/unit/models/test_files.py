@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from control.errors import ModelFilesError
+from control.errors import ModelFilesAway, ModelFilesError
 from worker.models.files import ModelFiles, inspect
 
 
@@ -86,8 +87,39 @@ def test_each_fault_has_its_message(folder: Path, spoil: Callable[[Path], object
 
 def test_no_folder(tmp_path: Path) -> None:
     """A folder that is not there is named."""
-    with pytest.raises(ModelFilesError, match="nowhere does not exist"):
+    with pytest.raises(ModelFilesAway, match="nowhere does not exist"):
         inspect(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "is_away"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), True),
+        (lambda folder: (folder / "tokenizer.json").unlink(), True),
+        (lambda folder: (folder / "model.safetensors").unlink(), True),
+        (_cut_short, True),
+        (lambda folder: (folder / "config.json").write_text("{"), False),
+        (lambda folder: (folder / "config.json").write_text("{}"), False),
+        (_a_pointer_instead_of_weights, False),
+    ],
+)
+def test_what_is_away_may_come_back(folder: Path, spoil: Callable[[Path], object], is_away: bool) -> None:
+    """A file that is missing, or still being copied, is looked for again; one that is wrong stays wrong."""
+    spoil(folder)
+    with pytest.raises(ModelFilesError) as raised:
+        inspect(folder)
+    assert isinstance(raised.value, ModelFilesAway) == is_away
+
+
+def test_an_error_of_the_file_system_may_pass(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale handle of a network file system, say, which is no FileNotFoundError."""
+
+    def stale(path: Path) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", stale)
+    with pytest.raises(ModelFilesAway, match="Stale file handle"):
+        inspect(folder)
 
 
 def test_files_of_a_command() -> None:

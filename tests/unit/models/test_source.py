@@ -12,7 +12,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from control.errors import ModelFilesError
+from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
 from worker.models import source
 
 
@@ -122,3 +122,39 @@ def test_a_shard_missing_on_the_hub(hub: Path, tmp_path: Path) -> None:
     (hub / "model.safetensors.index.json").write_text('{"weight_map": {"a": "part-1.safetensors"}}')
     with pytest.raises(ModelFilesError, match=r"part-1\.safetensors is missing in repository org/name"):
         source.resolve("org/name", cache=tmp_path / "cache")
+
+
+class Refused(OSError):
+    """What huggingface_hub raises for a status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.response = type("Response", (), {"status_code": status})()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_offline", "kind"),
+    [
+        (LocalEntryNotFoundError("no connection"), False, HubUnreachable),
+        (LocalEntryNotFoundError("offline mode"), True, ModelFilesAway),
+        (ConnectionResetError("cut"), False, HubUnreachable),
+        (Refused(503), False, HubUnreachable),
+        (Refused(429), False, HubUnreachable),
+        (Refused(401), False, ModelFilesError),
+        (Refused(404), False, ModelFilesError),
+        (ValueError("no valid name"), False, ModelFilesError),
+    ],
+)
+def test_errors_of_the_hub_say_whether_another_try_may_help(
+    error: Exception, is_offline: bool, kind: type[ModelFilesError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that failed is no error of the model; a repository that is not there is."""
+
+    def download(repository: str, name: str, **_: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_offline)
+    with pytest.raises(ModelFilesError, match="org/name") as raised:
+        source.resolve("org/name", cache=tmp_path)
+    assert type(raised.value) is kind
