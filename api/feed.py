@@ -110,8 +110,8 @@ class Feed:
         `more`: the log goes on after them. `rest`: they are all that the log has from here on. `whole`: take them all,
         however far behind the reader is, because they can be had only now.
         """
-        most = len(entries) + BUFFER_ENTRIES if whole else BUFFER_ENTRIES
         have, self.heard_at = self.have, now
+        most = have + len(entries) if whole else BUFFER_ENTRIES
         if rest and (not entries or entries[-1].seq <= have):
             self._newest = have  # what was announced beyond is not there (any more): it will be announced again
         if more:

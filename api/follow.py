@@ -20,15 +20,14 @@ from api.feed import BUFFER_ENTRIES, Feed
 from api.recovery import Recovery, origin_of, set_back
 from api.settings import ApiSettings
 from api.tasks import end
-from control import keys, requests
+from control import requests
 from control.batches import Batches
 from control.clients import AsyncRedis
 from control.clock import now_ms
-from control.connection import Call, arun_all, read
+from control.connection import Call, arun_all
 from control.errors import RedisUnavailable, RequestNotFound
 from control.messages import EventRow, LogEntry
 from control.outage import outage
-from control.requests.history import decode_entry
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -202,7 +201,9 @@ class Follower:
         """Register as follower of one model's requests, read state and the log's rest; what is gone is brought back."""
         had = [feed.have for feed in feeds]
         calls = [
-            requests.follow(feed.model, feed.rid, self._api, feed.tenant, feed.have, params=not feed.recoverable)
+            requests.follow(
+                feed.model, feed.rid, self._api, feed.tenant, feed.have, params=not feed.recoverable, most=_READ_ENTRIES
+            )
             for feed in feeds
         ]
         outcomes = await self._batches.run_all(feeds[0].model, calls) if calls else []
@@ -218,11 +219,19 @@ class Follower:
                 feed.fields = followed.fields
                 if not feed.recoverable:
                     feed.begin(origin_of(feed, followed, self._api, now_ms()))
-                # The prompt of a request that has ended is gone: who does not know it can't have it computed again.
-                feed.offer(followed.entries, now, rest=True, whole=not feed.recoverable)
+                more, whole = followed.more, not feed.recoverable
+                feed.offer(followed.entries, now, more=more, rest=not more, whole=whole)
+                if more and whole:
+                    await self._take_rest(feed, followed.entries[-1].seq)
                 if set_back(feed, followed, before):
                     await self._recovery.give_back(feed)
                 feed.wake.set()
+
+    async def _take_rest(self, feed: Feed, have: int) -> None:
+        """All that a log still has, page by page: the prompt of a request that has ended is gone, so that nobody could
+        have it computed again."""
+        async for page in requests.aread_pages(self._client, feed.model, feed.rid, have):
+            feed.offer(page, asyncio.get_running_loop().time(), rest=len(page) < requests.PAGE_ENTRIES, whole=True)
 
     async def _read_logs(self, model: str, feeds: list[Feed]) -> None:
         had = [feed.have for feed in feeds]
@@ -258,9 +267,4 @@ class Follower:
 
 def _read_log(model: str, rid: str, have: int) -> Call[list[LogEntry]]:
     """The entries from seq `have` on, that one included, but never more than a reader can soon take."""
-
-    def parse(reply: list[tuple[str, dict[str, str]]] | None) -> list[LogEntry]:
-        return [decode_entry(fields["e"]) for _, fields in reply or []]
-
-    start = f"{max(1, have)}-0"
-    return read("XRANGE", keys.ModelKeys(model).log(rid), start, "+", "COUNT", _READ_ENTRIES, parse=parse)
+    return requests.read_log(model, rid, max(1, have) - 1, _READ_ENTRIES)

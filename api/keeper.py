@@ -108,11 +108,11 @@ class Keeper:
     async def _rebuild(self, stored: StoredResponse) -> dict[str, Any]:
         """The response from its token log; stored, if that has its end."""
         served, fields = await self._submitter.find(stored.rid, stored.tenant, stored.model)
-        entries = await arun(self._client, requests.read_log(served.name, stored.rid, 0))
         view = decode_view(fields["view"])
         renderer = renderer_of(stored.rid, view, served.vocabulary, int(fields["prompt_tokens"]))
         assert isinstance(renderer, EventRenderer)
-        renderer.collect([], 0, entries)
+        async for page in requests.aread_pages(self._client, served.name, stored.rid):
+            renderer.collect([], 0, page)
         if not renderer.finished:
             return {**renderer.so_far(), "status": "queued" if fields["state"] == "queued" else "in_progress"}
         renderer.ended_s = int(fields["t_last"]) / 1000

@@ -10,15 +10,15 @@ import structlog
 from api.feed import Feed
 from control.clients import AsyncRedis
 from control.clock import now_ms
-from control.connection import Call, arun
+from control.connection import Steps, arun_steps
 from control.errors import LogConflict, RequestNotFound
 from control.messages import decode_request
-from control.requests import Enqueue, Enqueued, Followed, enqueue, repair
+from control.requests import Enqueue, Enqueued, Followed, enqueue_again, repair
 
 log = structlog.stdlib.get_logger(__name__)
 
 
-def bring_back(feed: Feed, now_ms: int) -> Call[Enqueued] | None:
+def bring_back(feed: Feed, now_ms: int) -> Steps[Enqueued] | None:
     """Enqueue the request again under its own id, the delivered prefix in its log; None if its parameters are unknown.
 
     The seed is one of them, so what comes after the prefix is what would have come.
@@ -30,7 +30,7 @@ def bring_back(feed: Feed, now_ms: int) -> Call[Enqueued] | None:
     if deadline_ms:
         # At least a millisecond: a request whose time has passed ends as expired, by the same rules as any other.
         deadline_ms = max(1, deadline_ms - (now_ms - origin.received_ms))
-    return enqueue(msgspec.structs.replace(origin, deadline_ms=deadline_ms, delivered=feed.entries[:], lost=True))
+    return enqueue_again(msgspec.structs.replace(origin, deadline_ms=deadline_ms, lost=True), feed.entries)
 
 
 def origin_of(feed: Feed, followed: Followed, api: str, now_ms: int) -> Enqueue | None:
@@ -82,9 +82,9 @@ class Recovery:
             feed.fail(error)  # it never was, or is another tenant's
             return
         feed.missing_since = feed.missing_since or now
-        call = bring_back(feed, now_ms())
-        if call is not None:
-            await arun(self._client, call)
+        steps = bring_back(feed, now_ms())
+        if steps is not None:
+            await arun_steps(self._client, steps)
             log.warning("brought a lost request back", action="bring_back", rid=feed.rid, delivered=feed.have)
             # Ends it where its end was delivered, and tells where another process had brought it back.
             await self.give_back(feed)
@@ -96,7 +96,9 @@ class Recovery:
     async def give_back(self, feed: Feed) -> None:
         """Redis has lost entries that this process was given: they are written back before anything else is read."""
         try:
-            repaired = await arun(self._client, repair(feed.model, feed.rid, self._api, feed.tenant, feed.entries[:]))
+            repaired = await arun_steps(
+                self._client, repair(feed.model, feed.rid, self._api, feed.tenant, feed.entries)
+            )
         except LogConflict as error:
             feed.fail(error)
             return

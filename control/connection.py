@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -29,8 +29,10 @@ from control.wire import Wire, exchange
 __all__ = [
     "Call",
     "Posted",
+    "Steps",
     "arun",
     "arun_all",
+    "arun_steps",
     "connect",
     "connect_async",
     "connect_blocking",
@@ -38,6 +40,7 @@ __all__ = [
     "run",
     "run_all",
     "run_every",
+    "run_steps",
     "wait_until_ready",
     "write",
 ]
@@ -95,6 +98,32 @@ def run_all(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
 def run_every(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
     """As `run_all`, but raises the first error among the answers."""
     return Posted(client, calls).values() if calls else []
+
+
+Steps = Generator[Call[Any] | None, Any, T]
+"""Several calls of which each depends on the answers before it: it yields them, and receives their values. Where it
+yields None it has worked for a while without a call, and others may have their turn."""
+
+
+def run_steps(client: SyncRedis, steps: Steps[T]) -> T:
+    """Run them one after the other; raises what one of them raises."""
+    try:
+        call = next(steps)
+        while True:
+            call = steps.send(None if call is None else run(client, call))
+    except StopIteration as end:
+        return end.value
+
+
+async def arun_steps(client: AsyncRedis, steps: Steps[T]) -> T:
+    """As `run_steps`, on an asyncio client; the event loop is left to others between two of them."""
+    try:
+        call = next(steps)
+        while True:
+            await asyncio.sleep(0)
+            call = steps.send(None if call is None else await arun(client, call))
+    except StopIteration as end:
+        return end.value
 
 
 class Posted:

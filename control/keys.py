@@ -54,6 +54,8 @@ CLASSES = ("high", "normal", "low")
 """Priority classes in the order in which they are served."""
 PASSED_OVER = 16
 """So many claims in a row may pass over a class that waits; the next one is its own."""
+STAGED_MS = 60_000
+"""Life of a token log that is being written beside the one in use, refreshed by each page."""
 HAND_OUT = 64
 """Requests that one script hands out, puts back or ends at most: a few milliseconds of the server's time."""
 DEBT_MS = 600_000
@@ -108,6 +110,9 @@ class ModelKeys:
 
     def log(self, rid: str) -> str:  # stream `<seq>-0`: emit -> api; as the request
         return f"{self.base}log:{rid}"
+
+    def staged(self, rid: str, repair: str) -> str:  # stream as log: repair, enqueue -> the same, renamed; 60 s
+        return f"{self.base}staged:{rid}:{repair}"
 
     def blob(self, rid: str, index: int) -> str:  # string: api -> ranks; as the request
         return f"{self.base}blob:{rid}:{index}"

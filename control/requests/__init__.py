@@ -6,7 +6,7 @@ from control.requests.claim import ANY_TOKENS, Adopted, Claimed, Claims, adopt, 
 from control.requests.dead import DeadLetter, dead_letter, dead_letters, drop_letter, retry_letter
 from control.requests.emit import Emission, EmitResult, emit
 from control.requests.ending import bury, cancel, expire, requeue
-from control.requests.enqueue import Enqueue, Enqueued, enqueue
+from control.requests.enqueue import Enqueue, Enqueued, enqueue, enqueue_again
 from control.requests.follow import Followed, follow, position, unfollow
 from control.requests.history import PAGE_ENTRIES, aread_pages, read_log, read_pages, read_params
 from control.requests.listing import OpenRequest, cancel_any, open_requests
@@ -40,6 +40,7 @@ __all__ = [
     "drop_letter",
     "emit",
     "enqueue",
+    "enqueue_again",
     "expire",
     "follow",
     "gone_apis",

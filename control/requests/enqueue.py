@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from control.connection import Call
-from control.errors import IdempotencyConflict, QueueFull, RequestError
+from control.connection import Call, Steps
+from control.errors import IdempotencyConflict, QueueFull, RedisUnavailable, RequestError
 from control.keys import CLASSES, ModelKeys
 from control.messages import GenerationRequest, LogEntry, encode
-from control.requests.emit import encode_entry
+from control.requests.staging import stage
 
 DEFAULT_DEADLINE_MS = 24 * 3_600_000
 """Where a client sets no deadline: long enough for any answer, short enough that nothing lives for ever."""
@@ -48,8 +49,6 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_tokens: int = 100_000_000
     max_queue_wait_ms: int = 0
     """Refused where the measured drain rate lets expect a longer wait; 0: however long."""
-    delivered: list[LogEntry] = []
-    """After a loss of data: what the client has already, written to the log first. Begins at seq 1."""
     lost: bool = False
     """It was accepted before, and Redis has lost it: no bound refuses it, and its key joins it to no other request."""
 
@@ -63,8 +62,36 @@ class Enqueued:
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A log that lies beside, for a request that has none yet: `tokenless` entries of it have no token."""
+
+    key: str = ""
+    entries: int = 0
+    tokenless: int = 0
+    ended: str = ""
+
+
 def enqueue(request: Enqueue) -> Call[Enqueued]:
     """Raises QueueFull, IdempotencyConflict, or RequestError for a value that can't be carried."""
+    return _enqueue(request, _Staged())
+
+
+def enqueue_again(request: Enqueue, delivered: Sequence[LogEntry]) -> Steps[Enqueued]:
+    """After a loss of data: with what the client has already, from seq 1, as the beginning of the log.
+
+    Where another process was first the log is what it had delivered; `repair` adds to that. Raises as `enqueue`, and
+    RedisUnavailable.
+    """
+    count = len(delivered)  # it may grow meanwhile
+    if not count:
+        return (yield enqueue(request))
+    key = ModelKeys(request.model).staged(request.rid, secrets.token_hex(8))
+    without, ended = yield from stage(key, delivered, count)
+    return (yield _enqueue(request, _Staged(key, count, without, ended)))
+
+
+def _enqueue(request: Enqueue, staged: _Staged) -> Call[Enqueued]:
     _check(request)
     keys = ModelKeys(request.model)
     params = _with_seed(request.params)
@@ -73,6 +100,8 @@ def enqueue(request: Enqueue) -> Call[Enqueued]:
     def parse(reply: list[Any]) -> Enqueued:
         if reply[0] == "BUSY":
             raise QueueFull(request.model, int(reply[1]), float(reply[2]), reply[3])
+        if reply[0] == "LAPSED":
+            raise RedisUnavailable(f"The staged token log of {request.rid} lapsed before it was used; try again")
         if reply[0] == "CONFLICT":
             raise IdempotencyConflict(
                 f"The Idempotency-Key {request.idempotency_key!r} was used with another body (request {reply[1]}). "
@@ -87,13 +116,9 @@ def enqueue(request: Enqueue) -> Call[Enqueued]:
         *(deadline_ms, request.on_disconnect, request.api, request.idempotency_key, request.body_hash),
         *(encode(params), request.view, request.received_ms),
         *(request.max_queued_requests, request.max_queued_tokens, request.max_queue_wait_ms),
-        *(sum(entry.token is None for entry in request.delivered), int(request.lost)),
-        request.account,
-        request.hold,
-        " ".join(str(entry.choice) for entry in request.delivered if entry.finish is not None),
-        *(encode_entry(entry) for entry in request.delivered),
+        *(staged.tokenless, int(request.lost), request.account, request.hold, staged.ended, staged.entries),
     )
-    return Call("enqueue", (keys.load,), args, parse)
+    return Call("enqueue", (keys.load, staged.key or keys.staged(request.rid, "none")), args, parse)
 
 
 def _check(request: Enqueue) -> None:
@@ -109,8 +134,6 @@ def _check(request: Enqueue) -> None:
             f"on_disconnect {request.on_disconnect!r} is unknown; use cancel, continue or a number of seconds",
             param="on_disconnect",
         )
-    if [entry.seq for entry in request.delivered] != list(range(1, len(request.delivered) + 1)):
-        raise RequestError(f"the delivered entries of {request.rid} don't count from 1 without a gap")
 
 
 def _with_seed(params: GenerationRequest) -> GenerationRequest:

@@ -9,18 +9,19 @@ from control.connection import Call
 from control.errors import RequestNotFound
 from control.keys import ModelKeys
 from control.messages import LogEntry
-from control.requests.history import decode_entry
+from control.requests.history import PAGE_ENTRIES, decode_entries
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """`fields` is the request's hash without its params; `entries` the log after what the follower has.
+    """`fields` is the request's hash without its params; `entries` what follows in the log, `more` where it goes on.
 
     `params` is their JSON, "" where they were not asked for or the request has ended; `server_ms` the server's clock.
     """
 
     fields: dict[str, str]
     entries: list[LogEntry]
+    more: bool
     params: str
     server_ms: int
 
@@ -36,8 +37,10 @@ def not_found(rid: str) -> RequestNotFound:
     )
 
 
-def follow(model: str, rid: str, api: str, tenant: str, have: int, params: bool = False) -> Call[Followed]:
-    """From now on `api` gets this request's events; `have` is the last seq that it has.
+def follow(
+    model: str, rid: str, api: str, tenant: str, have: int, params: bool = False, most: int = PAGE_ENTRIES
+) -> Call[Followed]:
+    """From now on `api` gets this request's events; `have` is the last seq that it has, `most` bounds the entries.
 
     An `api` of "" only looks. `params`: tell them too, for a follower that could not enqueue the request again. Raises
     RequestNotFound if it is gone or another tenant's.
@@ -48,10 +51,11 @@ def follow(model: str, rid: str, api: str, tenant: str, have: int, params: bool 
         if reply[0] == "ABSENT":
             raise not_found(rid)
         fields = dict(zip(reply[1][::2], reply[1][1::2], strict=True))
-        return Followed(fields, [decode_entry(entry) for entry in reply[2]], reply[3], int(reply[4]))
+        entries = decode_entries(f"[{','.join(reply[2])}]")
+        return Followed(fields, entries, len(entries) == most, reply[3], int(reply[4]))
 
     named = (keys.request(rid), keys.log(rid), keys.orphans)
-    return Call("follow", named, (rid, api, tenant, have, int(params)), parse)
+    return Call("follow", named, (rid, api, tenant, have, int(params), most), parse)
 
 
 def unfollow(model: str, rid: str, api: str, delivered_ms: int | None = None, grace_ms: int = 0) -> Call[None]:

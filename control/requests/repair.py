@@ -1,35 +1,168 @@
-"""A log that a failover has set back is brought to what a client was given before anything else is read from it."""
+"""A log that a failover has set back is brought to what a client was given before anything else is read from it.
+
+It is compared, appended to and built anew in pages: no call takes long, however long the log is.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from control.connection import Call
-from control.errors import LogConflict
+from control.connection import Call, Steps, read
+from control.errors import LogConflict, RedisUnavailable
 from control.keys import ModelKeys
-from control.messages import LogEntry
+from control.messages import FinishReason, LogEntry, encode
 from control.requests.emit import encode_entry
 from control.requests.follow import not_found
+from control.requests.history import PAGE_ENTRIES, WRITE_ENTRIES, read_log
+from control.requests.staging import ended_in, stage, tokenless
 
 Repaired = Literal["same", "appended", "replaced"]
 """`appended`: the log was shorter. `replaced`: it said something else, and the request runs on from the new one."""
 
+_TRIES = 100
+"""A leader or another API process may change the log between two calls; each time it is looked at again."""
 
-def repair(model: str, rid: str, api: str, tenant: str, entries: Sequence[LogEntry]) -> Call[Repaired]:
+
+@dataclass(frozen=True)
+class _Seen:
+    """The request as it was read. `seq` is the one of its log's last entry."""
+
+    state: str
+    choices: int
+    seq: int
+    repaired_by: str
+
+    @property
+    def live(self) -> bool:
+        return self.state in ("queued", "running")
+
+
+def repair(model: str, rid: str, api: str, tenant: str, entries: Sequence[LogEntry]) -> Steps[Repaired]:
     """Make the log begin with `entries`, which count from seq 1 without a gap: what `api` has of the request.
 
-    A request all of whose choices end in them is ended. Raises RequestNotFound if it is gone or another tenant's, and
-    LogConflict where another api's client was given something else and its log stands.
+    A request all of whose choices end in them is ended. Raises RequestNotFound if it is gone or another tenant's,
+    LogConflict where another api's client was given something else and its log stands, and RedisUnavailable.
     """
-    keys = ModelKeys(model)
+    return (yield from _Repair(model, rid, api, tenant, entries).steps())
 
-    def parse(reply: list[Any]) -> Repaired:
+
+class _Repair:
+    def __init__(self, model: str, rid: str, api: str, tenant: str, entries: Sequence[LogEntry]) -> None:
+        self._model, self._rid, self._api, self._tenant = model, rid, api, tenant
+        self._entries, self._have, self._keys = entries, len(entries), ModelKeys(model)  # entries may grow meanwhile
+        self._appended = False
+
+    def steps(self) -> Steps[Repaired]:
+        have = self._have
+        for _ in range(_TRIES):
+            seen: _Seen = yield self._look()
+            agrees = yield from self._agrees(min(seen.seq, have))
+            if agrees and seen.seq > have:
+                return "appended" if self._appended else "same"
+            if agrees and (seen.live or seen.seq == have):
+                done = yield from self._append(seen)
+            else:
+                done = yield from self._replace(seen)
+                if done:
+                    return "replaced"
+            if done:
+                return "appended" if self._appended else "same"
+        raise RedisUnavailable(f"The token log of {self._rid} changes faster than it can be repaired; try again later")
+
+    def _look(self) -> Call[_Seen]:
+        def parse(reply: list[str | None]) -> _Seen:
+            state, tenant, choices, seq, repaired_by = reply
+            if state is None or tenant != self._tenant:
+                raise not_found(self._rid)
+            return _Seen(state, int(choices or 1), int(seq or 0), repaired_by or "")
+
+        fields = ("state", "tenant", "n", "seq", "repaired_by")
+        return read("HMGET", self._keys.request(self._rid), *fields, parse=parse)
+
+    def _agrees(self, count: int) -> Steps[bool]:
+        """Whether the log's first `count` entries are what the api has."""
+        at = 0
+        while at < count:
+            page: list[LogEntry] = yield read_log(self._model, self._rid, at, min(PAGE_ENTRIES, count - at))
+            if not page or not all(map(_equal, page, self._entries[at : at + len(page)])):
+                return False
+            at += len(page)
+        return True
+
+    def _append(self, seen: _Seen) -> Steps[bool]:
+        """Append what is missing, and end a request that is whole then; False where the log has moved meanwhile."""
+        have, end, at = self._have, "", seen.seq
+        if seen.live:
+            end = yield from self._end(seen)
+        while True:
+            page = self._entries[at : min(have, at + WRITE_ENTRIES)]
+            whole = at + len(page) == have
+            if not page and not end:
+                return True
+            args = (self._keys.base, self._rid, self._tenant, at, tokenless(page), ended_in(page))
+            texts = (encode_entry(entry) for entry in page)
+            named = (self._keys.request(self._rid), self._keys.log(self._rid))
+            moved = yield Call("repair_append", named, (*args, end if whole else "", *texts), self._moved)
+            if moved:
+                return False
+            self._appended |= bool(page)
+            at += len(page)
+            if whole:
+                return True
+
+    def _end(self, seen: _Seen) -> Steps[str]:
+        """How the request ends, where all of its choices end in what the api has; else ''."""
+        ended: set[int] = set()
+        finishes: set[FinishReason] = set()
+        for at in range(0, self._have, PAGE_ENTRIES):
+            for entry in self._entries[at : min(self._have, at + PAGE_ENTRIES)]:
+                if entry.finish is not None:
+                    ended.add(entry.choice)
+                    finishes.add(entry.finish)
+            yield None
+        if len(ended) < seen.choices:
+            return ""
+        return "cancelled" if "cancelled" in finishes else "expired" if "expired" in finishes else "finished"
+
+    def _replace(self, seen: _Seen) -> Steps[bool]:
+        """Put what the api has in the log's place; False where the log has moved meanwhile."""
+        if seen.repaired_by not in ("", self._api):
+            raise LogConflict(self._rid, seen.repaired_by)
+        have, repair_id = self._have, secrets.token_hex(8)
+        staged = self._keys.staged(self._rid, repair_id)
+        end = (yield from self._end(seen)) if seen.live else ""
+        without, ended = yield from stage(staged, self._entries, have)
+        ends = [] if seen.live else (yield from self._further_ends({int(choice) for choice in ended.split()}))
+        args = (self._keys.base, self._rid, self._tenant, self._api, repair_id, seen.state, seen.seq)
+        named = (self._keys.request(self._rid), self._keys.log(self._rid), staged)
+        moved = yield Call("repair_replace", named, (*args, have, without, ended, end, *ends), self._moved)
+        return not moved
+
+    def _further_ends(self, ended: set[int]) -> Steps[list[Any]]:
+        """How a request ended stays true of the choices whose end the api does not have."""
+        ends: list[Any] = []
+        at = 0
+        while page := (yield read_log(self._model, self._rid, at)):
+            for entry in page:
+                if entry.finish is not None and entry.choice not in ended:
+                    ended.add(entry.choice)
+                    cause = encode((entry.choice, None, entry.finish, entry.cause or entry.finish)).decode()
+                    ends += [entry.choice, cause.removeprefix("[")]
+            at = page[-1].seq
+        return ends
+
+    def _moved(self, reply: list[Any]) -> bool:
         if reply[0] == "ABSENT":
-            raise not_found(rid)
+            raise not_found(self._rid)
         if reply[0] == "OTHER":
-            raise LogConflict(rid, reply[1])
-        return reply[1]
+            raise LogConflict(self._rid, reply[1])
+        return reply[0] == "MOVED"
 
-    args = (keys.base, rid, tenant, api, *(encode_entry(entry) for entry in entries))
-    return Call("repair", (keys.request(rid), keys.log(rid)), args, parse)
+
+def _equal(logged: LogEntry, given: LogEntry) -> bool:
+    """Sequence number, choice, token and end are what an entry is."""
+    one = logged.seq, logged.choice, logged.token, logged.finish
+    return one == (given.seq, given.choice, given.token, given.finish)

@@ -38,6 +38,7 @@ _CONSTANTS = (
     "CLASSES",
     "PASSED_OVER",
     "HAND_OUT",
+    "STAGED_MS",
     "DEBT_MS",
     "SPENT_MS",
     "SETTLE_TOKENS",

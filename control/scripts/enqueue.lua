@@ -1,5 +1,5 @@
 -- Put a request into its tenant's queue, or join the one that runs under the same idempotency key.
--- KEYS 1 load (hash)
+-- KEYS 1 load (hash)  2 staged log (stream): what was delivered before a loss of data
 -- ARGV 1 the model's base key  2 rid  3 tenant  4 class  5 prompt tokens (int)  6 n (int)  7 seed (decimal string)
 --      8 deadline, ms from now (int)  9 on_disconnect  10 api id or ''  11 idempotency key or ''  12 body hash
 --      13 params (JSON)  14 view (opaque to all but the api)  15 t_received (ms)
@@ -7,44 +7,32 @@
 --      18 longest expected wait, ms (int), 0 for any  19 delivered entries without a token (int)
 --      20 1 if Redis had it and lost it: it is not refused, and joins nothing but itself; else 0
 --      21 what its usage is counted under, '' for nothing  22 id under which its key's limits were taken, '' for none
---      23 choices that have ended in the delivered entries  24… the delivered entries (JSON), from seq 1
--- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait, 'requests'|'tokens'|'wait'} or
---      {'CONFLICT', rid}.
+--      23 choices that have ended in the delivered entries  24 delivered entries in the staged log (int)
+-- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait, 'requests'|'tokens'|'wait'},
+--      {'CONFLICT', rid} or {'LAPSED'}: the staged log is not there any more.
 --@include clock
 --@include bell
 --@include followers
 --@include turns
 --@include queue
 --@include drain
+--@include staged
 local base, rid, tenant, class, tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local api, key, deadline, load = ARGV[10], ARGV[11], tonumber(ARGV[8]), KEYS[1]
 local lost = ARGV[20] == '1'
 
-local DELIVERED = 23
-
--- Write delivered entries from seq `from`: the log is the truth from which a leader goes on.
-local function write_delivered(id, from)
-  for seq = from, #ARGV - DELIVERED do
-    redis.call('XADD', base .. 'log:' .. id, whole(seq) .. '-0', 'e', ARGV[DELIVERED + seq])
-  end
-end
+local delivered = tonumber(ARGV[24])
 
 local function join(id, joined)
   local req = base .. 'req:' .. id
-  local was = redis.call('HMGET', req, 'state', 'followers', 'seq', 'ticket')
+  local was = redis.call('HMGET', req, 'state', 'followers', 'ticket')
   if was[1] == 'queued' or was[1] == 'running' then
     redis.call('HSET', req, 'followers', with_follower(was[2], api))
     redis.call('HDEL', req, 'orphan_at')
     redis.call('ZREM', base .. 'orphans', id)
   end
-  -- Two apis bring back the same request after a loss, and this one had delivered more.
-  if was[1] == 'queued' and id == rid and #ARGV - DELIVERED > tonumber(was[3]) then
-    write_delivered(id, tonumber(was[3]) + 1)
-    redis.call('PEXPIRE', base .. 'log:' .. id, redis.call('PTTL', req))
-    redis.call('HSET', req, 'seq', whole(#ARGV - DELIVERED), 'tokenless', ARGV[19], 'ended', ARGV[23])
-  end
   local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
-  return {'OK', id, joined, math.max(1, tonumber(was[4] or '0') - claimed)}
+  return {'OK', id, joined, math.max(1, tonumber(was[3] or '0') - claimed)}
 end
 
 if redis.call('EXISTS', base .. 'req:' .. rid) == 1 then
@@ -110,6 +98,9 @@ if bound and not lost then
   return {'BUSY', queued, string.format('%.3f', math.max(1, math.min(60, seconds))), bound}
 end
 
+if delivered > 0 and last_seq(KEYS[2]) ~= delivered then
+  return {'LAPSED'}
+end
 if redis.call('EXISTS', queue) == 0 then
   redis.call('XGROUP', 'CREATE', queue, GROUP, '0', 'MKSTREAM')
 end
@@ -127,13 +118,13 @@ end
 redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry', entry, 'attempts', 0,
   'deadline', whole(now + deadline), 'cancel', 0, 'params', ARGV[13], 'prompt_tokens', ARGV[5], 'n', ARGV[6],
   'seed', ARGV[7], 'tenant', tenant, 'priority', class, 'on_disconnect', ARGV[9], 'view', ARGV[14],
-  'seq', whole(#ARGV - DELIVERED), 'tokenless', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
+  'seq', whole(delivered), 'tokenless', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
   't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', taken and '' or key,
   'body_hash', key ~= '' and ARGV[12] or '', 'account', ARGV[21], 'hold', ARGV[22], 'ended', ARGV[23])
 local life = whole(deadline + RETENTION_MS)
 redis.call('PEXPIRE', req, life)
-if #ARGV > DELIVERED then
-  write_delivered(rid, 1)
+if delivered > 0 then -- the log is the truth from which a leader goes on
+  redis.call('RENAME', KEYS[2], base .. 'log:' .. rid)
   redis.call('PEXPIRE', base .. 'log:' .. rid, life)
 end
 if key ~= '' and not taken then

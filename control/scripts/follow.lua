@@ -1,6 +1,7 @@
 -- An api process begins to follow a request, and reads what it lacks of the log in the same breath.
 -- KEYS 1 request (hash)  2 log (stream)  3 orphans (zset)
 -- ARGV 1 rid  2 api id or '' to look only  3 tenant  4 last seq that it has (int)  5 1 if it wants the params, else 0
+--      6 entries at most (int)
 -- Returns {'OK', {field, value, …} without params, {entries (JSON)}, params (JSON) or '', now (ms)} or {'ABSENT'}.
 --@include clock
 --@include followers
@@ -16,17 +17,20 @@ if was[1] == 'queued' or was[1] == 'running' then
     redis.call('ZREM', KEYS[3], ARGV[1])
   end
 end
-local fields, params, all = {}, '', redis.call('HGETALL', KEYS[1])
-for i = 1, #all, 2 do
-  if all[i] ~= 'params' then
-    fields[#fields + 1] = all[i]
-    fields[#fields + 1] = all[i + 1]
+-- A prompt may be megabytes: it is read only where it is wanted.
+local names, fields, params = {}, {}, ''
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if name ~= 'params' then
+    names[#names + 1] = name
   elseif ARGV[5] == '1' then
-    params = all[i + 1]
+    params = redis.call('HGET', KEYS[1], 'params')
   end
 end
+for i, value in ipairs(redis.call('HMGET', KEYS[1], unpack(names))) do
+  fields[2 * i - 1], fields[2 * i] = names[i], value
+end
 local entries = {}
-for i, logged in ipairs(redis.call('XRANGE', KEYS[2], whole(tonumber(ARGV[4]) + 1) .. '-0', '+')) do
+for i, logged in ipairs(redis.call('XRANGE', KEYS[2], whole(tonumber(ARGV[4]) + 1) .. '-0', '+', 'COUNT', ARGV[6])) do
   entries[i] = logged[2][2]
 end
 return {'OK', fields, entries, params, server_ms()}

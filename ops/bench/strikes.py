@@ -20,7 +20,7 @@ from control.clients import SyncRedis
 from control.clock import now_ms
 from control.connection import connect, run
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
-from control.requests import Enqueue, enqueue, read_log
+from control.requests import Enqueue, enqueue, read_pages
 from control.settings import keeps_standby
 from ops.bench.farm import private_farm
 from ops.bench.phases import Phases, observe, poisoned_at
@@ -112,7 +112,7 @@ def submit(client: SyncRedis, prompt: list[int], length: int = LENGTH) -> str:
 
 
 def log_of(client: SyncRedis, rid: str) -> list[LogEntry]:
-    return run(client, read_log(MODEL, rid, 0))
+    return [entry for page in read_pages(client, MODEL, rid) for entry in page]
 
 
 def log_length(client: SyncRedis, rid: str) -> int:

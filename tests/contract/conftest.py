@@ -12,7 +12,7 @@ import pytest
 
 from control import requests
 from control.clients import SyncRedis
-from control.connection import Call, connect, connect_blocking, run
+from control.connection import Call, connect, connect_blocking, run, run_steps
 from control.keys import ModelKeys
 from control.lease import Lease, acquire
 from control.messages import GenerationRequest, LogEntry, Sampling
@@ -48,7 +48,9 @@ class Farm:
 
     def put(self, rid: str, tenant: str = "t", prompt: int = 3, n: int = 1, **fields: Any) -> Enqueued:
         params = GenerationRequest(prompt=list(range(prompt)), sampling=Sampling(max_tokens=9, n=n))
-        return self.run(requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant=tenant, **fields)))
+        delivered: list[LogEntry] = fields.pop("delivered", [])
+        request = Enqueue(rid=rid, model=MODEL, params=params, tenant=tenant, **fields)
+        return run_steps(self.client, requests.enqueue_again(request, delivered))
 
     def claim(self, lease: Lease, requests_: int = 100, tokens: int = 10_000, adopt: bool = False) -> Claims:
         """What waits; with `adopt` what was delivered before comes first."""

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from control import requests
+from control.connection import run_steps
 from control.errors import IdempotencyConflict, QueueFull, RequestError
 from control.messages import GenerationRequest, Sampling
 from control.requests import Emission, Enqueue
@@ -238,10 +239,21 @@ def test_a_request_that_comes_back_after_a_loss_brings_its_log(farm: Farm) -> No
     assert farm.completion_tokens("a") == 2
 
 
+def test_what_does_not_begin_at_the_first_entry_is_no_log(farm: Farm) -> None:
+    """Nothing is queued with a log that has a gap."""
+    for delivered in ([token(2)], [token(1), token(3)]):
+        with pytest.raises(RequestError, match="without a gap"):
+            farm.put("a", delivered=delivered)
+    assert farm.load("queued") == 0 and farm.client.exists(farm.keys.log("a")) == 0
+
+
 def test_two_apis_bring_back_one_request_and_the_longer_prefix_wins(farm: Farm) -> None:
-    """The second re-enqueue adds only what the first one lacked."""
-    farm.put("a", api="api1", delivered=[token(1, 40)])
-    farm.put("a", api="api2", delivered=[token(1, 40), token(2, 41)])
+    """The second re-enqueue changes nothing; the repair that follows it adds what the first one lacked."""
+    longer = [token(1, 40), token(2, 41)]
+    farm.put("a", api="api1", delivered=longer[:1])
+    farm.put("a", api="api2", delivered=longer)
+    assert [entry.token for entry in farm.look("a").entries] == [40]
+    assert run_steps(farm.client, requests.repair(MODEL, "a", "api2", "t", longer)) == "appended"
     assert [entry.token for entry in farm.look("a").entries] == [40, 41]
     assert farm.field("a", "seq") == "2"
     assert farm.load("queued") == 1
@@ -278,7 +290,7 @@ def test_a_key_comes_back_with_its_request(farm: Farm) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"rid": "a b"}, {"api": "x y"}, {"priority": "urgent"}, {"on_disconnect": "-1"}, {"delivered": [token(2)]}],
+    [{"rid": "a b"}, {"api": "x y"}, {"priority": "urgent"}, {"on_disconnect": "-1"}],
 )
 def test_what_can_not_be_carried_is_refused_by_name(farm: Farm, wrong: dict[str, object]) -> None:
     """Ids with spaces, unknown classes and policies, and a prefix with a gap never reach Redis."""

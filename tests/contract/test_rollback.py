@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from control import requests
+from control.connection import run_steps
 from control.errors import LogConflict, RequestNotFound
 from control.lease import Lease
 from control.messages import LogEntry
@@ -45,7 +46,7 @@ def running(farm: Farm, n: int = 1) -> Lease:
 
 
 def repair(farm: Farm, *entries: LogEntry, api: str = "api1") -> str:
-    return farm.run(requests.repair(MODEL, "a", api, "t", entries))
+    return run_steps(farm.client, requests.repair(MODEL, "a", api, "t", entries))
 
 
 def tokens(farm: Farm) -> list[int | None]:
@@ -194,5 +195,5 @@ def test_a_stranger_repairs_nothing(farm: Farm) -> None:
     running(farm)
     for rid, tenant in (("a", "other"), ("b", "t")):
         with pytest.raises(RequestNotFound):
-            farm.run(requests.repair(MODEL, rid, "api1", tenant, [token(1, 99)]))
+            run_steps(farm.client, requests.repair(MODEL, rid, "api1", tenant, [token(1, 99)]))
     assert tokens(farm) == [41]

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from control import requests
 from control.clients import AsyncRedis, connect, connect_async, connect_blocking
-from control.connection import Call, arun, run, run_all, wait_until_ready
+from control.connection import Call, arun, run, run_all, run_steps, wait_until_ready
 from control.errors import RedisUnavailable, SettingsError
 from control.keys import ModelKeys
 from control.lease import Lease, acquire, holder
@@ -93,7 +93,7 @@ def roll_back_and_repair(url: str, lease: Lease, lag: Callable[[], None], fail_o
         fail_over()
         given = [token(1, 41), token(2, 42), token(3, 43)]
         assert [entry.token for entry in sit_out(lambda: run(client, requests.read_log(MODEL, "a", 0)))] == [41]
-        assert run(client, requests.repair(MODEL, "a", "api1", "t", given)) == "appended"
+        assert run_steps(client, requests.repair(MODEL, "a", "api1", "t", given)) == "appended"
         assert run(client, requests.read_log(MODEL, "a", 0)) == given
         assert sit_out(lambda: read_streams(blocking, {lease.model_keys.bell: "0"}, 10)) != {}
 
