@@ -234,7 +234,7 @@ def test_requests_of_a_replica_that_was_given_up_end_with_its_cause(scene: Agent
         params = GenerationRequest(prompt=[1, 2], sampling=Sampling(max_tokens=9))
         scene.redis.run(requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant="t")))
         if rid == "running":
-            scene.redis.run(requests.claim(held, 1, 100, adopt=False))
+            scene.redis.run(requests.claim(held, 1, 100))
     scene.says(0, pid, words)
     scene.exits(0, REFUSED)
     until(lambda: scene.status().get("state") == "failed", 40.0)
