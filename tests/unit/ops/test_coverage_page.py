@@ -1,4 +1,4 @@
-"""docs/coverage.md names tests that are there, and leaves no row without its state."""
+"""docs/coverage.md and the attacks of docs/reliability.md name tests that are there; no row is without its state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from tests.unit.ops.compose_file import ROOT
 
 PAGE = (ROOT / "docs/coverage.md").read_text()
-ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and not re.match(r"\|[ -]*\|", line)]
+ATTACKS = (ROOT / "docs/reliability.md").read_text().partition("\n## Attacks\n")[2].partition("\n## ")[0]
+ROWS = [line for line in (PAGE + ATTACKS).splitlines() if line.startswith("| ") and not re.match(r"\|[ -]*\|", line)]
 
 
 def named() -> list[tuple[str, str]]:
@@ -31,6 +32,14 @@ def test_every_test_that_it_names_exists(file: str) -> None:
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     assert any(name.startswith("test_") for name in functions)
     assert {test for one, test in named() if one == file} - functions - {"*"} == set()
+
+
+def test_every_attack_has_a_test() -> None:
+    """Each row ends with at least one."""
+    rows = [line for line in ATTACKS.splitlines() if line in ROWS and not line.startswith("| attack ")]
+    assert len(rows) >= 15
+    for row in rows:
+        assert "::" in row.rstrip("| ").rpartition("|")[2], row
 
 
 def test_every_row_has_a_state() -> None:
