@@ -37,8 +37,11 @@ def now_ms() -> float:
     return time.time_ns() / 1e6
 
 
-async def ask(base: Base, user: str, model: str, prompt: str, max_tokens: int, stream: bool) -> Answer:
-    """Never raises for what the server or the network did: that is a measurement too."""
+async def ask(base: Base, user: str, model: str, prompt: str, max_tokens: int, stream: bool, **fields: Any) -> Answer:
+    """Never raises for what the server or the network did: that is a measurement too.
+
+    `user` is a bearer token, "" for none; `fields` are more of the body's.
+    """
     answer = Answer(user, model, sent_ms=now_ms())
     body: dict[str, Any] = {
         "model": model,
@@ -48,10 +51,11 @@ async def ask(base: Base, user: str, model: str, prompt: str, max_tokens: int, s
         # Every request costs the same, whatever the model would like to say.
         "ignore_eos": True,
         "stream": stream,
+        **fields,
     }
     if stream:
         body["stream_options"] = {"include_usage": True}
-    headers = {"content-type": "application/json", "authorization": f"Bearer {user}"}
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {user}"} if user else {})
     try:
         async with asyncio.timeout(LIMIT_S):
             path, data = "/v1/chat/completions", json.dumps(body).encode()

@@ -1,4 +1,7 @@
-"""`furrow bench fairness`: one heavy user beside nine light ones, all with a backlog; what each is served."""
+"""`furrow bench fairness`: one heavy user beside nine light ones, all with a backlog; what each is served.
+
+And how long a small request waits beside users that take all there is: see hogs.py.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from ops.bench.ask import Answer, ask, now_ms
 from ops.bench.client import Base
 from ops.bench.farm import NOBODY_REFUSED, private_farm, say
 from ops.bench.figures import Figure, conclude
+from ops.bench.hogs import beside_hogs
 from ops.bench.machine import describe
 from ops.bench.prompts import prompt
 from ops.bench.stamps import StampCollector
@@ -67,13 +71,30 @@ class Load:
 @click.option("--settle", default=10.0, show_default=True, help="Seconds from an arrival to its window.")
 @click.option("--kv-tokens", default=1024, show_default=True, help="KV memory: it bounds how many run at once.")
 @click.option("--backlog", default=6, show_default=True, help="Requests that each light user keeps on their way.")
-def fairness(seconds: float, settle: float, kv_tokens: int, backlog: int) -> None:
+@click.option("--hog-requests", default=45, show_default=True, help="Requests that a hog sends at once; 0: no hogs.")
+@click.option("--hog-choices", default=128, show_default=True, help="Choices of each of them.")
+@click.option("--times", default=20, show_default=True, help="Small requests beside each hog, one after the other.")
+def fairness(
+    seconds: float, settle: float, kv_tokens: int, backlog: int, hog_requests: int, hog_choices: int, times: int
+) -> None:
     """Measure a private farm (demo, one CPU rank): a heavy user has it alone, nine light ones come, then one more.
 
     A user is a bearer token. Counted are prompt and generated tokens, as the turns count them. The heavy user has ten
-    times the light ones' requests on their way, each of them longer.
+    times the light ones' requests on their way, each of them longer. With --seconds 0 this part is left out.
+
+    Then a small request is measured, again and again, beside hogs: users who send more than the leader has places or
+    memory for, in many choices, long answers or long prompts. Its first token must come within 2 s.
     """
     click.echo(describe())
+    figures = by_turns(seconds, settle, kv_tokens, backlog) if seconds else []
+    if hog_requests:
+        spec = ModelSpec(name=MODEL, source=model_source("demo"), devices=["cpu"])
+        figures += beside_hogs(spec, hog_requests, hog_choices, times)
+    conclude(figures)
+
+
+def by_turns(seconds: float, settle: float, kv_tokens: int, backlog: int) -> list[Figure]:
+    """What each user is served. Raises FurrowError."""
     spec = ModelSpec(name=MODEL, source=model_source("demo"), devices=["cpu"], kv_tokens=kv_tokens)
     # The backlog is the point here, so nobody is refused for it.
     with private_farm(spec, (1,), *NOBODY_REFUSED) as (url, redis_url, _):
@@ -92,7 +113,7 @@ def fairness(seconds: float, settle: float, kv_tokens: int, backlog: int) -> Non
             Figure(f"{title}: least of a light user", 100 * min(light) / equal, 100 * SHARE, "%", at_least=True),
             Figure(f"{title}: most of a light user", 100 * max(light) / equal, 100 * (2 - SHARE), "%"),
         ]
-    conclude(figures)
+    return figures
 
 
 async def drive(base: Base, redis_url: str, seconds: float, settle: float, backlog: int) -> Load:

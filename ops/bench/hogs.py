@@ -1,0 +1,130 @@
+"""Part of `furrow bench fairness`: how long a small request waits for its first token beside users who take all."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import click
+
+from control.connection import connect
+from control.errors import FurrowError
+from control.messages import ModelSpec
+from control.requests import open_requests
+from ops.bench.ask import Answer, ask
+from ops.bench.client import Base
+from ops.bench.farm import NOBODY_REFUSED, private_farm, say
+from ops.bench.figures import Figure
+from ops.bench.prompts import prompt
+from ops.bench.summary import summarise
+
+LIMIT_MS = 2000.0
+OTHER = "other"
+TOKENS = 2
+"""Of each answer that is measured."""
+TAKE_S = 3.0
+"""From a hog's first token on it takes what it can for so long, before anything is measured."""
+PATIENCE_S = 120.0
+POLL_S = 0.2
+MOST = 1000
+
+
+@dataclass(frozen=True)
+class Hog:
+    """Sends all its requests at once and waits for none."""
+
+    user: str
+    """A bearer token; "" for none."""
+    requests: int
+    choices: int
+    prompt_bytes: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Who takes all, and the classes in which the other one asks meanwhile."""
+
+    title: str
+    hogs: tuple[Hog, ...]
+    priorities: tuple[str, ...] = ("normal",)
+
+
+def scenes(requests: int, choices: int) -> list[Scene]:
+    many = Hog("hog", requests, choices, 48, 2000)
+    return [
+        Scene(f"{requests} requests of {choices} choices", (many,), ("high", "normal", "low")),
+        Scene("the same without a key", (Hog("", requests, choices, 48, 2000),)),
+        Scene("two such hogs", (many, Hog("second", requests, choices, 48, 2000))),
+        Scene("long answers, all memory", (Hog("hog", 300, 1, 800, 12_000),)),
+        Scene("long prompts", (Hog("hog", 300, 1, 12_000, 200),)),
+    ]
+
+
+def beside_hogs(spec: ModelSpec, requests: int, choices: int, times: int) -> list[Figure]:
+    """Run every scene on one private farm. Raises FurrowError."""
+    figures = list[Figure]()
+    with private_farm(spec, (1,), *NOBODY_REFUSED) as (url, redis_url, _):
+        for scene in scenes(requests, choices):
+            say(f"{scene.title}: measuring")
+            figures += asyncio.run(play(scene, Base.of(url), redis_url, spec.name, times))
+    return figures
+
+
+async def play(scene: Scene, base: Base, redis_url: str, model: str, times: int) -> list[Figure]:
+    """Let the hogs come, measure the other one's answers one after the other, and let the hogs leave."""
+    turns, running = itertools.count(), list[asyncio.Task[Answer]]()
+    client = connect(redis_url)
+
+    def begun() -> bool:
+        return any(one.completion_tokens for one in open_requests(client, model, MOST))
+
+    def over() -> bool:
+        return not open_requests(client, model, MOST)
+
+    try:
+        for hog in scene.hogs:
+            for _ in range(hog.requests):
+                text = prompt(next(turns), hog.prompt_bytes)
+                asked = ask(base, hog.user, model, text, hog.max_tokens, stream=False, n=hog.choices)
+                running.append(asyncio.create_task(asked))
+        await _until(begun)
+        await asyncio.sleep(TAKE_S)
+        figures = list[Figure]()
+        for priority in scene.priorities:
+            answers = list[Answer]()
+            for _ in range(times):
+                text = prompt(next(turns), 48)
+                answers.append(await ask(base, OTHER, model, text, TOKENS, stream=True, priority=priority))
+            figures += figures_of(f"{scene.title}, {priority}", answers, [task for task in running if task.done()])
+        return figures
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await _until(over)
+        client.close()
+
+
+def figures_of(title: str, answers: list[Answer], ended: list[asyncio.Task[Answer]]) -> list[Figure]:
+    """The slowest first token; and that the hogs were there all the while, and every answer was whole."""
+    failed = [answer.error for answer in answers if answer.error is not None]
+    waits = [answer.first_ms - answer.sent_ms for answer in answers if answer.first_ms is not None]
+    if waits:
+        summary = summarise(waits)
+        click.echo(f"{title}: first token p50 {summary.p50:.0f} ms, max {summary.max:.0f} ms of {summary.count}")
+    return [
+        Figure(f"{title}: first token", max(waits, default=float("inf")), LIMIT_MS, "ms"),
+        Figure(f"{title}: failed or hog gone", len(failed) + len(ended), 0),
+    ]
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Raises ModelUnavailable where the condition does not come true."""
+    for _ in range(round(PATIENCE_S / POLL_S)):
+        if await asyncio.to_thread(condition):
+            return
+        await asyncio.sleep(POLL_S)
+    raise FurrowError(f"the load did not come to its place within {PATIENCE_S:.0f} s")
