@@ -48,6 +48,9 @@ SETTLE_TOKENS = 256
 USAGE_MS = 400 * 86_400_000
 """How long a day's usage can be read."""
 
+CHOICE_TOKENS = 64
+"""Prompt tokens that each further choice of a request is charged at most: it begins with what the first computed."""
+
 GROUP = "leaders"
 """The consumer group on every queue; a consumer is a replica id, stable over epochs."""
 CLASSES = ("high", "normal", "low")

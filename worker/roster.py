@@ -20,7 +20,7 @@ from worker.reading import Reading
 from worker.running import RunningRequest
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
-from worker.scheduling.sequence import Sequence
+from worker.scheduling.sequence import Flow, Sequence
 
 log = structlog.get_logger()
 
@@ -60,13 +60,18 @@ class Roster:
     # --- coming in --------------------------------------------------------------------------------------------------
 
     def claim(self) -> Call[Claims]:
-        """Ask for what there is room for and prefill will soon come to; for nothing while adopted logs are read."""
-        scheduler = self._scheduler
+        """Ask for what there is room for and prefill will soon come to, and for what others give way to; for nothing
+        while adopted logs are read."""
+        scheduler, room, tokens = self._scheduler, 0, 0
+        guests, flows = 0, list[Flow]()
         ahead = AHEAD_STEPS * scheduler.token_budget - scheduler.backlog
-        room, tokens = (0, 0) if self.isolation.active or self.draining or self.reading else scheduler.room()
+        if not (self.isolation.active or self.draining or self.reading):
+            room, tokens = scheduler.room()
+            guests, flows = scheduler.guests(idle=room if ahead <= 0 and tokens else 0)
         if not scheduler.has_work:
             tokens = requests.ANY_TOKENS  # a head that can never fit is then refused instead of blocking its queue
-        return requests.claim(self._lease, room, tokens, ahead_tokens=max(0, ahead), skip=self._skip)
+        sated = [f"{flow.priority} {flow.tenant}" for flow in flows]
+        return requests.claim(self._lease, room, tokens, max(0, ahead), self._skip, guests, sated)
 
     def claim_along(self) -> Call[Claims] | None:
         """What to claim together with an offer: nothing where nothing waited at the last one."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from control.connection import Call
 from control.keys import ReplicaKeys
 from control.lease import Lease, granted
+from control.messages import encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,19 @@ ANY_TOKENS = 1 << 40
 
 
 def claim(
-    lease: Lease, room_requests: int, room_tokens: int, ahead_tokens: int = ANY_TOKENS, skip: int = 0
+    lease: Lease,
+    room_sequences: int,
+    room_tokens: int,
+    ahead_tokens: int = ANY_TOKENS,
+    skip: int = 0,
+    guests: int = 0,
+    sated: Sequence[str] = (),
 ) -> Call[Claims]:
     """Take waiting requests while they fit: classes in order, then the tenant that was served least.
+
+    Each choice of a request takes room. A request is taken where its first choice fits, and the others wait for theirs
+    at the leader. Where nothing more fits, up to `guests` requests are taken of flows that are not `sated` ("class
+    tenant" each): the leader takes places for them from the flows that have more than their share.
 
     The head of a queue that does not fit stops the claim, so that nothing small overtakes it for ever. After
     `ahead_tokens` prompt tokens no further request is taken: what a leader can't prefill soon is better off in the
@@ -70,8 +82,8 @@ def claim(
     Lost, Fenced or Poisoned.
     """
     keys, model = lease.keys, lease.model_keys
-    args = (lease.token, model.base, lease.replica, secrets.token_hex(8), room_requests, room_tokens)
-    args += (ahead_tokens, lease.weights, skip)
+    args = (lease.token, model.base, lease.replica, secrets.token_hex(8), room_sequences, room_tokens)
+    args += (ahead_tokens, lease.weights, skip, guests, encode(list(sated)))
 
     def parse(reply: list[Any]) -> Claims:
         bell, requests, more, skip = granted(reply)

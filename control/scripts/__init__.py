@@ -35,6 +35,7 @@ _CONSTANTS = (
     "SUSPECTS_MS",
     "TRIAL_MS",
     "GROUP",
+    "CHOICE_TOKENS",
     "CLASSES",
     "PASSED_OVER",
     "HAND_OUT",

@@ -1,10 +1,12 @@
--- A leader takes waiting requests that it has room for.
+-- A leader takes waiting requests that it has room for. Beyond that it takes guests: requests of flows (class and tenant)
+-- that have less than their share of the leader's places, and for which it takes places from those that have more.
 -- KEYS 1 lock (string)  2 epoch (string)  3 poison (hash)  4 the replica's last claim (string)  5 bell (stream)
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id (the consumer)  4 id of this call, any text
---      5 room for requests (int)  6 room for prompt tokens (int)
+--      5 room for sequences (int)  6 room for prompt tokens (int)
 --      7 prompt tokens after which no further request is taken (int)
 --      8 fingerprint of the leader's weights, or '': what began with others is not taken
 --      9 tenants of each class to skip, whose requests all began with other weights (int)
+--      10 guests beyond the room (int)  11 flows that are no guests (JSON): ["class tenant", …]
 -- Returns {'OK', last id of the bell, {{rid, tenant, class, attempts, deadline, seq, open choices, ms}, …},
 --      1 where another call may find more at once, else 0, tenants to skip at the next call},
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
@@ -24,7 +26,12 @@
 --@include claimed
 local token, base, replica = ARGV[1], ARGV[2], ARGV[3]
 local room, room_tokens, ahead = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local weights, skip = ARGV[8], tonumber(ARGV[9])
+local weights, skip, guests = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
+local sated, most_sated = {}, 0 -- flows that are no guests
+local crowded = false -- whether only guests are taken
+for _, flow in ipairs(cjson.decode(ARGV[11])) do
+  sated[flow], most_sated = true, most_sated + 1
+end
 local refused = fence(token) or poisoned(token)
 if refused then
   return refused
@@ -42,13 +49,18 @@ local looks, gone = HAND_OUT, 0
 local PASSES, PASSED_QUEUES = 16, 8
 local passes, passed, passed_queues = {}, {}, 0
 
+-- Whether there is room for the first choice of a request; the others may follow it one by one.
+local function fits(tokens)
+  return crowded or tokens <= room_tokens
+end
+
 -- Take the head of a tenant's queue. Returns false when it does not fit: then nothing behind it goes first. A head that
 -- began with other weights goes to the end of its queue, once.
 local function take_head(class, tenant, entry)
   local queue, id, rid = base .. 'queue:' .. class .. ':' .. tenant, entry[1], entry[2][2]
   local tokens, req = tonumber(entry[2][4]), base .. 'req:' .. rid
   local f = redis.call('HMGET', req, 'state', 'deadline')
-  if f[1] == 'queued' and now < tonumber(f[2]) and tokens > room_tokens then
+  if f[1] == 'queued' and now < tonumber(f[2]) and not fits(tokens) then
     return false
   end
   local others = f[1] == 'queued' and now < tonumber(f[2]) and other_weights(base, rid, weights)
@@ -74,10 +86,16 @@ local function take_head(class, tenant, entry)
     note_weights(base, rid, weights)
     redis.call('HINCRBY', req, 'attempts', 1)
     count_out(base, class, tokens)
-    charge(base, class, tenant, tokens)
+    local handed = describe(base, rid)
+    local open = tonumber(handed[7])
+    local fed = tokens + (open - 1) * math.min(tokens, CHOICE_TOKENS)
+    charge(base, class, tenant, fed)
     redis.call('ZADD', running_on(base, replica), 0, place_of(rid, class, id, tenant))
-    claimed[#claimed + 1] = describe(base, rid)
-    room, room_tokens, ahead = room - 1, room_tokens - tokens, ahead - tokens
+    claimed[#claimed + 1] = handed
+    room, room_tokens, ahead = room - open, room_tokens - open * tokens, ahead - fed
+    if crowded then
+      guests, sated[class .. ' ' .. tenant], most_sated = guests - 1, true, most_sated + 1
+    end
   end
   return true
 end
@@ -86,14 +104,16 @@ end
 local function next_tenant(class)
   local turns, removed = base .. 'turns:' .. class, true
   while removed and looks > 0 do
-    local order = redis.call('ZRANGE', turns, skip, skip + passed_queues, 'WITHSCORES')
+    local last = skip + passed_queues + (crowded and most_sated or 0)
+    local order = redis.call('ZRANGE', turns, skip, last, 'WITHSCORES')
     removed = false
     for i = 1, #order, 2 do
       local queue = base .. 'queue:' .. class .. ':' .. order[i]
-      local head = not passed[queue] and peek(queue)
+      local full = passed[queue] or (crowded and sated[class .. ' ' .. order[i]])
+      local head = not full and peek(queue)
       if head then
         return {class = class, tenant = order[i], served = order[i + 1], head = head}
-      elseif not passed[queue] then
+      elseif not full then
         redis.call('ZREM', turns, order[i])
         removed, looks = true, looks - 1
       end
@@ -128,14 +148,23 @@ local function count_passed(class)
   end
 end
 
-while room > 0 and ahead > 0 and looks > 0 and passed_queues < PASSED_QUEUES do
-  looks = looks - 1
-  local here, before = next_in_order(), #claimed
-  if not here or not take_head(here.class, here.tenant, here.head) then
+while looks > 0 and passed_queues < PASSED_QUEUES do
+  crowded = crowded or room <= 0 or ahead <= 0
+  if crowded and guests <= 0 then
     break
   end
+  looks = looks - 1
+  local here, before = next_in_order(), #claimed
+  if not here then
+    break
+  end
+  if not take_head(here.class, here.tenant, here.head) then
+    crowded = true -- nothing that needs room goes before it
+  end
   if #claimed > before then
-    note_turn(base, here.class, here.served)
+    if not crowded then
+      note_turn(base, here.class, here.served)
+    end
     count_passed(here.class)
   end
   if waiting_in(base .. 'queue:' .. here.class .. ':' .. here.tenant) == 0 then

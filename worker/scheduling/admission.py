@@ -125,11 +125,8 @@ class Admission:
             )
         return self._snapshot
 
-    def guests(self) -> tuple[int, list[Flow]]:
-        """How many requests of other flows would get places that are taken now, and the flows that would get none.
-
-        These have their share, or something that waits for a place or for its prefill.
-        """
+    def guests(self, idle: int) -> tuple[int, list[Flow]]:
+        """See Scheduler.guests."""
         self._snapshot = None
         shares = self.shares()
         if any(not shares.sated(flow) for flow in self.waiting.flows):
@@ -137,7 +134,7 @@ class Admission:
         busy = {one.flow for one in self._running.values() if one.state is SequenceState.PREFILL}
         busy.update(self.waiting.flows)
         sated = [flow for flow in shares.flows if flow in busy or shares.sated(flow)]
-        return min(MOST_GUESTS, shares.to_spare()), sated
+        return min(MOST_GUESTS, shares.to_spare() + idle), sated
 
     def _next_head(self, closed: set[Flow]) -> Sequence | None:
         """The waiting sequence that gets the next place."""

@@ -76,12 +76,11 @@ class Scheduler:
         requests = self._max_sequences - len(self._running) - len(self._waiting)
         return max(0, requests), max(0, self._account.free - waiting - growth)
 
-    def guests(self) -> tuple[int, list[Flow]]:
-        """How many requests of other flows would get places that are taken now, and the flows that would get none.
-
-        These have their share, or something that waits for a place or for its prefill.
+    def guests(self, idle: int = 0) -> tuple[int, list[Flow]]:
+        """How many requests of other flows would get a place that another flow gives up, or one of the `idle` ones; and
+        the flows that would get none: those that have their share, or something that waits or is being fed.
         """
-        return self._admission.guests()
+        return self._admission.guests(idle)
 
     @property
     def backlog(self) -> int:

@@ -55,10 +55,18 @@ class LeaderScene:
         self.thread.join(40)
         assert not self.thread.is_alive() and self.ended == []
 
-    def ask(self, rid: str, prompt: list[int] | None = None, cache_salt: str = "", **sampling: Any) -> None:
+    def ask(
+        self,
+        rid: str,
+        prompt: list[int] | None = None,
+        cache_salt: str = "",
+        tenant: str = "t",
+        priority: str = "normal",
+        **sampling: Any,
+    ) -> None:
         fields = {"max_tokens": LONG, "temperature": 0.0} | sampling
         params = GenerationRequest(prompt=prompt or PROMPT, sampling=Sampling(**fields), cache_salt=cache_salt)
-        call = requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant="t"))
+        call = requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant=tenant, priority=priority))
         self.redis.run(call)
 
     def log(self, rid: str) -> list[LogEntry]:
