@@ -42,5 +42,5 @@ def conclude(figures: Sequence[Figure]) -> None:
 
 
 def _number(value: float, unit: str) -> str:
-    text = f"{value:.0f}" if value == int(value) else f"{value:.2f}"
+    text = f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"
     return f"{text} {unit}".rstrip()

@@ -65,16 +65,20 @@ def scenes(requests: int, choices: int) -> list[Scene]:
 
 def beside_hogs(spec: ModelSpec, requests: int, choices: int, times: int) -> list[Figure]:
     """Run every scene on one private farm. Raises FurrowError."""
-    figures = list[Figure]()
+    figures, failed = list[Figure](), 0
     with private_farm(spec, (1,), *NOBODY_REFUSED) as (url, redis_url, _):
         for scene in scenes(requests, choices):
             say(f"{scene.title}: measuring")
-            figures += asyncio.run(play(scene, Base.of(url), redis_url, spec.name, times))
-    return figures
+            found, lost = asyncio.run(play(scene, Base.of(url), redis_url, spec.name, times))
+            figures, failed = figures + found, failed + lost
+    return [*figures, Figure("small requests that failed, or had no hog", failed, 0)]
 
 
-async def play(scene: Scene, base: Base, redis_url: str, model: str, times: int) -> list[Figure]:
-    """Let the hogs come, measure the other one's answers one after the other, and let the hogs leave."""
+async def play(scene: Scene, base: Base, redis_url: str, model: str, times: int) -> tuple[list[Figure], int]:
+    """Let the hogs come, measure the other one's answers one after the other, and let the hogs leave.
+
+    The figures, and how many answers failed or came while a hog had ended.
+    """
     turns, running = itertools.count(), list[asyncio.Task[Answer]]()
     client = connect(redis_url)
 
@@ -92,14 +96,15 @@ async def play(scene: Scene, base: Base, redis_url: str, model: str, times: int)
                 running.append(asyncio.create_task(asked))
         await _until(begun)
         await asyncio.sleep(TAKE_S)
-        figures = list[Figure]()
+        figures, failed = list[Figure](), 0
         for priority in scene.priorities:
             answers = list[Answer]()
             for _ in range(times):
                 text = prompt(next(turns), 48)
                 answers.append(await ask(base, OTHER, model, text, TOKENS, stream=True, priority=priority))
-            figures += figures_of(f"{scene.title}, {priority}", answers, [task for task in running if task.done()])
-        return figures
+            figures.append(first_tokens(f"{scene.title}, {priority}", answers))
+            failed += sum(answer.error is not None for answer in answers)
+        return figures, failed + sum(task.done() for task in running)
     finally:
         for task in running:
             task.cancel()
@@ -108,21 +113,17 @@ async def play(scene: Scene, base: Base, redis_url: str, model: str, times: int)
         client.close()
 
 
-def figures_of(title: str, answers: list[Answer], ended: list[asyncio.Task[Answer]]) -> list[Figure]:
-    """The slowest first token; and that the hogs were there all the while, and every answer was whole."""
-    failed = [answer.error for answer in answers if answer.error is not None]
+def first_tokens(title: str, answers: list[Answer]) -> Figure:
+    """The slowest of them."""
     waits = [answer.first_ms - answer.sent_ms for answer in answers if answer.first_ms is not None]
     if waits:
         summary = summarise(waits)
         click.echo(f"{title}: first token p50 {summary.p50:.0f} ms, max {summary.max:.0f} ms of {summary.count}")
-    return [
-        Figure(f"{title}: first token", max(waits, default=float("inf")), LIMIT_MS, "ms"),
-        Figure(f"{title}: failed or hog gone", len(failed) + len(ended), 0),
-    ]
+    return Figure(f"{title}: first token", max(waits, default=float("inf")), LIMIT_MS, "ms")
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    """Raises ModelUnavailable where the condition does not come true."""
+    """Raises FurrowError where the condition does not come true."""
     for _ in range(round(PATIENCE_S / POLL_S)):
         if await asyncio.to_thread(condition):
             return
