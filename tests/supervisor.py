@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = """
 import signal, socket, subprocess, sys, time
 from worker.supervision import supervisor
+from worker.supervision.limits import Limits
 
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
@@ -44,7 +45,7 @@ class Served(supervisor.HostSupervisor):
 
 supervisor.TICK_S = 0.02
 supervisor.SILENT_S = float("inf")
-sys.exit(Served([], supervisor.Limits(absent_s=float("inf"), stop_s=0.0)).run())
+sys.exit(Served([], Limits(absent_s=float("inf"), stop_s=0.0)).run())
 """
 
 

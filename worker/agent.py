@@ -7,8 +7,6 @@ adopts them when this one dies.
 from __future__ import annotations
 
 import os
-import queue
-from collections import deque
 
 import msgspec
 import psutil
@@ -22,13 +20,13 @@ from control.messages import Assignment
 from control.outage import outage
 from control.placement import Host
 from worker.contact import Contact
-from worker.exits import REFUSED, STOPPED, describe, poison_kind
 from worker.models.preparation import Preparations
 from worker.planner import Planner
-from worker.replica import DeathNotice, Exit, Failure, ReplicaProcesses
+from worker.replica import ReplicaProcesses
 from worker.standby import Standby
 from worker.supervision.adoption import adopt_replicas, adopt_standby, record_key
 from worker.supervision.client import SupervisorClient
+from worker.supervision.rank_exits import RankExits
 from worker.supervision.record import record_of
 from worker.watch import Watch
 
@@ -58,10 +56,9 @@ class Agent:
         self._preparing = Preparations(client, self._report)
         self._refused: dict[Place, tuple[int, str]] = {}
         """Revisions that no process was started for, and why."""
-        self._exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
         self._watches: dict[Place, Watch] = {}
+        self._exits = RankExits(client, supervisor, host.id, self._replicas, self._watches, self._report)
         self._standby = standby
-        self._untold: deque[DeathNotice] = deque()
         self._contact = Contact()
         self._planner = Planner(client, lambda model, replica, why: self._report(model, replica, "unplaceable", why))
         self.stopping = False
@@ -83,9 +80,7 @@ class Agent:
             except Exception:  # the agent must survive what nobody foresaw: it is the one that restarts the others
                 log.exception("a turn of the agent failed")
             try:
-                self._on_exit(self._exits.get(timeout=TICK_S))
-            except queue.Empty:
-                pass
+                self._exits.wait(TICK_S)
             except RedisUnavailable as error:  # it is reported when Redis is back
                 outage.waits(LOOP, error)
         self._preparing.close()
@@ -103,7 +98,7 @@ class Agent:
 
     def _processes(self, assignment: Assignment, folder: str) -> ReplicaProcesses:
         host, url = self._host.id, self._redis_url
-        return ReplicaProcesses(assignment, folder, host, url, self._supervisor, self._exits, self._standby)
+        return ReplicaProcesses(assignment, folder, host, url, self._supervisor, self._exits.queue, self._standby)
 
     def _record(self) -> None:
         """Tell the supervisor what the next agent must know."""
@@ -111,9 +106,7 @@ class Agent:
             self._supervisor.keep(record_key(place), record_of(replica, self._watches[place].seen))
 
     def _tick(self) -> None:
-        while self._untold:
-            self._tell(self._untold[0])
-            self._untold.popleft()
+        self._exits.tell_late()
         if self.stopping:
             for replica in self._replicas.values():
                 replica.stop(host_leaves=True)
@@ -210,69 +203,6 @@ class Agent:
         farm.remove_assignment(self._client, self._host.id, *replica.place)
         health.clear_status(self._client, *replica.place)
         log.info("stopped", model=replica.place[0], replica=replica.place[1])
-
-    # --- exits ------------------------------------------------------------------------------------------------------
-
-    def _on_exit(self, exit: Exit) -> None:
-        """A process ended: plan the next life, and tell the farm at once."""
-        replica = self._replicas.get(exit.place)
-        if replica is None or not replica.ended(exit) or exit.pid in replica.outdated:
-            self._supervisor.forget(exit.pid)
-            return
-        killed_for = replica.killed.pop(exit.pid, None)
-        what = f"rank {exit.rank} (pid {exit.pid}) {describe(exit.status)}"
-        if replica.draining and exit.status == STOPPED:
-            replica.stop()  # its leader has finished, and the others with it
-        if replica.failed is not None or (replica.stopping and exit.status == STOPPED):
-            log.info("rank ended", model=exit.place[0], rank=exit.rank, status=what)
-            self._free_lock(replica, exit)
-            self._supervisor.forget(exit.pid)
-            return
-        log.error("rank died", model=exit.place[0], replica=exit.place[1], rank=exit.rank, status=what)
-        given_up = exit.status == REFUSED or not replica.pause()
-        try:
-            # The epoch of now may be a later one than that in which a rank died while there was no agent.
-            past = self._watches[exit.place].seen_in(exit.pid) if exit.past else None
-            epoch = health.read_epoch(self._client, *exit.place) if past is None else past
-            self._tell(DeathNotice(exit, what, epoch, given_up, killed_for))
-        except RedisUnavailable:  # later the farm may be in another epoch: accuse only the one that the process was in
-            epoch = self._watches[exit.place].seen_in(exit.pid)
-            self._untold.append(DeathNotice(exit, what, epoch, given_up, killed_for))
-            raise
-
-    def _tell(self, notice: DeathNotice) -> None:
-        """Poison the epoch, free a dead leader's lock, and say what happens next. May be repeated."""
-        exit, (model, name) = notice.exit, notice.exit.place
-        replica, kind = self._replicas[exit.place], poison_kind(exit.status)
-        said = (
-            run(self._client, health.end_reason(model, name, exit.rank, self._host.id, exit.pid)) or notice.killed_for
-        )
-        what = f"{notice.what}: {said}" if said else notice.what
-        if said:
-            log.error("the reason of a rank's end", model=model, replica=name, rank=exit.rank, reason=said)
-        health.write_poison(self._client, model, name, notice.epoch, exit.rank, kind, what)
-        self._free_lock(replica, exit)
-        replica.note(exit.rank, Failure(what, explained=said is not None, outside=kind == "exited"))
-        if not notice.given_up:
-            state = "draining" if replica.draining else "backoff" if replica.attempts > 1 else "running"
-            self._report(model, name, state, replica.cause, replica.assignment)
-        elif exit.status == REFUSED:
-            self._give_up(replica, said or what)
-        else:
-            self._give_up(replica, f"{replica.cause}; tried {replica.attempts} times without being ready")
-        self._supervisor.forget(exit.pid)
-
-    def _free_lock(self, replica: ReplicaProcesses, exit: Exit) -> None:
-        """Release what a leader that ended held, if nobody leads since."""
-        holder = run(self._client, lease.holder(*exit.place)) if exit.rank == 0 else None
-        if holder is not None and holder.rpartition(":")[0] == replica.owner(exit.pid):
-            run(self._client, lease.release_token(*exit.place, holder))
-
-    def _give_up(self, replica: ReplicaProcesses, why: str) -> None:
-        """Failed after back-off: the ranks that are left end, the model answers 503 with this reason."""
-        replica.give_up(why)
-        self._report(*replica.place, "failed", why, replica.assignment)
-        log.error("gave the replica up", model=replica.place[0], replica=replica.place[1], error=why)
 
     def _follow_other_hosts(self, replica: ReplicaProcesses) -> None:
         """A replica that one of its hosts gave up is given up on all; it starts over where another gets that part."""

@@ -6,22 +6,8 @@ import os
 import sys
 
 from control.process import die_with_parent, name_process
-from worker.supervision.supervisor import HostSupervisor, Limits
-
-ABSENT_VARIABLE = "FURROW_AGENT_ABSENT"
-"""Seconds without an agent after which the host's ranks end."""
-
-
-def limits_from_environment() -> Limits:
-    """Raises ValueError for a number that is none, or not positive."""
-    text = os.environ.get(ABSENT_VARIABLE) or str(Limits.absent_s)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise ValueError(f"{ABSENT_VARIABLE}={text!r} is not a positive number of seconds")
-    return Limits(absent_s=seconds)
+from worker.supervision.limits import limits_from_environment
+from worker.supervision.supervisor import HostSupervisor
 
 
 def main() -> int:

@@ -15,12 +15,12 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from worker.exits import describe
 from worker.supervision.children import Children
+from worker.supervision.limits import Limits
 from worker.supervision.link import Link
 from worker.supervision.retreat import Retreat
 from worker.supervision.say import say
@@ -37,16 +37,6 @@ REPLACE_S = 10.0
 """For an agent that is to be replaced to leave by itself."""
 GAP_S = 5.0
 """If the supervisor itself did not run for so long, nobody's silence counts."""
-
-
-@dataclass
-class Limits:
-    """The times that an operator or a test may set."""
-
-    absent_s: float = 60.0
-    """Without a working agent for so long the host's ranks end."""
-    stop_s: float = 85.0
-    """For everything to end after SIGTERM, before it is killed."""
 
 
 class HostSupervisor:
@@ -193,8 +183,8 @@ class HostSupervisor:
                 self._agent = subprocess.Popen(self._command, env=environment, stdin=theirs)
         except OSError as error:
             ours.close()
-            self._pause(time.monotonic())
-            say("error", "the agent can't be started", error=str(error), action="agent_start")
+            pause = self._pause(time.monotonic())
+            say("error", "the agent can't be started", error=str(error), again_in_s=pause, action="agent_start")
             return
         say("info", "agent started", pid=self._agent.pid, action="agent_start")
         self.attach(ours)
@@ -229,17 +219,9 @@ class HostSupervisor:
         if self._stop_by is None:
             self._retreat = None  # an agent is there: it decides
         op = request["op"]
-        if op == "spawn":
-            arguments = request["argv"], request["env"], request["tag"], Ending(*request["ending"])
+        if op in ("spawn", "give"):
             try:
-                pid = self._children.spawn(*arguments, request["channel"])
-                link.send({"event": "answer", "id": request["id"], "pid": pid})
-            except OSError as error:
-                link.send({"event": "answer", "id": request["id"], "error": str(error)})
-        elif op == "give":
-            try:
-                self._children.give(request["pid"], request["line"], request["tag"], Ending(*request["ending"]))
-                link.send({"event": "answer", "id": request["id"], "pid": request["pid"]})
+                link.send({"event": "answer", "id": request["id"], "pid": self._start(request)})
             except OSError as error:
                 link.send({"event": "answer", "id": request["id"], "error": str(error)})
         elif op == "signal":
@@ -252,6 +234,14 @@ class HostSupervisor:
                 del self._kept[request["key"]]
         elif op != "alive":
             raise LookupError(f"unknown op {op!r}")
+
+    def _start(self, request: dict[str, Any]) -> int:
+        """Start a process, or give a standby its duty; the pid. Raises OSError."""
+        tag, ending = request["tag"], Ending(*request["ending"])
+        if request["op"] == "spawn":
+            return self._children.spawn(request["argv"], request["env"], tag, ending, request["channel"])
+        self._children.give(request["pid"], request["line"], tag, ending)
+        return request["pid"]
 
     def _relay(self, pid: int) -> None:
         for line in self._children.hear(pid):

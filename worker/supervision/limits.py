@@ -1,0 +1,31 @@
+"""The times of a host's supervisor that an operator or a test may set."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+ABSENT_VARIABLE = "FURROW_AGENT_ABSENT"
+"""Seconds without an agent after which the host's ranks end."""
+
+
+@dataclass
+class Limits:
+    """In seconds."""
+
+    absent_s: float = 60.0
+    """Without a working agent for so long the host's ranks end."""
+    stop_s: float = 85.0
+    """For everything to end after SIGTERM, before it is killed."""
+
+
+def limits_from_environment() -> Limits:
+    """Raises ValueError for a number that is none, or not positive."""
+    text = os.environ.get(ABSENT_VARIABLE) or str(Limits.absent_s)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(f"{ABSENT_VARIABLE}={text!r} is not a positive number of seconds")
+    return Limits(absent_s=seconds)
