@@ -25,8 +25,7 @@ end
 -- that crashed which had not got on. So a judgement that no leader has made yet is anticipated.
 local function suspected(base, replica, text, poisons)
   local found, docket = {}, cjson.decode(text)
-  local crashed = next(docket.tried or {}) and ended_by_poison(poisons, docket.epoch)
-  local goals = crashed and docket.tried or {}
+  local goals = ended_by_poison(poisons, docket.epoch) and docket.tried or {}
   for _, list in ipairs({docket.guilty or {}, docket.rest or {}}) do
     for _, rid in ipairs(list) do
       goals[rid] = math.huge

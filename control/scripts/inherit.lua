@@ -30,6 +30,7 @@ if redis.call('HEXISTS', KEYS[3], heirloom) == 1 then
   return {'OK', 'inherited'} -- the same call again
 end
 if #suspects == 0 then
+  redis.call('HDEL', KEYS[3], other) -- all that it named has got on, ended, or is another's by now
   return {'OK', 'free'}
 end
 local holder = redis.call('GET', KEYS[4])

@@ -2,7 +2,8 @@
 -- epoch moves on, so that its leader, should it wake, is fenced.
 -- KEYS 1 its lock (string)  2 its epoch (string)  3 replicas (hash)  4 weights (hash)
 -- ARGV 1 the model's base key  2 the replica's base key  3 replica id
--- Returns {the number of requests that wait again, 1 while there are more}, or {-1, 0} while it holds its lock.
+-- Returns {the number of requests that wait again, 1 while there are more}, or {-1, 0} while it holds its lock, or while
+--      another replica may inherit what it suspects: back in the queue that could crash every replica.
 -- At most HAND_OUT requests a call; the replica is forgotten with the last.
 --@include clock
 --@include bell
@@ -12,6 +13,21 @@
 --@include requeue
 local base, replica = ARGV[1], ARGV[3]
 if redis.call('EXISTS', KEYS[1]) == 1 then
+  return {-1, 0}
+end
+
+local function another_leads()
+  for _, name in ipairs(redis.call('HKEYS', KEYS[3])) do
+    if name ~= replica and redis.call('EXISTS', base .. name .. ':lock') == 1 then
+      return true
+    end
+  end
+  return false
+end
+
+local state = redis.call('HGET', ARGV[2] .. 'status', 'state')
+local heirs = state == 'failed' or state == 'unplaceable'
+if heirs and redis.call('HEXISTS', base .. 'docket', replica) == 1 and another_leads() then
   return {-1, 0}
 end
 local returned = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
+import msgspec
 
 from control import catalog, logs
 from control.cli.options import DTYPES, build_spec, connect_to_farm, redis_option
@@ -25,10 +27,11 @@ from ops.chaos.load import Load
 from ops.chaos.prompts import questions
 from ops.chaos.replicated import TOPOLOGIES
 from ops.chaos.run import Struck, strike_all
-from ops.chaos.sabotage import CONTROLS, Sabotage
+from ops.chaos.sabotage import CONTROLS, FRAIL, Sabotage
 from ops.chaos.schedule import schedule
 from ops.chaos.target import Target, private_target
 from ops.chaos.view import View
+from worker.models.source import resolve
 
 QUESTIONS = 16
 
@@ -95,7 +98,7 @@ def chaos(
             spec = build_spec(
                 source, name=None, tp=tp, devices=devices, dtype=dtype, max_context=None, kv_tokens=None, quant=None
             )
-            target = stack.enter_context(own_farm(spec, log_file, sabotage, topology))
+            target = stack.enter_context(own_farm(spec, log_file, sabotage, topology, names))
         struck, load, failure = run(target, names, times, seed, streams, length)
     for line in report.table(report.rows(struck, load.checked)):
         click.echo(line)
@@ -122,11 +125,20 @@ def judge(sabotage: Sabotage, broken: int) -> None:
 
 
 @contextmanager
-def own_farm(spec: ModelSpec, log_file: Path | None, sabotage: Sabotage | None, topology: str) -> Iterator[Target]:
-    """A private target in a folder that is gone afterwards."""
+def own_farm(
+    spec: ModelSpec, log_file: Path | None, sabotage: Sabotage | None, topology: str, kinds: Sequence[str]
+) -> Iterator[Target]:
+    """A private target in a folder that is gone afterwards, with what the `kinds` need."""
     with tempfile.TemporaryDirectory(prefix="furrow-chaos-") as name:
         folder = Path(name)
+        if sabotage is None and set(kinds) & set(FRAIL.kinds):
+            sabotage = FRAIL
         environment = sabotage.write(folder / "sabotage") if sabotage else {}
+        if "given-up" in kinds:  # its folder is taken away
+            found = resolve(spec.source)
+            for copy in ("model", "sole-model"):
+                shutil.copytree(found, folder / copy)
+            spec = msgspec.structs.replace(spec, source=str(folder / "model"))
         with private_target(spec, folder, log_file or folder / "log", environment, topology) as target:
             yield target
 

@@ -64,6 +64,24 @@ class Sabotage:
         return {"PYTHONPATH": path}
 
 
+FRAIL = Sabotage(
+    "a leader that feeds a prompt of one token, again and again, dies of a segmentation fault",
+    "worker.executor",
+    """
+run_step = module.Executor.run_step
+
+def frail(executor, command, *how):
+    if executor.rank == 0 and any(len(row) >= 8 and set(row) == {11} for row in command.tokens):
+        import os, signal
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return run_step(executor, command, *how)
+
+module.Executor.run_step = frail
+""",
+    ("crash-two-replicas",),
+)
+"""No control: no request but the crasher of these kinds is harmed by it."""
+
 CONTROLS = {
     "no-seq-check": Sabotage(
         "emit appends and numbers whatever it is given, so that a repeat after a lost answer is in the log twice",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import ResponseError
 
-from control import health, requests
+from control import catalog, health, requests
 from control.connection import Call
 from control.errors import Fenced, Lost
 from control.health import write_poison
@@ -247,3 +247,17 @@ def test_a_replica_that_was_given_up_keeps_no_request_for_its_weights(farm: Farm
     assert farm.field("a", "state") == "finished" and "weights were replaced" in (
         farm.look("a").entries[-1].cause or ""
     )
+
+
+def test_a_replica_without_a_host_keeps_its_suspects_until_they_have_an_heir(farm: Farm) -> None:
+    """Back in the queue they could crash every replica. Where no other replica leads they go back all the same."""
+    scene = Crashed(farm)
+    for name in ("r0", "r1"):
+        farm.run(catalog.put_replica(MODEL, name, catalog.Assigned(revision=1, tp=1)))
+    health.write_status(farm.client, MODEL, "r0", "unplaceable", "no host has room for it")
+    assert catalog.retire(farm.client, MODEL, "r0") is None and farm.field("c", "state") == "running"
+    assert scene.inherit() == "inherited" and scene.taken() == ["a", "b", "c", "d"]
+    assert catalog.retire(farm.client, MODEL, "r0") is not None
+    farm.lose(scene.second)
+    assert catalog.retire(farm.client, MODEL, "r1") is not None
+    assert farm.field("c", "state") == "queued" and farm.field("c", "suspect") is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.chaos.faults import failover, moments, network, processes, servers
+from ops.chaos.faults import failover, moments, network, processes, replicas, servers
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import ON_ANY_FARM
 
@@ -11,6 +11,7 @@ __all__ = ["FAULTS", "ON_ANY_FARM", "Fault", "suited"]
 FAULTS: dict[str, Fault] = {
     **processes.FAULTS,
     **moments.FAULTS,
+    **replicas.FAULTS,
     **servers.FAULTS,
     **network.FAULTS,
     **failover.FAULTS,

@@ -1,0 +1,221 @@
+"""Faults of whole replicas: two of them and a request that crashes its group; one of two, and a sole one, given up."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from control import catalog, desired, health
+from control.connection import read, run
+from control.keys import ModelKeys
+from control.messages import GenerationRequest, ModelSpec, Sampling
+from control.requests import Enqueue, dead_letters, drop_letter, enqueue
+from ops.chaos.errors import Harm, NoEffect
+from ops.chaos.faults.fault import Fault
+from ops.chaos.faults.processes import proved
+from ops.chaos.target import Target
+
+CRASHING_TOKEN, CRASHING_TOKENS = 11, 512
+"""A prompt of this one token crashes the leader that feeds it: sabotage.FRAIL puts that into the struck farm."""
+TOLD_WITHIN_S = 5.0
+"""For the clients of a model to get the cause after its only replica was given up."""
+START_WITHIN_S = 480.0
+SOLE = "sole"
+ANSWER_WITHIN_S = 240.0
+LONG = 8000
+"""Tokens of an answer that must still run when its replica ends."""
+
+
+# --- two replicas -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def two_replicas(target: Target) -> Iterator[list[str]]:
+    """The names of two replicas that serve and run streams; one of them goes afterwards."""
+    model = target.spec.name
+    desired.scale(target.client, model, 2)
+    try:
+        rolled_out(target, "two replicas serve")
+        names = [replica.replica for replica in target.overview().replicas]
+        proved(target, lambda: all(running(target, model, name) for name in names), "both replicas have requests")
+        yield names
+    finally:
+        desired.scale(target.client, model, 1)
+        rolled_out(target, "one replica is left")
+
+
+def rolled_out(target: Target, what: str) -> None:
+    """Wait until as many replicas serve as are wanted: on a busy machine their start takes minutes."""
+    target.until(lambda: target.overview().is_rolled_out, what, START_WITHIN_S)
+
+
+def running(target: Target, model: str, replica: str) -> int:
+    """How many requests the replica has."""
+    return run(target.client, read("ZCARD", f"{ModelKeys(model).replica(replica).base}running", parse=int))
+
+
+def crashes(target: Target, names: list[str]) -> set[tuple[str, int]]:
+    """(replica, epoch) of all epochs that were poisoned."""
+    model = target.spec.name
+    return {(name, one.epoch) for name in names for one in run(target.client, health.poison_history(model, name))}
+
+
+def crash_two_replicas(target: Target, random: random.Random) -> str:
+    """Send a request that crashes whoever runs it; it must be found within log2(n) + 2 crashes of both together."""
+    model = target.spec.name
+    with two_replicas(target) as names:
+        before, rows = crashes(target, names), 1 + sum(running(target, model, name) for name in names)
+        params = GenerationRequest(prompt=[CRASHING_TOKEN] * CRASHING_TOKENS, sampling=Sampling(max_tokens=4))
+        crasher = Enqueue(rid=f"{random.getrandbits(128):032x}", model=model, params=params, tenant="chaos")
+        run(target.client, enqueue(crasher))
+        letters = proved(target, lambda: run(target.client, dead_letters(model)), "the crasher is a dead letter")
+        rolled_out(target, "both replicas serve again")
+        found = crashes(target, names) - before
+    most = math.ceil(math.log2(rows)) + 2
+    proof = f"{len(found)} crashes of {len({name for name, _ in found})} replicas, at most {most} for {rows} requests"
+    buried = [letter.rid for letter in run(target.client, dead_letters(model))]
+    for letter in letters:
+        run(target.client, drop_letter(model, letter))
+    if not found:
+        raise NoEffect(f"the request {crasher.rid} crashed nothing")
+    if buried != [crasher.rid] or len(found) > most:
+        raise Harm(f"{proof}; dead letters: {buried}, the crasher was {crasher.rid}")
+    return proof
+
+
+# --- given up ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def away(folder: Path) -> Iterator[None]:
+    """The model's folder is not where it was."""
+    elsewhere = folder.with_name(f"{folder.name}-away")
+    folder.rename(elsewhere)
+    try:
+        yield
+    finally:
+        elsewhere.rename(folder)
+
+
+def lose(target: Target, model: str, replica: str, folder: Path) -> str:
+    """Kill the replica's leader while its folder is away, until the replica is given up; the reason that is told."""
+    keys = ModelKeys(model).replica(replica)
+    beat = run(target.client, read("HGET", keys.heartbeat(0), "pid", parse=lambda pid: pid))
+    if beat is None:
+        raise NoEffect(f"the leader of {model} {replica} does not beat")
+    with away(folder):
+        target.send(int(beat), signal.SIGKILL)
+        detail = proved(target, lambda: given_up(target, model, replica), f"{model} {replica} is given up")
+    if str(folder) not in detail:
+        raise Harm(f"{model} {replica} was given up because of its folder {folder}, and the reason told is: {detail}")
+    return detail
+
+
+def given_up(target: Target, model: str, replica: str) -> str | None:
+    status = run(target.client, health.status_of(model, replica))
+    return status.detail if status is not None and status.state == "failed" else None
+
+
+@dataclass
+class Client(threading.Thread):
+    """One request to the sole replica, read to its end."""
+
+    url: str
+    path: str
+    body: dict[str, Any]
+    text: str = ""
+    ended: float = field(default=0.0)
+
+    def __post_init__(self) -> None:
+        super().__init__(daemon=True)
+
+    __hash__ = threading.Thread.__hash__
+
+    def run(self) -> None:
+        self.text = ask(self.url + self.path, self.body)[1]
+        if self.body.get("background"):
+            one = f"{self.url}{self.path}/{json.loads(self.text)['id']}"
+            while json.loads(self.text).get("status") in ("queued", "in_progress"):
+                time.sleep(0.1)
+                self.text = ask(one)[1]
+        self.ended = time.monotonic()
+
+
+def ask(url: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+    """Status and text of a whole answer, an error's too."""
+    data = None if body is None else json.dumps(body).encode()
+    question = urllib.request.Request(url, data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(question, timeout=ANSWER_WITHIN_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def bodies() -> list[tuple[str, dict[str, Any]]]:
+    """A stream, a whole answer and a stored one, all far longer than the replica lives."""
+    chat = {"model": SOLE, "messages": [{"role": "user", "content": "Count."}], "max_tokens": LONG, "ignore_eos": True}
+    stored = {"model": SOLE, "input": "Count.", "max_output_tokens": LONG, "ignore_eos": True, "background": True}
+    return [
+        ("/v1/chat/completions", chat | {"stream": True}),
+        ("/v1/chat/completions", chat),
+        ("/v1/responses", stored),
+    ]
+
+
+def give_up_the_sole_one(target: Target, folder: Path) -> str:
+    """Each client of a model gets the cause soon after its only replica was given up; a new request is refused."""
+    spec = msgspec.structs.replace(
+        target.spec, name=SOLE, source=str(folder), tp=1, devices=["cpu"], kv_tokens=4 * LONG, replicas=1, revision=0
+    )
+    catalog.put_spec(target.client, spec)
+    try:
+        target.until(lambda: health.overview(target.client, SOLE).state == "loaded", f"{SOLE} serves", START_WITHIN_S)
+        clients = [Client(target.urls[0], path, body) for path, body in bodies()]
+        for client in clients:
+            client.start()
+        proved(target, lambda: running(target, SOLE, "r0") == len(clients), f"{SOLE} runs {len(clients)} requests")
+        cause = lose(target, SOLE, "r0", folder)
+        told = time.monotonic()
+        target.until(lambda: all(client.ended for client in clients), f"clients of {SOLE} have the cause", 60.0)
+        late = max(client.ended for client in clients) - told
+        wrong = [client.text[-300:] for client in clients if str(folder) not in client.text]
+        status, refusal = ask(target.urls[0] + bodies()[1][0], bodies()[1][1])
+        if late > TOLD_WITHIN_S or wrong or status != 503 or str(folder) not in refusal:
+            raise Harm(f"after {cause!r} the last client was told after {late:.1f} s; {wrong}; then {status} {refusal}")
+    finally:
+        unload(target, spec)
+    return f"the sole replica's {len(clients)} clients had the cause {max(0.0, late):.1f} s after it was given up"
+
+
+def unload(target: Target, spec: ModelSpec) -> None:
+    desired.unload(target.client, spec.name)
+    proved(target, lambda: catalog.get_spec(target.client, spec.name) is None, f"{spec.name} is unloaded")
+
+
+def give_up(target: Target, random: random.Random) -> str:
+    """One of two replicas is given up, and its streams go on in the other; then the only one of a second model is."""
+    model, folder = target.spec.name, Path(target.spec.source)
+    with two_replicas(target) as names:
+        left, other = running(target, model, names[-1]), names[0]
+        lose(target, model, names[-1], folder)
+        proved(target, lambda: not running(target, model, names[-1]), f"{other} has the requests of {names[-1]}")
+    return (
+        f"{names[-1]} was given up with {left} requests; {give_up_the_sole_one(target, folder.with_name('sole-model'))}"
+    )
+
+
+FAULTS: dict[str, Fault] = {"crash-two-replicas": crash_two_replicas, "given-up": give_up}
