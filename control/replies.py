@@ -18,6 +18,9 @@ class Reply(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
 class Pong(Reply, tag="pong", frozen=True):
     world_size: int
     cuda_device: str
+    host: str = ""
+    network: str = ""
+    """Equal for processes that share a loopback interface; empty where that is not known."""
 
 
 class InitOk(Reply, tag="init_ok", frozen=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -40,6 +41,7 @@ from control.replies import (
     Reply,
     Unloaded,
 )
+from worker.address import network
 from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
 from worker.collective.agreement import all_ready
@@ -163,7 +165,13 @@ class Executor:
 
     def _ping(self, command: Ping) -> Pong:
         return Pong(
-            epoch=command.epoch, seq=command.seq, rank=self.rank, world_size=self.world_size, cuda_device=self.device
+            epoch=command.epoch,
+            seq=command.seq,
+            rank=self.rank,
+            world_size=self.world_size,
+            cuda_device=self.device,
+            host=os.environ.get("FURROW_HOST_ID") or os.uname().nodename,
+            network=network(),
         )
 
     def _init(self, command: Init) -> InitOk:

@@ -21,6 +21,7 @@ from control.health import Formation
 from control.lease import Lease
 from control.messages import Command, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown
 from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
+from worker.address import check_reachable
 from worker.courier import Courier
 from worker.engine.step import GoesOn, Sample, Score, StepResult
 from worker.executor import Executor
@@ -89,12 +90,12 @@ class Group:
         stage was reached.
 
         `load` builds the load command from keyword arguments epoch and seq. Raises GroupError naming every side that
-        failed.
+        failed, and SettingsError where ranks on other machines can't reach this one.
         """
         led = gathered = joined = now_ms()
         self._progress.phase = "forming"
         if self._executor.world_size > 1:
-            self.ping(FORM_DEADLINE_S)
+            check_reachable(self._address, self.ping(FORM_DEADLINE_S))
             gathered = now_ms()
             self._rendezvous()
             self._prove()
@@ -105,12 +106,15 @@ class Group:
         kv_tokens = min(reply.kv_tokens for reply in self._all(LoadDenseShardOk, loaded))
         return kv_tokens, Formation(self._lease.epoch, led, gathered, joined, loaded=now_ms())
 
-    def ping(self, deadline_s: float = PING_DEADLINE_S) -> None:
+    def ping(self, deadline_s: float = PING_DEADLINE_S) -> list[Pong]:
         """One pong per rank, in rank order; a pong from a rank that is not the expected one names both."""
         command = Ping(epoch=self._lease.epoch, seq=self._next())
+        pongs: list[Pong] = []
         for expected, reply in enumerate(self._together("ping", command, deadline_s)):
             if not isinstance(reply, Pong) or reply.rank != expected:
                 raise GroupError("ping", None, [RankError(expected, "bad_request", f"expected its pong, got {reply}")])
+            pongs.append(reply)
+        return pongs
 
     def _rendezvous(self) -> None:
         """One store, made by the leader and bound to the address that the other ranks are told."""

@@ -32,6 +32,7 @@ from control.replies import (
     decode_reply,
 )
 from tests.models import make
+from worker.address import network
 from worker.executor import Executor
 from worker.models import gates
 
@@ -55,7 +56,9 @@ def kind(reply: object) -> str:
 def test_ping_names_rank_world_and_device() -> None:
     """A pong says who answers."""
     reply = Executor(1, 2, "cpu").answer(Ping(epoch=3, seq=4))
-    assert reply == Pong(epoch=3, seq=4, rank=1, world_size=2, cuda_device="cpu")
+    assert isinstance(reply, Pong)
+    assert (reply.epoch, reply.seq, reply.rank, reply.world_size, reply.cuda_device) == (3, 4, 1, 2, "cpu")
+    assert reply.host and reply.network == network()
 
 
 def test_nothing_before_init() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from control.errors import CollectiveFailed, CollectiveLeft, GroupError, Lost, Poisoned, RankError
+from control.errors import CollectiveFailed, CollectiveLeft, GroupError, Lost, Poisoned, RankError, SettingsError
 from control.health import write_poison
 from control.messages import AnyCommand, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown, encode
 from control.replies import GenerateStepOk, Pong, Reply
@@ -106,6 +107,24 @@ def test_a_group_forms_in_order_and_is_as_roomy_as_its_tightest_rank(play: Play)
     addresses = {command.comm_id for rank in scene.ranks for command in rank.heard if isinstance(command, Init)}
     assert len(addresses) == 1, "one rendezvous for all"
     assert scene.progress.phase == "ready" and scene.progress.seq == 4
+
+
+def test_a_loopback_address_is_refused_by_name_on_several_machines(play: Play) -> None:
+    """Ranks elsewhere would look for the leader on their own machine: each host and the remedy are named at once."""
+
+    def elsewhere(rank: int, world_size: int, command: AnyCommand) -> Reply:
+        reply = well(rank, world_size, command)
+        network = "far" if rank == 2 else "near"
+        return msgspec.structs.replace(reply, host=f"h{rank}", network=network) if isinstance(reply, Pong) else reply
+
+    scene = play(elsewhere)
+    scene.own.answer = lambda command: elsewhere(0, WORLD, command)  # type: ignore[method-assign]
+    with pytest.raises(SettingsError) as refused:
+        scene.group.form(scene.load)
+    for words in ("host 'h0'", "127.0.0.1", "rank 2 on host 'h2'", "--address", "FURROW_ADDRESS"):
+        assert words in str(refused.value)
+    assert "h1" not in str(refused.value)
+    assert [type(command) for rank in scene.ranks for command in rank.heard] == [Ping, Ping]
 
 
 def test_a_command_that_must_be_sent_twice_arrives_while_the_leader_works(play: Play) -> None:
