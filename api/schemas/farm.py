@@ -133,7 +133,7 @@ class Letter(msgspec.Struct, kw_only=True):
 
 
 class HostCard(msgspec.Struct, kw_only=True):
-    """`alive`: its agent beats; `replicas` as `model:replica` that it was given."""
+    """`alive`: its agent beats; without one its ranks serve on. `replicas` as `model:replica` that it was given."""
 
     id: str
     alive: bool

@@ -29,7 +29,7 @@ from worker.supervision.wire import Ending
 TICK_S = 0.25
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Before the n-th start of an agent in a row that ended soon."""
-STEADY_S = 30.0
+STEADY_S = 5.0
 """An agent that was there for so long is started again without a pause."""
 SILENT_S = 20.0
 """An agent that worked and then said nothing for so long hangs: it is killed and another one is started."""
