@@ -134,7 +134,7 @@ def own_farm(
         if sabotage is None and set(kinds) & set(FRAIL.kinds):
             sabotage = FRAIL
         environment = sabotage.write(folder / "sabotage") if sabotage else {}
-        if "given-up" in kinds:  # its folder is taken away
+        if "given-up" in kinds:  # its files are damaged
             found = resolve(spec.source)
             for copy in ("model", "sole-model"):
                 shutil.copytree(found, folder / copy)

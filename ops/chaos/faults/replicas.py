@@ -100,27 +100,29 @@ def crash_two_replicas(target: Target, random: random.Random) -> str:
 
 
 @contextmanager
-def away(folder: Path) -> Iterator[None]:
-    """The model's folder is not where it was."""
-    elsewhere = folder.with_name(f"{folder.name}-away")
-    folder.rename(elsewhere)
+def damaged(folder: Path) -> Iterator[None]:
+    """The model's configuration is cut short. Files that are away would be tried again for a while; this is refused."""
+    config = folder / "config.json"
+    text = config.read_text()
+    config.write_text(text[:1])
     try:
         yield
     finally:
-        elsewhere.rename(folder)
+        config.write_text(text)
 
 
 def lose(target: Target, model: str, replica: str, folder: Path) -> str:
-    """Kill the replica's leader while its folder is away, until the replica is given up; the reason that is told."""
+    """Kill the replica's leader while its files are damaged, until the replica is given up; the reason that is told."""
     keys = ModelKeys(model).replica(replica)
     beat = run(target.client, read("HGET", keys.heartbeat(0), "pid", parse=lambda pid: pid))
     if beat is None:
         raise NoEffect(f"the leader of {model} {replica} does not beat")
-    with away(folder):
+    with damaged(folder):
         target.send(int(beat), signal.SIGKILL)
-        detail = proved(target, lambda: given_up(target, model, replica), f"{model} {replica} is given up")
+        what = f"{model} {replica} is given up"
+        detail = target.until(lambda: given_up(target, model, replica), what, START_WITHIN_S)
     if str(folder) not in detail:
-        raise Harm(f"{model} {replica} was given up because of its folder {folder}, and the reason told is: {detail}")
+        raise Harm(f"{model} {replica} was given up because of its files in {folder}, and the reason told is: {detail}")
     return detail
 
 
