@@ -61,7 +61,7 @@ from control.settings import Settings
     show_default=True,
     envvar="FURROW_HEADER_TIMEOUT",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds in which a request's headers must come; then 408.",
+    help="Seconds in which headers must come, and the grace of a slow body; then 408.",
 )
 @click.option(
     "--max-connections",
@@ -162,7 +162,9 @@ def main(
             grace=grace,
             reader_timeout=reader_timeout,
             connection_limits=ConnectionLimits(head_timeout=header_timeout, connections=max_connections),
-            body_limits=BodyLimits(text_bytes=round(max_body * MIB), memory_bytes=round(body_memory * MIB)),
+            body_limits=BodyLimits(
+                text_bytes=round(max_body * MIB), memory_bytes=round(body_memory * MIB), grace=header_timeout
+            ),
             keep_alive=keep_alive,
             max_queued_requests=max_queued,
             max_queue_wait=max_queue_wait,

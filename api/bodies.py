@@ -30,9 +30,9 @@ class _Upload:
     """A body that comes in, or whose request is not queued yet."""
 
     owner: str
+    patience: float
+    """Seconds for which the client is waited for: what it sends adds to them, up to the grace."""
     size: int = 0
-    waited: float = 0.0
-    """Seconds in which the client was waited for."""
     timeout: asyncio.Timeout | None = None
     """Of the wait for the next chunk; None where none is waited for."""
     gives_way: bool = False
@@ -66,7 +66,7 @@ class Bodies:
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > most:
             raise _too_large(most, f"{int(announced)} bytes")
-        upload, structure = _Upload(owner), Structure()
+        upload, structure = _Upload(owner, self._limits.grace), Structure()
         self._uploads[upload] = None
         try:
             # What has come counts, not what is announced: a client that sends nothing must not keep others out.
@@ -90,28 +90,27 @@ class Bodies:
     async def _next(self, request: Request[Any, Any, Any], upload: _Upload) -> tuple[bytes, bool]:
         """The next chunk, and whether more come."""
         limits, clock = self._limits, asyncio.get_running_loop().time
-        # The client's time alone counts: this process may be busy.
-        left = limits.grace + upload.size / limits.bytes_per_second - upload.waited
         began = clock()
         try:
-            async with asyncio.timeout(max(0.0, left)) as upload.timeout:
+            async with asyncio.timeout(max(0.0, upload.patience)) as upload.timeout:
                 message: Any = await request.receive()
         except TimeoutError:
             if upload.gives_way:
                 raise _full(upload.size) from None
             raise BodyTooSlow(
-                f"The body came too slowly: {upload.size} bytes in {upload.waited + clock() - began:.1f} s. After "
-                f"{limits.grace:g} s at least {limits.bytes_per_second // KIB} KiB/s are needed. Send it faster, or "
-                "send less."
+                f"The body came too slowly: {upload.size} bytes, then too few for {limits.grace:g} s. At least "
+                f"{limits.bytes_per_second // KIB} KiB/s are needed. Send it faster, or send less."
             ) from None
         finally:
             upload.timeout = None
-            upload.waited += clock() - began
+            upload.patience -= clock() - began  # the client's time alone counts: this process may be busy
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         if upload.gives_way:
             raise _full(upload.size)
-        return message.get("body", b""), message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        upload.patience = min(limits.grace, upload.patience + len(chunk) / limits.bytes_per_second)
+        return chunk, message.get("more_body", False)
 
     def _take(self, upload: _Upload, chunk: bytes) -> None:
         """Count and keep a chunk. Raises TooManyBodies where the upload itself is the largest."""

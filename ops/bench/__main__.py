@@ -30,6 +30,7 @@ VERBS = {
     "fairness": "One heavy user beside nine light ones: what each is served.",
     "cancel": "Requests cancelled under load: the time until the slot is free.",
     "fanout": "One API process on one core, many streams: tokens a second, lateness, memory.",
+    "hostile": "Attacks on an API process beside polite streams: what they notice, memory, refusals.",
     "overload": "Ten times the load that the farm can carry: memory, waiting, refusals.",
 }
 

@@ -136,10 +136,11 @@ def _of_streams(_: Seen, half: Seen, full: Seen) -> list[Figure]:
 
 
 @contextmanager
-def api(cores: set[int], redis_url: str) -> Iterator[tuple[Part, str]]:
+def api(cores: set[int], redis_url: str, *more: str) -> Iterator[tuple[Part, str]]:
     """One API process; yields it and its HOST:PORT."""
     port = free_port(HOST, 0)
-    arguments = ["--redis", redis_url, "--host", HOST, "--port", str(port), "--max-queued", "100000", *NOBODY_REFUSED]
+    arguments = ["--redis", redis_url, "--host", HOST, "--port", str(port), "--max-queued", "100000"]
+    arguments += [*NOBODY_REFUSED, *more]
     level = os.environ.get("FURROW_LOG_LEVEL") or "error"
     with running(cores, "api", *arguments, environment={"FURROW_LOG_LEVEL": level}) as part:
         yield part, f"{HOST}:{port}"
@@ -151,7 +152,7 @@ def bare(own: set[int], others: set[int], folder: Path, load: Load, seconds: flo
     arguments = ["--ring", str(ring), "--load", _json(load), "--port", str(port)]
     with running(own, f"{BENCH}.bare", *arguments) as part:
         address = f"{HOST}:{port}"
-        _wait(lambda: _get(address, "/")[0] == 404, "the bare stream")
+        wait(lambda: get(address, "/")[0] == 404, "the bare stream")
         return _read(others, "bare", load, ring, address, seconds, {"api": part.pid})
 
 
@@ -161,11 +162,11 @@ def streams(
     """The load through leaders, Redis and the API process."""
     ring = folder / name.replace(" ", "-")
     with _leaders(others, ring, redis_url, load) as leaders:
-        _wait(lambda: b"scripted" in _get(address, "/v1/models")[1], "the scripted model")
+        wait(lambda: b"scripted" in get(address, "/v1/models")[1], "the scripted model")
         pids = {"api": part.pid, "redis": _server_pid(redis_url), "leaders": leaders.pid}
         seen = _read(others, name, load, ring, address, seconds, pids)
         # Its clients have left: their requests are to be cancelled before their leaders go.
-        _wait(lambda: b"furrow_api_followed_requests 0\n" in _get(address, "/metrics")[1], "the end of every stream")
+        wait(lambda: b"furrow_api_followed_requests 0\n" in get(address, "/metrics")[1], "the end of every stream")
         seen.leaders = json.loads(leaders.stop())
     return seen
 
@@ -174,7 +175,7 @@ def whole(others: set[int], folder: Path, redis_url: str, part: Part, address: s
     """What answers that are not streamed take beside their leader's time."""
     load = Load(1, 1, 1.0, WHOLE_TOKENS)
     with _leaders(others, folder / "whole", redis_url, load, "--whole") as leaders:
-        _wait(lambda: b"scripted" in _get(address, "/v1/models")[1], "the scripted model")
+        wait(lambda: b"scripted" in get(address, "/v1/models")[1], "the scripted model")
         say(f"{requests} answers that are not streamed")
         meter = Meter({"api": part.pid})
         found = overhead_ms(address, folder / "whole", requests, WHOLE_TOKENS)
@@ -223,7 +224,7 @@ def _json(load: Load) -> str:
     return msgspec.json.encode(load).decode()
 
 
-def _get(address: str, path: str) -> tuple[int, bytes]:
+def get(address: str, path: str) -> tuple[int, bytes]:
     """Status and body; 0 while nobody listens."""
     connection = http.client.HTTPConnection(address, timeout=10)
     try:
@@ -236,7 +237,7 @@ def _get(address: str, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def _wait(condition: Callable[[], bool], what: str) -> None:
+def wait(condition: Callable[[], bool], what: str) -> None:
     until = time.monotonic() + READY_WITHIN_S
     while not condition():
         if time.monotonic() > until:

@@ -46,6 +46,7 @@ class Arrivals:
             "answers": self.answers,
             "p50_ms": self._percentile(50),
             "p99_ms": self._percentile(99),
+            "p999_ms": self._percentile(99.9),
             "max_ms": self._percentile(100),
         }
 

@@ -19,7 +19,8 @@ class Ring:
     def __init__(self, path: Path, clients: int) -> None:
         size = clients * TOKENS * _DOUBLE
         with path.open("r+b" if path.exists() else "w+b") as file:
-            file.truncate(size)
+            if path.stat().st_size < size:
+                file.truncate(size)
             self._memory = mmap.mmap(file.fileno(), size)
         self.times = memoryview(self._memory).cast("d")
         """By `client * TOKENS + seq % TOKENS`: plain, because both sides use it for every token."""

@@ -1,0 +1,1 @@
+"""The parts of `furrow bench hostile`: attacks, each with a proof that it took effect."""

@@ -1,0 +1,35 @@
+"""The benchmark of attacks ends by itself, and each attack is seen to be refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from control.process import child_environment
+from ops.bench.hostile import figures
+from ops.bench.hostility.attacks import QUICK, SLOW, name_of
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the API process has a core of its own")
+@pytest.mark.timeout(240)
+def test_every_attack_is_refused() -> None:
+    """How late the tokens were is judged on a quiet machine."""
+    command = [sys.executable, "-m", "ops.bench", "hostile", "--clients", "4", "--seconds", "1", "--runs", "1"]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=220)
+    lines = {line[:48].strip(): line for line in done.stdout.splitlines() if line.endswith(("holds", "MISSED"))}
+    refusals = {name: line for name, line in lines.items() if ": refused of " in name}
+    assert len(refusals) == len(QUICK) + len(SLOW), done.stdout + done.stderr
+    assert all(line.endswith("holds") for line in refusals.values()), done.stdout
+    assert lines["growth of the API's memory"].endswith("holds"), done.stdout
+
+
+def test_an_attack_that_did_nothing_fails() -> None:
+    """As does one that was answered."""
+    told = {name_of(one): (2, 2) for one in (*QUICK, *SLOW)}
+    assert all(figure.holds for figure in figures([10.0], [20.0], [1.0], [told]))
+    for wrong in ((0, 0), (2, 1)):
+        failed = figures([10.0], [20.0], [1.0], [{**told, "huge n": wrong}])
+        assert [figure.name for figure in failed if not figure.holds] == [f"huge n: refused of {wrong[0]}"]
