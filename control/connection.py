@@ -19,9 +19,10 @@ from redis import exceptions as redis_errors
 from control.clients import AsyncRedis, SyncRedis, connect, connect_async, connect_blocking, unavailable
 from control.cluster import ABSENT, AsyncCluster, Cluster, Routed
 from control.dead_connections import adrop_idle, drop_idle
-from control.errors import FurrowError, RedisFull, RedisUnavailable
+from control.errors import ArgumentsRefused, FurrowError, RedisFull, RedisUnavailable
 from control.readiness import wait_until_ready
 from control.scripts import SCRIPTS
+from control.scripts.arguments import refused
 from control.shards import Command
 from control.transient import out_of_memory, transient
 from control.wire import Wire, exchange
@@ -277,6 +278,8 @@ def _outcome(call: Call[Any], reply: Any) -> Any:
             return RedisFull()
         if transient(reply):
             return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {reply}")
+        if call.script and (why := refused(str(reply))) is not None:
+            return ArgumentsRefused(call.script, why)
         return reply
     try:
         return call.parse(reply)

@@ -129,6 +129,14 @@ class QueueFull(FurrowError):
         self.model, self.queued, self.retry_after, self.bound = model, queued, retry_after, bound
 
 
+class ArgumentsRefused(FurrowError):
+    """A script refused its keys or arguments before it wrote anything: a fault of Furrow's own, never of a client's."""
+
+    def __init__(self, script: str, why: str) -> None:
+        super().__init__(f"The script {script!r} refused a call: {why}. This is a fault in Furrow; report it.")
+        self.script = script
+
+
 class ModelUnavailable(FurrowError):
     """The model is known but can't serve: failed after back-off, draining, unloading, or no asset yet."""
 

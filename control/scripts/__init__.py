@@ -1,9 +1,10 @@
 """The atomic transitions, one Lua file each, and their loader.
 
-Each file's header lists its KEYS and ARGV with types. The loader does three things to the text and no more: a line
-`--@include name` is replaced by the file `_name.lua`; the constants of keys.py that the script mentions are
-declared in front of it, so that a life time or a stream's length is written down once; and a script that continues what
-was admitted begins with `_goes_on.lua`, so that a server beyond its maxmemory refuses new work alone.
+Each file's header lists its KEYS and ARGV with types. The loader does this to the text and no more: a line
+`--@include name` is replaced by the file `_name.lua`; the lines `--@keys`, `--@arguments` and `--@model` are replaced
+by the checks that a script makes before its first write (arguments.py); and the constants of keys.py that the script
+mentions are declared in front of it, so that a life time or a stream's length is written down once. A script that
+continues what was admitted begins with `_goes_on.lua`, so that a server beyond its maxmemory refuses new work alone.
 
 Rules that hold for all of them: only commands of Redis 6.2; never KEYS or SCAN; the server's TIME is the only clock;
 numbers leave Lua through `whole`, because Lua's own formatting turns a millisecond stamp into 1.7e+12; a script may be
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control import keys
+from control.scripts.arguments import checks
 
 _FOLDER = Path(__file__).parent
 _INCLUDE = re.compile(r"^--@include (\w+)\n", re.MULTILINE)
@@ -62,8 +64,10 @@ class Script:
 
 
 def compose(text: str) -> Script:
-    """Expand the includes of `text` and declare the constants that it mentions."""
-    body = _INCLUDE.sub(lambda match: (_FOLDER / f"_{match[1]}.lua").read_text(), text)
+    """Expand the includes of `text`, put its checks in front, and declare the constants that it mentions."""
+    made, rest = checks(text, keys.CLASSES)
+    front = "--@include check\n" + made if made else ""
+    body = _INCLUDE.sub(lambda match: (_FOLDER / f"_{match[1]}.lua").read_text(), front + rest)
     declared = [f"local {name} = {_literal(getattr(keys, name))}" for name in _CONSTANTS if name in body]
     whole = "\n".join([*declared, body])
     return Script(whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())

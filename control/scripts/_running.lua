@@ -20,3 +20,13 @@ local function next_running(base, replica, after)
   end
   return found, places[#places] or after, #places == HAND_OUT and 1 or 0
 end
+
+-- Before the first write of a script that is about one request: its keys are of the types that they should be.
+local function check_request(base, rid)
+  local f = redis.call('HMGET', base .. 'req:' .. rid, 'priority', 'tenant', 'replica', 'idempotency')
+  check_type(base .. 'log:' .. rid, 'stream')
+  if f[1] and f[2] then
+    check_type(base .. 'queue:' .. f[1] .. ':' .. f[2], 'stream')
+    check_type(running_on(base, f[3] or ''), 'zset')
+  end
+end

@@ -2,16 +2,17 @@
 -- KEYS 1 request (hash)
 -- ARGV 1 the model's base key  2 rid  3 cause  4 the state that it ends in, `cancelled` or `finished`
 -- Returns 1 if it ended, 0 if it runs under a living leader, had ended before, or is gone.
+--@keys hash
+--@arguments base request:1 text cancelled|finished
+--@model load orphans settlements classes
 --@include clock
 --@include running
 --@include queue
 --@include drain
 --@include ended
 --@include ending
+check_request(ARGV[1], ARGV[2])
 local state = ARGV[4]
-if state ~= 'cancelled' and state ~= 'finished' then
-  return redis.error_reply('ERR abandon: the state ' .. tostring(state) .. ' is neither cancelled nor finished')
-end
 local was = redis.call('HMGET', KEYS[1], 'state', 'replica')
 local led = was[1] == 'running' and redis.call('EXISTS', ARGV[1] .. was[2] .. ':lock') == 1
 if led or (was[1] ~= 'queued' and was[1] ~= 'running') then

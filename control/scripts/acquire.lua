@@ -3,6 +3,8 @@
 -- ARGV 1 owner, unique to the process  2 the replica's base key  3 world size (int)
 --      4 floor (int): the caller's last epoch, 0 if none
 -- Returns the epoch, or false while somebody else holds the lock.
+--@keys string string hash
+--@arguments word prefix positive count
 --@include clock
 local owner, base, world, floor = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local holder = redis.call('GET', KEYS[1])

@@ -5,6 +5,9 @@
 -- Returns {'OK', last id of the bell, requests as claim does, place after which to go on, 1 for more, else 0},
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
 -- At most HAND_OUT requests a call. A repeat hands out the same: they are the caller's by then, and stay.
+--@keys string string hash stream
+--@arguments token base word text text
+--@model load bell orphans settlements classes
 --@include clock
 --@include fence
 --@include poisoned

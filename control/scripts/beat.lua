@@ -2,6 +2,8 @@
 -- KEYS 1 heartbeat (hash)  2 epoch (string)
 -- ARGV 1 the rank's epoch (int)  2… field, value, …
 -- Returns {'OK'} or {'FENCED', why}.
+--@keys hash string
+--@arguments count text=text…
 --@include clock
 local epoch = redis.call('GET', KEYS[2])
 if epoch and tonumber(epoch) > tonumber(ARGV[1]) then

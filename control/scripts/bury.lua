@@ -3,6 +3,9 @@
 -- KEYS 1 lock (string)  2 epoch (string)  3 request (hash)  4 dead (stream)
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 rid  4 cause
 -- Returns {'OK', 1 if it is dead now, else 0}, {'LOST', why} or {'FENCED', why}.
+--@keys string string hash stream
+--@arguments token base request:3 text
+--@model load orphans settlements classes
 --@include clock
 --@include fence
 --@include running
@@ -10,6 +13,7 @@
 --@include drain
 --@include ended
 --@include ending
+check_request(ARGV[2], ARGV[3])
 local token, base, rid, cause = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local refused = fence(token)
 if refused then

@@ -2,9 +2,11 @@
 -- KEYS 1 sizes (hash)
 -- ARGV 1 the beginning of the records' keys  2 rid  3 at most so many (int)
 -- Returns {the rid to ask for next or '', rids from `rid` backwards, the bytes of each}. A record that is gone is the last.
+--@keys hash
+--@arguments word word positive
 local records, rid, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
-if not (most and most >= 1 and most <= 256) then
-  return redis.error_reply('ERR chain_of_response: bad number')
+if most > 256 then
+  refuse('argument 3', ARGV[3], 'at most 256')
 end
 local found, sizes = {}, {}
 while rid ~= '' and #found < most do

@@ -11,6 +11,8 @@
 --      1 where another call may find more at once, else 0, tenants to skip at the next call},
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
 -- Looks at HAND_OUT heads of queues at most, whether they are taken, have expired or are passed on.
+--@keys any any any any stream
+--@arguments token base word word count count count text count count list
 --@include clock
 --@include fence
 --@include poisoned

@@ -2,6 +2,8 @@
 -- KEYS 1 lock (string)  2 epoch (string)
 -- ARGV 1 token `owner:epoch`
 -- Returns 1 if the epoch is over now, 0 while somebody holds the lock.
+--@keys string string
+--@arguments token
 --@include clock
 --@include fence
 if redis.call('GET', KEYS[1]) then

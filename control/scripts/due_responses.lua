@@ -2,11 +2,9 @@
 -- KEYS 1 what is looked after (zset name → ms)
 -- ARGV 1 at most so many (int)
 -- Returns their names.
+--@keys zset
+--@arguments positive
 --@include clock
-local most = tonumber(ARGV[1])
-if not (most and most >= 1) then
-  return redis.error_reply('ERR due_responses: bad number')
-end
 local now = server_ms()
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', whole(now), 'LIMIT', 0, ARGV[1])
 for _, name in ipairs(due) do

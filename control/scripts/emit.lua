@@ -7,6 +7,8 @@
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
 -- The hot path of the farm: per row one HMGET, one XADD per entry and one HSET; one PUBLISH per following api. The rows
 -- are one argument because hundreds cost the client more to pack, and the server more to read, than all that is done here.
+--@keys any any any
+--@arguments token base text
 --@include clock
 --@include fence
 --@include poisoned
@@ -21,6 +23,43 @@ local token, base = ARGV[1], ARGV[2]
 local refused = fence(token) or poisoned(token)
 if refused then
   return refused
+end
+
+-- The rows, and of each request what its hash holds: all that can be wrong with a row is found before the first write.
+local ENDS = {[''] = true, finished = true, cancelled = true, expired = true}
+
+local function all_are(list, kind)
+  if type(list) ~= 'table' then
+    return false
+  end
+  local count = #list
+  for i = 1, count do
+    if type(list[i]) ~= kind then
+      return false
+    end
+  end
+  return count > 0 or next(list) == nil
+end
+
+local function is_row(row)
+  if type(row) ~= 'table' or #row ~= 7 or type(row[1]) ~= 'string' or type(row[2]) ~= 'number' then
+    return false
+  end
+  return row[2] >= 1 and row[2] < 1e15 and ENDS[row[3]] and type(row[4]) == 'number' and row[4] >= 0 and row[4] < 1e15
+    and all_are(row[5], 'string') and all_are(row[6], 'string') and #row[6] % 2 == 0 and all_are(row[7], 'number')
+end
+
+local read, rows = pcall(cjson.decode, ARGV[3])
+if not read or type(rows) ~= 'table' then
+  refuse('argument 3', ARGV[3], 'a list of rows')
+end
+local hashes = {}
+for i, row in ipairs(rows) do
+  if not is_row(row) then
+    refuse('row', whole(i), 'a row')
+  end
+  local rid = row[1]
+  hashes[rid] = redis.call('HMGET', base .. 'req:' .. rid, 'owner', 'state', 'seq', 'cancel', 'deadline', 'followers')
 end
 
 local now = server_ms()
@@ -57,10 +96,10 @@ local function count_for_turn(rid, req, before, after, done)
   end
 end
 
-for _, row in ipairs(cjson.decode(ARGV[3])) do
+for _, row in ipairs(rows) do
   local rid, seq, done, tokens, entries, stamps, ends = unpack(row)
   local count, req = #entries, base .. 'req:' .. rid
-  local f = redis.call('HMGET', req, 'owner', 'state', 'seq', 'cancel', 'deadline', 'followers')
+  local f = hashes[rid]
   if f[1] ~= token then
     taken[#taken + 1] = rid
   elseif f[3] + 1 ~= seq or f[2] ~= 'running' then
@@ -80,6 +119,7 @@ for _, row in ipairs(cjson.decode(ARGV[3])) do
     if count > 0 then
       append(rid, last, entries, f[6])
       redis.call('HSET', req, 'seq', last + count)
+      f[3] = last + count -- a second row of the same request goes on from here
       if tokens < count then
         redis.call('HINCRBY', req, 'tokenless', count - tokens)
       end
@@ -91,6 +131,7 @@ for _, row in ipairs(cjson.decode(ARGV[3])) do
     end
     count_for_turn(rid, req, last, last + count, done)
     if done ~= '' then
+      f[2] = done
       close_request(base, rid, done, now)
     elseif f[4] == '1' then
       cancelled[#cancelled + 1] = rid

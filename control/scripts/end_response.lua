@@ -4,13 +4,12 @@
 -- ARGV 1 the beginning of the records' keys  2 rid  3 life (ms)  4 most bytes (int)  5 most responses (int)
 --      6 the response (JSON)
 -- Returns the response as it is stored, or false if there is none. What is too much now goes here or in trim_responses.
+--@keys zset hash
+--@arguments word word positive count count name
 --@include clock
 --@include stored
 local records, rid = ARGV[1], ARGV[2]
 local life, bytes, number = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-if not (life and life >= 1 and bytes and number and ARGV[6]) then
-  return redis.error_reply('ERR end_response: bad life or bounds')
-end
 
 local record, now = records .. rid, server_ms()
 local was = redis.call('HMGET', record, 'tenant', 'response')

@@ -10,6 +10,9 @@
 --      23 choices that have ended in the delivered entries  24 delivered entries in the staged log (int)
 -- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait, 'requests'|'tokens'|'wait'},
 --      {'CONFLICT', rid} or {'LAPSED'}: the staged log is not there any more.
+--@keys hash stream
+--@arguments base word text class positive positive digits positive text text text text name text count count count count count flag text text choices count
+--@model bell orphans classes
 --@include clock
 --@include bell
 --@include followers
@@ -21,6 +24,7 @@ local base, rid, tenant, class, tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ton
 local api, key, deadline, load = ARGV[10], ARGV[11], tonumber(ARGV[8]), KEYS[1]
 local lost = ARGV[20] == '1'
 
+check_type(base .. 'log:' .. rid, 'stream')
 local delivered = tonumber(ARGV[24])
 
 local function join(id, joined)

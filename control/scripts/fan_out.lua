@@ -2,6 +2,8 @@
 -- KEYS 1… command streams, one per rank
 -- ARGV 1 seq (int)  2… the command (JSON): one for all, or one per key
 -- Returns 'OK'. A command that is there already is left alone: the call may come twice.
+--@keys stream…
+--@arguments positive name name…
 for i, stream in ipairs(KEYS) do
   local command = ARGV[i + 1] or ARGV[2]
   local added = redis.pcall('XADD', stream, 'MAXLEN', '~', COMMAND_LENGTH, ARGV[1] .. '-0', 'm', command)

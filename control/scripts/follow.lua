@@ -3,6 +3,8 @@
 -- ARGV 1 rid  2 api id or '' to look only  3 tenant  4 last seq that it has (int)  5 1 if it wants the params, else 0
 --      6 entries at most (int)
 -- Returns {'OK', {field, value, …} without params, {entries (JSON)}, params (JSON) or '', now (ms)} or {'ABSENT'}.
+--@keys hash stream zset
+--@arguments request:1 text text count flag positive
 --@include clock
 --@include followers
 local was = redis.call('HMGET', KEYS[1], 'state', 'tenant', 'followers')

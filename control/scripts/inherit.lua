@@ -5,11 +5,13 @@
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id  4 the other's id
 -- Returns {'OK', how}: 'free' nothing that is suspected stays behind, 'stays' it waits for its own replica, 'waits' until
 --      another replica has ended its trial, 'inherited' the caller has the docket; {'LOST', why} or {'FENCED', why}.
+--@keys string string hash string hash string hash stream
+--@arguments token base word word
 --@include fence
 --@include docket
 local base, replica, other = ARGV[2], ARGV[3], ARGV[4]
-if not base or not replica or not other or replica == '' or other == '' or replica == other then
-  return redis.error_reply('ERR inherit: needs the model\'s base key and two replicas')
+if replica == other then
+  refuse('argument 4', other, 'another replica')
 end
 local refused = fence(ARGV[1])
 if refused then

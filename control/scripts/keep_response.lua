@@ -4,19 +4,18 @@
 -- ARGV 1 the beginning of the records' keys  2 rid  3 life (ms)  4 most bytes (int)  5 most responses (int)
 --      6… its fields and their values
 -- Returns 1 once it is kept, 0 while more must go before: call again.
+--@keys zset hash
+--@arguments word word positive count positive text=text…
 --@include clock
 --@include stored
 local records, rid = ARGV[1], ARGV[2]
 local life, bytes, number = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-if not (life and life >= 1 and bytes and number and number >= 1) or #ARGV < 7 or #ARGV % 2 == 0 then
-  return redis.error_reply('ERR keep_response: bad life, bounds or fields')
-end
 local size = RESPONSE_OVERHEAD
 for i = 6, #ARGV do
   size = size + #ARGV[i]
 end
 if size > bytes then
-  return redis.error_reply('ERR keep_response: larger than all that its owner may keep')
+  refuse('the size of the response', whole(size), 'within the ' .. ARGV[4] .. ' bytes that its owner may keep')
 end
 
 local record, now = records .. rid, server_ms()

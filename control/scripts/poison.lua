@@ -2,6 +2,9 @@
 -- KEYS 1 poison (hash)  2 poisons, its history (stream)  3 epoch (string)
 -- ARGV 1 epoch (int)  2 rank (int)  3 kind  4 message  5 the model's base key
 -- Returns 1 if this call is the one that counts, 0 if the epoch was poisoned before or is over.
+--@keys hash stream string
+--@arguments count number text text base
+--@model bell
 --@include clock
 --@include bell
 local epoch = redis.call('GET', KEYS[3])

@@ -2,6 +2,8 @@
 -- KEYS 1 assets (hash)
 -- ARGV field, value, …
 -- Returns 1 if something changed, else 0.
+--@keys hash
+--@arguments word text text=text…
 local count, same = 0, true
 for i = 1, #ARGV, 2 do
   count = count + 1

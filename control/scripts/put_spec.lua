@@ -4,6 +4,8 @@
 --      2 revision to begin with (int)  3… field, value, …
 -- Returns the revision that stands now.
 -- What placement and agents follow without a new process.
+--@keys hash
+--@arguments change|again|restore count word text text=text…
 local FOLLOWED = {replicas = true, drain_s = true, surge = true}
 local was, rest = {}, {}
 local flat = redis.call('HGETALL', KEYS[1])

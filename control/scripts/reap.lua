@@ -2,6 +2,9 @@
 -- KEYS 1 orphans (zset rid → ms)
 -- ARGV 1 the model's base key  2 grace, ms (int): how long a request of a gone api waits for another  3… gone api ids
 -- Returns the rids whose end was asked for.
+--@keys zset
+--@arguments base count word…
+--@model load bell orphans settlements classes
 --@include clock
 --@include bell
 --@include followers

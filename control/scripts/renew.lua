@@ -2,6 +2,8 @@
 -- KEYS 1 lock (string)  2 epoch (string)
 -- ARGV 1 token `owner:epoch`  2 the replica's base key  3 world size (int)
 -- Returns {'OK'}, {'LOST', why} or {'FENCED', why}.
+--@keys string string
+--@arguments token prefix positive
 --@include fence
 local refused = fence(ARGV[1])
 if refused then

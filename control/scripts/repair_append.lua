@@ -6,6 +6,9 @@
 -- Returns {'OK', seq of the last entry}, {'MOVED'} where the log is another one by now, or {'ABSENT'}.
 -- It takes nothing from the leader: what an api has, a leader emitted. One that still has it in memory learns at its next
 -- emit where the log is and goes on from there. A repeat finds the log moved.
+--@keys hash stream
+--@arguments base request:1 text count count choices finished|cancelled|expired| entry…
+--@model load orphans settlements classes
 --@include clock
 --@include running
 --@include queue
@@ -13,6 +16,7 @@
 --@include ended
 --@include ending
 --@include repairing
+check_request(ARGV[1], ARGV[2])
 local base, rid, last = ARGV[1], ARGV[2], tonumber(ARGV[4])
 local was = redis.call('HMGET', KEYS[1], 'state', 'tenant', 'seq', 'ended')
 if not was[1] or was[2] ~= ARGV[3] then

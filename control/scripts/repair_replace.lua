@@ -9,6 +9,9 @@
 -- Returns {'OK'}, {'MOVED'} where the log is another one by now, {'OTHER', api id} or {'ABSENT'}.
 -- Another claim continues from the new log, and the leader is told that the request is taken. Where two apis have
 -- different things only the first one's stands; the other is told.
+--@keys hash stream stream
+--@arguments base request:1 text text text word count count count choices finished|cancelled|expired| count=text…
+--@model load bell orphans settlements classes
 --@include clock
 --@include bell
 --@include turns
@@ -20,6 +23,7 @@
 --@include requeue
 --@include staged
 --@include repairing
+check_request(ARGV[1], ARGV[2])
 local base, rid, have = ARGV[1], ARGV[2], tonumber(ARGV[8])
 local was = redis.call('HMGET', KEYS[1], 'state', 'tenant', 'seq', 'repaired_by', 'repair')
 if not was[1] or was[2] ~= ARGV[3] then

@@ -2,6 +2,9 @@
 -- KEYS 1 lock (string)  2 epoch (string)  3 request (hash)
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 rid
 -- Returns {'OK', 1 if it is waiting now, else 0}, {'LOST', why} or {'FENCED', why}.
+--@keys string string hash
+--@arguments token base request:3
+--@model load bell classes
 --@include clock
 --@include fence
 --@include bell
@@ -9,6 +12,7 @@
 --@include running
 --@include queue
 --@include requeue
+check_request(ARGV[2], ARGV[3])
 local token, base, rid = ARGV[1], ARGV[2], ARGV[3]
 local refused = fence(token)
 if refused then

@@ -5,6 +5,9 @@
 -- Returns {the number of requests that wait again, 1 while there are more}, or {-1, 0} while it holds its lock, or while
 --      another replica may inherit what it suspects: back in the queue that could crash every replica.
 -- At most HAND_OUT requests a call; the replica is forgotten with the last.
+--@keys string string hash hash
+--@arguments base prefix word
+--@model load bell classes
 --@include clock
 --@include bell
 --@include turns
@@ -30,7 +33,7 @@ local heirs = state == 'failed' or state == 'unplaceable'
 if heirs and redis.call('HEXISTS', base .. 'docket', replica) == 1 and another_leads() then
   return {-1, 0}
 end
-local returned = 0
+local epoch, returned = number_in(KEYS[2]), 0
 local batch, _, more = next_running(base, replica, '')
 for _, held in ipairs(batch) do
   local rid, class, id, tenant, place = unpack(held)
@@ -44,7 +47,7 @@ for _, held in ipairs(batch) do
   redis.call('ZREM', running_on(base, replica), place)
 end
 if returned > 0 then
-  redis.call('SET', KEYS[2], whole(math.max(tonumber(redis.call('GET', KEYS[2]) or '0') + 1, server_ms())))
+  redis.call('SET', KEYS[2], whole(math.max(epoch + 1, server_ms())))
 end
 if more == 1 then
   return {returned, 1}

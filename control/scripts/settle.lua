@@ -5,6 +5,8 @@
 -- ARGV 1 hold: the id under which it was taken  2 request id  3 tokens so far (int)  4 1 if it has ended, else 0
 --      5 1 if it counts as a request, else 0
 -- Returns 1, or 0 where it had been settled before.
+--@keys hash hash hash hash
+--@arguments word word count flag flag
 --@include clock
 --@include bucket
 local tokens, ended, counts = tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5])

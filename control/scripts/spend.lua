@@ -5,6 +5,8 @@
 --      6… of each request its id and its tokens, estimated (int)
 -- Returns {'OK', remaining requests, ms until all, remaining tokens, ms until all}, or
 --      {'LIMIT', 'requests' | 'tokens' | 'concurrent', ms to wait, …the same four}.
+--@keys hash hash hash
+--@arguments word count count count word word=count…
 --@include clock
 --@include bucket
 local hold, rpm, tpm, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])

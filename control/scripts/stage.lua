@@ -2,6 +2,8 @@
 -- KEYS 1 staged log (stream)
 -- ARGV 1 seq of the first entry (int)  2… entries (JSON)
 -- Returns the seq up to which it has entries now. A repeat adds nothing, and neither does a page that leaves a gap.
+--@keys stream
+--@arguments positive entry…
 --@include staged
 local first, last = tonumber(ARGV[1]), last_seq(KEYS[1])
 if last == first - 1 then

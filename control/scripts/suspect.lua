@@ -4,11 +4,16 @@
 --      4 docket (JSON; '' when nobody is watched any more); the dockets that the replica inherited are part of it
 --      5 S (int), suspect rid × S, then the rids that are none any more
 -- Returns {'OK'}, {'LOST', why} or {'FENCED', why}.
+--@keys string string hash string
+--@arguments token base word json? count word…
 --@include fence
 --@include docket
 local base, replica, count = ARGV[2], ARGV[3], tonumber(ARGV[5])
-if not count or count < 0 or count ~= math.floor(count) or count > #ARGV - 5 then
-  return redis.error_reply('ERR suspect: ' .. tostring(ARGV[5]) .. ' is not a number of the suspects that follow')
+if count > #ARGV - 5 then
+  refuse('argument 5', ARGV[5], 'a number of the suspects that follow')
+end
+for i = 6, #ARGV do
+  check_type(base .. 'req:' .. ARGV[i], 'hash')
 end
 local refused = fence(ARGV[1])
 if refused then

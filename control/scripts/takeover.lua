@@ -5,6 +5,9 @@
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id  4 id of this call, any text  5 the other's id
 --      6 place after which to begin, '' at first  7 fingerprint of the leader's weights, or ''
 -- Returns as adopt does. At most HAND_OUT requests a call; each call checks the other's lock, and moves its epoch on.
+--@keys string string hash string stream string string
+--@arguments token base word word word text text
+--@model load bell orphans settlements classes
 --@include clock
 --@include fence
 --@include poisoned
@@ -20,6 +23,7 @@
 --@include claimed
 --@include adopting
 local token, base, replica, other, after = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[6]
+check_type(running_on(base, replica), 'zset')
 local refused = fence(token) or poisoned(token)
 if refused then
   return refused
@@ -31,12 +35,11 @@ end
 if redis.call('EXISTS', KEYS[6]) == 1 then
   return {'OK', last_bell(KEYS[5]), {}, after, 0}
 end
-local now = server_ms()
+local now, epoch = server_ms(), number_in(KEYS[7])
 local adopted, rest, more = adopt_batch(base, other, replica, token, ARGV[7], after, now)
 -- Only where something was taken: the ranks of a replica that is merely late would follow the epoch for nothing.
 if #adopted > 0 then
-  local epoch = math.max(tonumber(redis.call('GET', KEYS[7]) or '0') + 1, now)
-  redis.call('SET', KEYS[7], whole(epoch))
+  redis.call('SET', KEYS[7], whole(math.max(epoch + 1, now)))
 end
 remember(KEYS[4], ARGV[4], adopted)
 return {'OK', last_bell(KEYS[5]), adopted, rest, more}

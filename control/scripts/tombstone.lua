@@ -1,6 +1,8 @@
 -- Ask for a model to be unloaded; only this means unload, never the absence of a specification.
 -- KEYS 1 spec (hash)
 -- Returns 1, or 0 if there is no such model.
+--@keys hash
+--@arguments
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return 0
 end

@@ -2,12 +2,11 @@
 -- KEYS 1 index (zset)  2 sizes (hash)
 -- ARGV 1 the beginning of the records' keys  2 most bytes (int)  3 most responses (int)
 -- Returns {1 once nothing is left to drop and 0 while there is, bytes, number}.
+--@keys zset hash
+--@arguments word count count
 --@include clock
 --@include stored
 local bytes, number = tonumber(ARGV[2]), tonumber(ARGV[3])
-if not (bytes and number) then
-  return redis.error_reply('ERR trim_responses: bad bounds')
-end
 local responses, now = stored(KEYS[1], KEYS[2], ARGV[1]), server_ms()
 local within = responses.make_room(bytes, number, now)
 local oldest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')

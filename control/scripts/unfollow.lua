@@ -3,6 +3,9 @@
 -- ARGV 1 the model's base key  2 rid  3 api id  4 t_delivered (ms) or ''
 --      5 least time to wait for another follower (ms)
 -- Returns the request's state, or false if it is gone.
+--@keys hash
+--@arguments base request:1 text count? count
+--@model load bell orphans settlements classes
 --@include clock
 --@include bell
 --@include followers
@@ -12,6 +15,7 @@
 --@include ended
 --@include ending
 --@include orphans
+check_request(ARGV[1], ARGV[2])
 local was = redis.call('HMGET', KEYS[1], 'state', 'followers')
 if not was[1] then
   return false

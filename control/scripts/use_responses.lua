@@ -2,12 +2,11 @@
 -- KEYS 1 index (zset)  2 sizes (hash)
 -- ARGV 1 the beginning of the records' keys  2 life (ms)  3… rids
 -- Returns how many of them there are.
+--@keys zset hash
+--@arguments word positive word…
 --@include clock
 --@include stored
 local records, life = ARGV[1], tonumber(ARGV[2])
-if not (life and life >= 1) then
-  return redis.error_reply('ERR use_responses: bad life')
-end
 local now, found = server_ms(), 0
 for i = 3, #ARGV do
   if redis.call('PEXPIRE', records .. ARGV[i], whole(life)) == 1 then

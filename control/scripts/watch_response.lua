@@ -2,6 +2,8 @@
 -- KEYS 1 what is looked after (zset name → ms)
 -- ARGV 1 its name
 -- Returns 1.
+--@keys zset
+--@arguments name
 --@include clock
 redis.call('ZADD', KEYS[1], 'NX', whole(server_ms() + LOOK_AFTER_MS), ARGV[1])
 return 1

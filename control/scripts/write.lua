@@ -2,8 +2,6 @@
 -- KEYS 1 the command's key
 -- ARGV 1 HSET, SADD, SET or XADD  2… the command's other words
 -- Returns the command's answer.
-local allowed = {HSET = true, SADD = true, SET = true, XADD = true}
-if not allowed[ARGV[1]] then
-  return redis.error_reply('ERR write: no such command')
-end
+--@keys any
+--@arguments HSET|SADD|SET|XADD name text…
 return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from redis import exceptions as redis_errors
 
 from control import keys
+from control.errors import ArgumentsRefused
 from control.keys import RESPONSE_OVERHEAD, ResponseKeys
 from control.responses import (
     Quota,
@@ -206,6 +206,6 @@ def test_a_trim_drops_what_has_lapsed(farm: Farm) -> None:
 def test_what_can_never_fit_is_refused_and_changes_nothing(farm: Farm) -> None:
     """A response larger than the whole quota pushes nothing out."""
     put(farm, "r1")
-    with pytest.raises(redis_errors.ResponseError, match="larger than all"):
+    with pytest.raises(ArgumentsRefused, match="bytes that its owner may keep"):
         put(farm, "huge", 2_000, quota=Quota(2_000, 10))
     assert kept(farm) == ["r1"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from redis.exceptions import ResponseError
 
 from control import catalog, health, requests
 from control.connection import Call
-from control.errors import Fenced, Lost
+from control.errors import ArgumentsRefused, Fenced, Lost
 from control.health import write_poison
 from control.keys import SUSPECTS_MS, TRIAL_MS
 from control.lease import Lease
@@ -91,7 +90,7 @@ def test_arguments_that_make_no_sense_change_nothing(farm: Farm, count: str) -> 
     farm.put("a")
     farm.claim(lease)
     named = (lease.keys.lock, lease.keys.epoch, farm.keys.docket, farm.keys.trial)
-    with pytest.raises(ResponseError):
+    with pytest.raises(ArgumentsRefused):
         farm.run(Call("suspect", named, (lease.token, farm.keys.base, "r0", "{}", count, "a"), list))
     assert farm.client.exists(farm.keys.docket) == 0 and farm.field("a", "suspect") is None
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from redis.exceptions import ResponseError
 
 from control.connection import Call
+from control.errors import ArgumentsRefused
 from control.requests.abandon import PAGE, abandon
 from control.requests.waiting import expire_waiting, waiting
 from tests.contract.conftest import MODEL, Farm
@@ -53,7 +53,7 @@ def test_abandon_refuses_a_state_that_is_no_end(farm: Farm) -> None:
     farm.put("a")
     before = farm.client.hgetall(farm.keys.request("a"))
     call = Call("abandon", (farm.keys.request("a"),), (farm.keys.base, "a", "why", "running"), int)
-    with pytest.raises(ResponseError, match="neither cancelled nor finished"):
+    with pytest.raises(ArgumentsRefused, match="one of cancelled, finished"):
         farm.run(call)
     assert farm.client.hgetall(farm.keys.request("a")) == before
 
