@@ -10,7 +10,7 @@
 -- Another claim continues from the new log, and the leader is told that the request is taken. Where two apis have
 -- different things only the first one's stands; the other is told.
 --@keys hash stream stream
---@arguments base request:1 text text text word count count count choices finished|cancelled|expired| count=text…
+--@arguments base request:1 text text text word count positive count choices finished|cancelled|expired| count=text…
 --@model load bell orphans settlements classes
 --@include clock
 --@include bell

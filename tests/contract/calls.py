@@ -29,6 +29,9 @@ KEYS = ModelKeys(MODEL)
 PONG = Pong(epoch=1, seq=1, rank=1, world_size=3, cuda_device="cpu")
 
 
+END = '0,null,"stop","token"]'
+
+
 class Scene:
     """A model of which `run` runs under `lease` with one token, `wait` waits, `gone` was left by replica r1, which has
     no leader, and nobody comes for `late`; and there is one of everything else."""
@@ -54,6 +57,7 @@ class Scene:
             put_spec(SPEC),
             catalog.put_assets(MODEL, byte_assets()),
             beat(self.lease.epoch),
+            CALLS["stage"](self),
         ]
         for call in calls:
             farm.run(call)
@@ -84,13 +88,10 @@ def emission(lease: Lease) -> Call[Any]:
 
 
 def enqueued() -> Call[Any]:
-    """A request that Redis has lost, with what its client has of it."""
+    """A request of two choices under an idempotency key."""
     params = GenerationRequest(prompt=[1, 2, 3], sampling=Sampling(max_tokens=9, n=2))
-    entries = [token(1), LogEntry(2, 1, None, "stop", "token")]
     return requests.enqueue(
-        requests.Enqueue(
-            rid="new", model=MODEL, params=params, tenant="t", idempotency_key="k", body_hash="h", delivered=entries
-        )
+        requests.Enqueue(rid="new", model=MODEL, params=params, tenant="t", idempotency_key="k", body_hash="h")
     )
 
 
@@ -136,7 +137,7 @@ CALLS: dict[str, Callable[[Scene], Call[Any]]] = {
     "release": lambda s: release(s.lease),
     "renew": lambda s: renew(s.lease, 3),
     "repair_append": lambda s: repair("append", 1, 0, "", "", "[2,0,5]"),
-    "repair_replace": lambda s: repair("replace", "a1", "once", "running", 1, 0, 0, "", "", 0, '0,null,"stop","token"]'),
+    "repair_replace": lambda s: repair("replace", "a1", "once", "running", 1, 2, 0, "", "", 0, END),
     "reply": lambda s: plain("reply", (s.lease.keys.replies(s.lease.epoch),), msgspec.json.encode(PONG)),
     "requeue": lambda s: requests.requeue(s.lease, "run"),
     "retire": lambda s: retire(),
