@@ -33,6 +33,8 @@ CRASHING_TOKEN, CRASHING_TOKENS = 11, 512
 TOLD_WITHIN_S = 5.0
 """For the clients of a model to get the cause after its only replica was given up."""
 START_WITHIN_S = 480.0
+REFUSALS = 5
+"""New requests of which the last must be a 503; those before may have been let in, and then end with the cause."""
 SOLE = "sole"
 ANSWER_WITHIN_S = 240.0
 LONG = 8000
@@ -195,9 +197,12 @@ def give_up_the_sole_one(target: Target, folder: Path) -> str:
         target.until(lambda: all(client.ended for client in clients), f"clients of {SOLE} have the cause", 60.0)
         late = max(client.ended for client in clients) - told
         wrong = [client.text[-300:] for client in clients if str(folder) not in client.text]
-        status, refusal = ask(target.urls[0] + bodies()[1][0], bodies()[1][1])
-        if late > TOLD_WITHIN_S or wrong or status != 503 or str(folder) not in refusal:
-            raise Harm(f"after {cause!r} the last client was told after {late:.1f} s; {wrong}; then {status} {refusal}")
+        refusals = [ask(target.urls[0] + bodies()[1][0], bodies()[1][1])]
+        while refusals[-1][0] != 503 and len(refusals) < REFUSALS:  # an API process looks at the farm once a second
+            refusals.append(ask(target.urls[0] + bodies()[1][0], bodies()[1][1]))
+        wrong += [text for _, text in refusals if str(folder) not in text]
+        if late > TOLD_WITHIN_S or wrong or refusals[-1][0] != 503:
+            raise Harm(f"after {cause!r} the last client was told after {late:.1f} s; {wrong}; then {refusals[-1]}")
     finally:
         unload(target, spec)
     return f"the sole replica's {len(clients)} clients had the cause {max(0.0, late):.1f} s after it was given up"
