@@ -70,7 +70,7 @@ class Watch:
         model, name = self._replica.place
         epoch = health.read_epoch(self._client, model, name)
         beats = health.heartbeats(self._client, model, name, self._replica.assignment.spec.tp)
-        if beats[0] is not None and beats[0].phase == "ready":
+        if beats[0] is not None and beats[0].phase == "ready" and self._may_be_alive(beats[0]):
             if self._replica.attempts and not self._replica.draining:
                 health.write_status(self._client, model, name, "running", "")
             self._replica.ready()
@@ -93,6 +93,11 @@ class Watch:
                 self._silent_since.pop(pid, None)
             elif beat is None and self._seen.get(pid) == epoch:
                 self._silent(rank, pid, epoch, ran=before.get(pid) != self._run[pid])
+
+    def _may_be_alive(self, leader: health.Beat) -> bool:
+        """Whether the leader's last word is not that of a process of this host which has ended since."""
+        here = 0 in self._replica.assignment.ranks
+        return not here or self._replica.pids().get(0) == leader.pid
 
     def _end_absent(self, epoch: int, beats: list[health.Beat | None]) -> None:
         """Kill who hangs where it has no heartbeat in this epoch that could be missed."""

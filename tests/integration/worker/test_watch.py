@@ -286,6 +286,20 @@ def test_who_stays_in_a_poisoned_epoch_is_killed(watched: Watched, monkeypatch: 
     assert watched.killed() == [1]
 
 
+def test_the_last_word_of_a_leader_that_has_ended_forgives_nothing(watched: Watched) -> None:
+    """It outlives the process by more than a second; the cause of the end must stay in the status."""
+    write_status(watched.redis.client, MODEL, REPLICA, "backoff", "its folder is away", host="host", tp=WORLD)
+    watched.replica.pause()
+    watched.beats(0)
+    ended = watched.replica.processes.pop(0)
+    try:
+        watched.watch.look()
+        assert watched.replica.attempts == 1
+        assert watched.redis.client.hget(watched.redis.keys.status, "state") == "backoff"
+    finally:
+        watched.replica.processes[0] = ended
+
+
 def test_a_group_that_serves_is_forgiven(watched: Watched) -> None:
     """Once it is ready earlier failures count no more, and the operator sees `running` instead of `backoff`."""
     write_status(watched.redis.client, MODEL, REPLICA, "backoff", "rank 1 could not load", host="host", tp=WORLD)
