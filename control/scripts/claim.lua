@@ -173,6 +173,23 @@ while looks > 0 and passed_queues < PASSED_QUEUES do
     redis.call('ZREM', base .. 'turns:' .. here.class, here.tenant)
   end
 end
+-- A class without a turn has nothing that waits: counts that say otherwise, whatever left them, end here. So a place
+-- that was lost costs nobody more than the time until the queue is empty or a leader starts.
+local load = base .. 'load'
+local queued = redis.call('HGET', load, 'queued')
+if queued and queued ~= '0' then
+  local empty = true
+  for _, class in ipairs(CLASSES) do
+    if redis.call('ZCARD', base .. 'turns:' .. class) > 0 then
+      empty = false
+    else
+      redis.call('HDEL', load, 'queued:' .. class)
+    end
+  end
+  if empty then
+    redis.call('HSET', load, 'queued', 0, 'queued_tokens', 0)
+  end
+end
 account_for_claim(base, now)
 
 remember(KEYS[4], ARGV[4], claimed)
