@@ -12,7 +12,7 @@ from control import catalog, keys
 from control.clients import SyncRedis
 from control.connection import read, run, run_all
 from control.errors import RedisUnavailable
-from control.requests import gone_apis, reap
+from control.requests import gone_apis, reap, reap_all
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -55,8 +55,9 @@ class OrphanReaper:
         for model, ended in zip(models, run_all(self._client, [reap(model, gone) for model in models]), strict=True):
             if isinstance(ended, Exception):
                 raise ended
-            if ended:
-                log.info("ended requests that nobody follows", action="reap", model=model, rids=ended)
+            rids = ended.rids + (reap_all(self._client, model, gone) if ended.more else [])
+            if rids:
+                log.info("ended requests that nobody follows", action="reap", model=model, requests=len(rids))
         if gone:
             # Struck from every request: a process that only slept puts itself back with its next beat.
             run(self._client, read("SREM", keys.APIS, *gone, parse=int))

@@ -117,6 +117,9 @@ class ModelKeys:
     def staged(self, rid: str, repair: str) -> str:  # stream as log: repair, enqueue -> the same, renamed; 60 s
         return f"{self.base}staged:{rid}:{repair}"
 
+    def followed(self, api: str) -> str:  # zset of rids that have not ended: enqueue, follow -> unfollow, reap
+        return f"{self.base}followed:{api}"
+
     def blob(self, rid: str, index: int) -> str:  # string: api -> ranks; as the request
         return f"{self.base}blob:{rid}:{index}"
 

@@ -55,7 +55,7 @@ def follow(
         return Followed(fields, entries, len(entries) == most, reply[3], int(reply[4]))
 
     named = (keys.request(rid), keys.log(rid), keys.orphans)
-    return Call("follow", named, (rid, api, tenant, have, int(params), most), parse)
+    return Call("follow", named, (rid, api, tenant, have, int(params), most, keys.base), parse)
 
 
 def unfollow(model: str, rid: str, api: str, delivered_ms: int | None = None, grace_ms: int = 0) -> Call[None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from control import keys
 from control.clients import SyncRedis
@@ -13,15 +15,34 @@ GRACE_MS = 30_000
 """How long a request of a dead API process waits for its client to come back on another one."""
 
 
-def reap(model: str, gone: Iterable[str] = (), grace_ms: int = GRACE_MS) -> Call[list[str]]:
-    """Strike the `gone` API processes from every request of the model, and end the orphans whose wait is over.
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """The requests whose end was asked for; `more` where another call may find some."""
 
-    Returns the rids whose end was asked for. May run anywhere, any number of times.
+    rids: list[str]
+    more: bool
+
+
+def reap_all(client: SyncRedis, model: str, gone: Sequence[str] = (), grace_ms: int = GRACE_MS) -> list[str]:
+    """All batches; the requests whose end was asked for. Raises RedisUnavailable."""
+    rids, more = list[str](), True
+    while more:
+        reaped = run(client, reap(model, gone, grace_ms))
+        rids += reaped.rids
+        more = reaped.more
+    return rids
+
+
+def reap(model: str, gone: Iterable[str] = (), grace_ms: int = GRACE_MS) -> Call[Reaped]:
+    """Strike `gone` API processes from requests of the model, and end orphans whose wait is over: a batch of both.
+
+    May run anywhere, any number of times.
     """
     model_keys = ModelKeys(model)
 
-    def parse(reply: list[str]) -> list[str]:
-        return reply
+    def parse(reply: list[Any]) -> Reaped:
+        rids, more = reply
+        return Reaped(rids, bool(more))
 
     return Call("reap", (model_keys.orphans,), (model_keys.base, grace_ms, *gone), parse)
 

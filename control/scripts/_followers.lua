@@ -15,6 +15,17 @@ local function with_follower(followers, api)
   return followers .. ' ' .. api
 end
 
+-- `followed:<api>` holds the live requests that an api process follows, so that those of one that died are found.
+local function note_follower(base, api, rid)
+  if api ~= '' then
+    redis.call('ZADD', base .. 'followed:' .. api, 0, rid)
+  end
+end
+
+local function forget_follower(base, api, rid)
+  redis.call('ZREM', base .. 'followed:' .. api, rid)
+end
+
 local function without_follower(followers, api)
   local kept = {}
   for known in string.gmatch(followers or '', '%S+') do

@@ -32,6 +32,7 @@ local function join(id, joined)
   local was = redis.call('HMGET', req, 'state', 'followers', 'ticket')
   if was[1] == 'queued' or was[1] == 'running' then
     redis.call('HSET', req, 'followers', with_follower(was[2], api))
+    note_follower(base, api, id)
     redis.call('HDEL', req, 'orphan_at')
     redis.call('ZREM', base .. 'orphans', id)
   end
@@ -125,6 +126,7 @@ redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry'
   'seq', whole(delivered), 'tokenless', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
   't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', taken and '' or key,
   'body_hash', key ~= '' and ARGV[12] or '', 'account', ARGV[21], 'hold', ARGV[22], 'ended', ARGV[23])
+note_follower(base, api, rid)
 local life = whole(deadline + RETENTION_MS)
 redis.call('PEXPIRE', req, life)
 if delivered > 0 then -- the log is the truth from which a leader goes on

@@ -1,10 +1,10 @@
 -- An api process begins to follow a request, and reads what it lacks of the log in the same breath.
 -- KEYS 1 request (hash)  2 log (stream)  3 orphans (zset)
 -- ARGV 1 rid  2 api id or '' to look only  3 tenant  4 last seq that it has (int)  5 1 if it wants the params, else 0
---      6 entries at most (int)
+--      6 entries at most (int)  7 the model's base key
 -- Returns {'OK', {field, value, …} without params, {entries (JSON)}, params (JSON) or '', now (ms)} or {'ABSENT'}.
 --@keys hash stream zset
---@arguments request:1 text text count flag positive
+--@arguments request:1 text text count flag positive base
 --@include clock
 --@include followers
 local was = redis.call('HMGET', KEYS[1], 'state', 'tenant', 'followers')
@@ -14,6 +14,7 @@ end
 if was[1] == 'queued' or was[1] == 'running' then
 --@include goes_on
   redis.call('HSET', KEYS[1], 'followers', with_follower(was[3], ARGV[2]))
+  note_follower(ARGV[7], ARGV[2], ARGV[1])
   if ARGV[2] ~= '' then
     redis.call('HDEL', KEYS[1], 'orphan_at')
     redis.call('ZREM', KEYS[3], ARGV[1])

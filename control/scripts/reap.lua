@@ -1,7 +1,8 @@
 -- Apply on_disconnect for those who can't: api processes that are gone, and requests whose wait for a follower is over.
 -- KEYS 1 orphans (zset rid → ms)
 -- ARGV 1 the model's base key  2 grace, ms (int): how long a request of a gone api waits for another  3… gone api ids
--- Returns the rids whose end was asked for.
+-- Returns {the rids whose end was asked for, 1 where another call may find more, else 0}. At most HAND_OUT requests of gone
+-- api processes a call, and as many whose wait is over.
 --@keys zset
 --@arguments base count word…
 --@model load bell orphans settlements classes
@@ -34,20 +35,19 @@ local function forget_gone(rid)
   end
 end
 
--- A walk over all that is queued or running, but only when an api has died.
-if #ARGV > 2 then
-  for _, class in ipairs(CLASSES) do
-    for _, tenant in ipairs(redis.call('ZRANGE', base .. 'served:' .. class, 0, -1)) do
-      for _, entry in ipairs(redis.call('XRANGE', base .. 'queue:' .. class .. ':' .. tenant, '-', '+')) do
-        forget_gone(entry[2][2])
-      end
-    end
+local looks = HAND_OUT
+for i = 3, #ARGV do
+  local followed = looks > 0 and redis.call('ZRANGE', base .. 'followed:' .. ARGV[i], 0, looks - 1) or {}
+  for _, rid in ipairs(followed) do
+    forget_gone(rid)
+    forget_follower(base, ARGV[i], rid)
+    looks = looks - 1
   end
 end
 
-local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', whole(now))
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', whole(now), 'LIMIT', 0, HAND_OUT)
 for _, rid in ipairs(due) do
   redis.call('ZREM', KEYS[1], rid)
   cancel_request(base, rid, 'client disconnected', now)
 end
-return due
+return {due, (looks <= 0 or #due == HAND_OUT) and 1 or 0}

@@ -17,6 +17,7 @@
 --@include orphans
 check_request(ARGV[1], ARGV[2])
 local was = redis.call('HMGET', KEYS[1], 'state', 'followers')
+forget_follower(ARGV[1], ARGV[3], ARGV[2])
 if not was[1] then
   return false
 end

@@ -31,6 +31,7 @@ VERBS = {
     "cancel": "Requests cancelled under load: the time until the slot is free.",
     "fanout": "One API process on one core, many streams: tokens a second, lateness, memory.",
     "hostile": "Attacks on an API process beside polite streams: what they notice, memory, refusals.",
+    "scale": "A million logged tokens, 100,000 waiting requests: each script's time, and a leader's death.",
     "overload": "Ten times the load that the farm can carry: memory, waiting, refusals.",
 }
 

@@ -95,7 +95,7 @@ def test_continue_goes_on_alone(farm: Farm) -> None:
     """With on_disconnect continue nothing happens, now or later."""
     farm.put("a", api="api1", on_disconnect="continue")
     leave(farm, "a", "api1")
-    assert farm.run(requests.reap(MODEL)) == []
+    assert requests.reap_all(farm.client, MODEL) == []
     assert farm.field("a", "state") == "queued"
     assert farm.field("a", "orphan_at") is None
 
@@ -105,11 +105,11 @@ def test_seconds_wait_for_somebody_to_come_back(farm: Farm) -> None:
     for rid in ("a", "b"):
         farm.put(rid, api="api1", on_disconnect="60")
         leave(farm, rid, "api1")
-    assert farm.run(requests.reap(MODEL)) == []
+    assert requests.reap_all(farm.client, MODEL) == []
     follow(farm, "b", "api2")
     for rid in farm.client.zrange(farm.keys.orphans, 0, -1):
         farm.client.zadd(farm.keys.orphans, {rid: 1})  # as if the sixty seconds were over
-    assert farm.run(requests.reap(MODEL)) == ["a"]
+    assert requests.reap_all(farm.client, MODEL) == ["a"]
     assert [farm.field(rid, "state") for rid in ("a", "b")] == ["cancelled", "queued"]
 
 
@@ -122,11 +122,11 @@ def test_requests_of_a_dead_api_wait_for_their_grace(farm: Farm) -> None:
     farm.put("shared", api="dead")
     follow(farm, "shared", "alive")
     farm.put("kept", api="dead", on_disconnect="continue")
-    assert farm.run(requests.reap(MODEL, ["dead"])) == []
+    assert requests.reap_all(farm.client, MODEL, ["dead"]) == []
     assert set(farm.client.zrange(farm.keys.orphans, 0, -1)) == {"running", "queued"}
     for rid in ("running", "queued"):
         farm.client.zadd(farm.keys.orphans, {rid: 1})
-    assert set(farm.run(requests.reap(MODEL, ["dead"]))) == {"running", "queued"}
+    assert set(requests.reap_all(farm.client, MODEL, ["dead"])) == {"running", "queued"}
     assert farm.field("queued", "state") == "cancelled"
     assert farm.emit(lease, Emission("running", 1)).cancelled == ["running"]
     assert [farm.field(rid, "state") for rid in ("shared", "kept")] == ["queued", "queued"]

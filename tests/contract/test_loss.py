@@ -54,7 +54,7 @@ def test_calls_on_an_empty_server_answer_in_order(farm: Farm) -> None:
     assert farm.claim(lease, adopt=True).requests == []
     assert farm.claim(lease).bell == "0"
     assert farm.take_over(lease, "r9") == []
-    assert farm.run(requests.reap(MODEL, ["gone"])) == []
+    assert requests.reap_all(farm.client, MODEL, ["gone"]) == []
     assert farm.run(requests.requeue(lease, "nothing")) is False
     assert farm.run(requests.bury(lease, "nothing", "x")) is False
     assert farm.emit(lease, Emission("nothing", 1, [token(1)])).taken == ["nothing"]

@@ -1,0 +1,76 @@
+"""Fills a server as a large farm does, through the same calls that API processes, agents and leaders make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from control import catalog, requests
+from control.clients import SyncRedis
+from control.connection import run, run_every, run_steps
+from control.lease import Lease, acquire
+from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
+from control.requests import Enqueue
+
+MODEL = "busy"
+_AT_ONCE = 200
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything."""
+
+    entries: int = 1_000_000
+    running: int = 100
+    """Requests that these entries are the logs of."""
+    waiting: int = 100_000
+    tenants: int = 1_000
+    models: int = 200
+    agents: int = 100
+    apis: int = 50
+
+
+def fill(client: SyncRedis, size: Size) -> Lease:
+    """Everything of `size`; the lease of the leader that runs what has a log."""
+    for index in range(size.models - 1):
+        catalog.put_spec(client, ModelSpec(name=f"model-{index}", source="scripted"))
+    catalog.put_spec(client, ModelSpec(name=MODEL, source="scripted"))
+    run_logged(client, size)
+    lease = run(client, acquire(MODEL, "r0", "first", 1))
+    assert lease is not None
+    while run(client, requests.claim(lease, size.running, requests.ANY_TOKENS)).requests:
+        client.pexpire(lease.keys.lock, 600_000)
+    for part in _parts(range(size.waiting)):
+        run_every(client, [requests.enqueue(waiting(index, size)) for index in part])
+    return lease
+
+
+def run_logged(client: SyncRedis, size: Size) -> None:
+    """The requests whose tokens are logged already, shared out so that the longest has four times the shortest's."""
+    weights = [1 + 3 * index / max(1, size.running - 1) for index in range(size.running)]
+    for index, weight in enumerate(weights):
+        length = max(1, int(size.entries * weight / sum(weights)))
+        log = [LogEntry(seq, 0, seq % 30_000) for seq in range(1, length + 1)]
+        run_steps(client, requests.enqueue_again(_request(f"logged-{index}", f"tenant-{index}", "api-0"), log))
+
+
+def waiting(index: int, size: Size) -> Enqueue:
+    return _request(f"waiting-{index}", f"tenant-{index % size.tenants}", f"api-{index % size.apis}")
+
+
+def _request(rid: str, tenant: str, api: str) -> Enqueue:
+    params = GenerationRequest(prompt=list(range(32)), sampling=Sampling(max_tokens=1 << 30, seed="1"))
+    return Enqueue(
+        rid=rid,
+        model=MODEL,
+        params=params,
+        tenant=tenant,
+        api=api,
+        max_queued_requests=1 << 40,
+        max_queued_tokens=1 << 40,
+    )
+
+
+def _parts(whole: range) -> Iterator[range]:
+    for start in range(whole.start, whole.stop, _AT_ONCE):
+        yield whole[start - whole.start : start - whole.start + _AT_ONCE]

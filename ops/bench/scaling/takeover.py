@@ -1,0 +1,59 @@
+"""The death of a leader with a large log: what its successor takes until each stream may go on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from control.clients import SyncRedis
+from control.connection import run
+from control.lease import Lease, acquire, holder
+from control.requests import Claimed, adopt
+from worker.exchange import Exchange
+from worker.progress import Progress
+from worker.pulse import Pulse
+from worker.reading import Reading
+
+
+@dataclass
+class Recovery:
+    """Seconds from the successor's lock until requests were ready for their prefill."""
+
+    first: float = 0.0
+    last: float = 0.0
+    entries: int = 0
+    lapses: int = 0
+    """Looks at the lock at which it was not held."""
+    ready: list[float] = field(default_factory=list)
+
+
+def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Recovery:
+    """Adopt with the leader's own parts: its adoption, its reading beside the step loop, its pulse."""
+    client, blocking, pulse_client = clients
+    client.delete(dead.keys.lock)
+    lease = run(client, acquire(dead.model, dead.replica, "second", 1, floor=dead.epoch))
+    assert lease is not None
+    began, found, progress = time.monotonic(), Recovery(), Progress()
+    pulse = Pulse(pulse_client, lease.model, lease.replica, lease.epoch, 0, 1, "none", progress, lease)
+    with pulse, Exchange(client, blocking, lease, pulse.check) as exchange:
+        reading = Reading(lease, exchange)
+        reading.add(adopted(exchange, lease))
+        while reading:
+            reading.wait(0.1)
+            for request in reading.take():
+                found.entries += request.accepted
+                found.ready.append(time.monotonic() - began)
+            found.lapses += run(client, holder(lease.model, lease.replica)) != lease.token
+        reading.close()
+    found.first, found.last = found.ready[0], found.ready[-1]
+    return found
+
+
+def adopted(exchange: Exchange, lease: Lease) -> list[Claimed]:
+    """Every batch, as the leader takes them."""
+    found, after, more = list[Claimed](), "", True
+    while more:
+        batch = exchange.held(adopt(lease, after))
+        found += batch.requests
+        after, more = batch.after, batch.more
+    return found
