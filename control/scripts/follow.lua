@@ -13,8 +13,8 @@ if not was[1] or was[2] ~= ARGV[3] then
 end
 if was[1] == 'queued' or was[1] == 'running' then
 --@include goes_on
-  redis.call('HSET', KEYS[1], 'followers', with_follower(was[3], ARGV[2]))
   note_follower(ARGV[7], ARGV[2], ARGV[1])
+  redis.call('HSET', KEYS[1], 'followers', with_follower(was[3], ARGV[2]))
   if ARGV[2] ~= '' then
     redis.call('HDEL', KEYS[1], 'orphan_at')
     redis.call('ZREM', KEYS[3], ARGV[1])
