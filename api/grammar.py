@@ -6,7 +6,6 @@ What a leader is given has been compiled with the same limits, so none meets a g
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import OrderedDict
 from contextlib import suppress
 
@@ -18,7 +17,7 @@ from api.schemas.structured import Asked
 from control.errors import RequestError
 from control.grammar_check import Letters, Task, Verdict
 from control.messages import Grammar, ModelAssets
-from control.process import child_environment
+from control.process import PYTHON, child_environment
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -119,7 +118,7 @@ class _Child:
 async def _start() -> asyncio.subprocess.Process:
     """A process that is ready, so that its start is not counted as a grammar's time."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "control.grammar_check"),
+        *(*PYTHON, "-m", "control.grammar_check"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=child_environment(),

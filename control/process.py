@@ -10,6 +10,8 @@ import threading
 import time
 from pathlib import Path
 
+PYTHON = (sys.executable, "-P")
+"""Begins the command of every child process: it imports nothing from the working folder, whose files are the user's."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 

@@ -6,7 +6,6 @@ Nearly all of a respawn is importing torch and transformers. The standby has don
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Collection
 from typing import Literal
@@ -14,6 +13,7 @@ from typing import Literal
 import msgspec
 import structlog
 
+from control.process import PYTHON
 from worker.supervision.client import ChildProcess, SupervisorClient
 from worker.supervision.version import VERSION
 from worker.supervision.wire import AT_ONCE, Ending, Tag
@@ -101,7 +101,7 @@ class Standby:
             self._process = None
 
     def _spawn(self, folders: Collection[str]) -> None:
-        command = [sys.executable, "-m", "worker", "standby", *folders]
+        command = [*PYTHON, "-m", "worker", "standby", *folders]
         environment = rank_environment(self._redis_url)
         self._process = self._supervisor.spawn(command, environment, TAG, AT_ONCE, channel=True)
         self._told = False

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO
 
-from control.process import child_environment
+from control.process import PYTHON, child_environment
 
 RESTART_PAUSE_S = 1.0
 STOP_LIMIT_S = 90.0
@@ -45,7 +44,7 @@ class Supervisor:
         self._spawn(part)
 
     def _spawn(self, part: Part) -> None:
-        command = [sys.executable, "-m", part.module, *part.arguments]
+        command = [*PYTHON, "-m", part.module, *part.arguments]
         environment = child_environment(**self.environment)
         part.process = subprocess.Popen(
             command, env=environment, start_new_session=True, stdout=self.log, stderr=self.log

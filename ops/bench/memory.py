@@ -18,7 +18,7 @@ def part_of(name: str, command: Sequence[str]) -> str | None:
         return "rank"
     if any(name.startswith(server) for server in ("redis", "valkey")):
         return "redis"
-    return "api" if "api" in command[1:3] else None
+    return "api" if "api" in command[1:4] else None
 
 
 class MemorySampler:

@@ -170,7 +170,7 @@ def test_a_killed_api_is_replaced_and_the_client_resumes(farm: Farm, expected: R
     """The socket is cut; the same POST with Last-Event-ID brings the rest from the new process, exactly."""
     body = LONG | {"on_disconnect": "continue"}
     received = Received()
-    [api] = [p for p in farm.processes() if psutil.Process(p).cmdline()[1:3] == ["-m", "api"]]
+    [api] = [p for p in farm.processes() if psutil.Process(p).cmdline()[2:4] == ["-m", "api"]]
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         for now in receive(open_stream(farm.address, body), received):
             if len(now.ids) == 20:
@@ -188,7 +188,7 @@ def test_a_killed_api_is_replaced_and_the_client_resumes(farm: Farm, expected: R
 def test_the_official_client_outlives_a_killed_api(farm: Farm, expected: Received, stream: bool) -> None:
     """Over the resuming transport the caller sees the undisturbed answer, made once, with no key or policy given."""
     before = farm.redis.hget("furrow:{demo}:load", "enqueued")
-    [api] = [p for p in farm.processes() if psutil.Process(p).cmdline()[1:3] == ["-m", "api"]]
+    [api] = [p for p in farm.processes() if psutil.Process(p).cmdline()[2:4] == ["-m", "api"]]
     http = httpx.Client(transport=ResumingTransport(), timeout=60)
     with (
         openai.OpenAI(base_url=farm.base_url, api_key="none", max_retries=0, http_client=http) as client,

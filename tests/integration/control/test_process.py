@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control.process import child_environment
-from tests.farm import until
+from control.process import PYTHON, child_environment
+from tests.farm import clean_environment, until
 
 CHILD = "from control.process import die_with_parent; {call}; import time; open({path!r}, 'w').close(); time.sleep(60)"
 
 PARENT = """
 import subprocess, sys, time
-from control.process import child_environment
+from control.process import PYTHON, child_environment
 child = subprocess.Popen([sys.executable, "-c", {child!r}], env=child_environment())
 print(child.pid, flush=True)
 time.sleep(60)
@@ -67,3 +67,21 @@ def test_a_child_whose_parent_died_first_ends_at_once() -> None:
     code = "from control.process import die_with_parent; die_with_parent(); raise SystemExit(7)"
     ended = subprocess.run([sys.executable, "-c", code], env=environment, timeout=40, check=False)
     assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("verb", [["api", "--port", "0"], ["worker"]], ids=lambda verb: verb[0])
+def test_files_of_the_working_folder_are_not_imported(tmp_path: Path, verb: list[str]) -> None:
+    """A user's `random.py`, or one that somebody left in a shared folder, is no part of Furrow."""
+    for name in ("random", "h2", "structlog", "msgspec", "control", "worker", "api"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working folder')\n")
+    ended = subprocess.run(
+        [*PYTHON, "-m", "control.cli", *verb, "--redis", "redis://127.0.0.1:1/0"],
+        cwd=tmp_path,
+        env=clean_environment(FURROW_REDIS_WAIT="0"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "imported from the working folder" not in ended.stdout + ended.stderr
+    assert "can't be reached" in ended.stderr, ended.stderr
