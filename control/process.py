@@ -10,8 +10,6 @@ import threading
 import time
 from pathlib import Path
 
-PYTHON = (sys.executable, "-P")
-"""Begins the command of every child process: it imports nothing from the working folder, whose files are the user's."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
@@ -45,6 +43,11 @@ def name_process(name: str) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command of a child process. It imports nothing from the working folder, whose files are the user's."""
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def child_environment(**extra: str) -> dict[str, str]:

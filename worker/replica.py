@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from control.messages import Assignment, encode
-from control.process import PYTHON
+from control.process import python_command
 from worker.standby import Standby, rank_environment
 from worker.supervision.client import ChildProcess, SupervisorClient
 from worker.supervision.version import VERSION
@@ -149,7 +149,7 @@ class ReplicaProcesses:
         how = "standby" if process is not None else "new process"
         if process is None:
             environment = rank_environment(self.redis_url) | duty
-            process = self.supervisor.spawn([*PYTHON, "-m", "worker", "rank"], environment, tag, ending)
+            process = self.supervisor.spawn(python_command("worker", "rank"), environment, tag, ending)
         log.info("spawned", model=model, replica=replica, rank=rank, pid=process.pid, device=device, how=how)
         self._watch(rank, process)
         return process

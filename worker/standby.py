@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import structlog
 
-from control.process import PYTHON
+from control.process import python_command
 from worker.supervision.client import ChildProcess, SupervisorClient
 from worker.supervision.version import VERSION
 from worker.supervision.wire import AT_ONCE, Ending, Tag
@@ -101,7 +101,7 @@ class Standby:
             self._process = None
 
     def _spawn(self, folders: Collection[str]) -> None:
-        command = [*PYTHON, "-m", "worker", "standby", *folders]
+        command = python_command("worker", "standby", *folders)
         environment = rank_environment(self._redis_url)
         self._process = self._supervisor.spawn(command, environment, TAG, AT_ONCE, channel=True)
         self._told = False

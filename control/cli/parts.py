@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from control.cli.options import redis_option
-from control.process import PYTHON
+from control.process import python_command
 from control.settings import redis_reference
 
 PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
@@ -18,7 +18,7 @@ PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": 
 def become(module: str, *arguments: str, **environment: str) -> NoReturn:
     """Replace this process by `python -m module`: signals and exit status need no passing on."""
     sys.stdout.flush()
-    os.execve(sys.executable, [*PYTHON, "-m", module, *arguments], {**os.environ, **environment})
+    os.execve(sys.executable, python_command(module, *arguments), {**os.environ, **environment})
 
 
 @click.command(short_help="Run this host's agent.")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO
 
-from control.process import PYTHON, child_environment
+from control.process import child_environment, python_command
 
 RESTART_PAUSE_S = 1.0
 STOP_LIMIT_S = 90.0
@@ -44,7 +44,7 @@ class Supervisor:
         self._spawn(part)
 
     def _spawn(self, part: Part) -> None:
-        command = [*PYTHON, "-m", part.module, *part.arguments]
+        command = python_command(part.module, *part.arguments)
         environment = child_environment(**self.environment)
         part.process = subprocess.Popen(
             command, env=environment, start_new_session=True, stdout=self.log, stderr=self.log

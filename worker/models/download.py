@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
-from control.process import PYTHON, child_environment, die_with_parent, name_process
+from control.process import child_environment, die_with_parent, name_process, python_command
 from worker.models import source
 
 ERRORS: dict[str, type[ModelFilesError]] = {
@@ -40,7 +40,7 @@ class Download:
         with self._lock:
             if self._cancelled:
                 raise ModelFilesAway(f"The download of {self._what[0]} was cancelled.")
-            command = [*PYTHON, "-m", "worker", "download", *self._what]
+            command = python_command("worker", "download", *self._what)
             process = self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=child_environment()
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from control.process import PYTHON, die_with_parent, name_process
+from control.process import die_with_parent, name_process, python_command
 from worker.supervision.limits import limits_from_environment
 from worker.supervision.supervisor import HostSupervisor
 
@@ -20,7 +20,7 @@ def main() -> int:
     except ValueError as error:
         print(f"furrow worker: {error}", file=sys.stderr)
         return 1
-    return HostSupervisor([*PYTHON, "-m", "worker", "agent"], limits).run()
+    return HostSupervisor(python_command("worker", "agent"), limits).run()
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control.process import PYTHON, child_environment
+from control.process import child_environment, python_command
 from tests.farm import clean_environment, until
 
 CHILD = "from control.process import die_with_parent; {call}; import time; open({path!r}, 'w').close(); time.sleep(60)"
 
 PARENT = """
 import subprocess, sys, time
-from control.process import PYTHON, child_environment
+from control.process import child_environment, python_command
 child = subprocess.Popen([sys.executable, "-c", {child!r}], env=child_environment())
 print(child.pid, flush=True)
 time.sleep(60)
@@ -75,7 +75,7 @@ def test_files_of_the_working_folder_are_not_imported(tmp_path: Path, verb: list
     for name in ("random", "h2", "structlog", "msgspec", "control", "worker", "api"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working folder')\n")
     ended = subprocess.run(
-        [*PYTHON, "-m", "control.cli", *verb, "--redis", "redis://127.0.0.1:1/0"],
+        python_command("control.cli", *verb, "--redis", "redis://127.0.0.1:1/0"),
         cwd=tmp_path,
         env=clean_environment(FURROW_REDIS_WAIT="0"),
         capture_output=True,

@@ -32,7 +32,7 @@ STAND_IN = """#!{python} -S
 import os, signal, sys, time
 from pathlib import Path
 folder = Path({folder!r})
-kind = sys.argv[3]
+kind = sys.argv[4]
 if kind == "standby":
     if (folder / "broken").exists():
         sys.exit(1)
