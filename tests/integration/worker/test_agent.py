@@ -37,8 +37,8 @@ SCRIPT = """#!/bin/sh
 # In the place of python: what $FURROW_RANK does is what the file of its name says, else it waits to be told to stop.
 trap 'exit 0' TERM USR1
 echo $$ >> {folder}/pids-${{FURROW_RANK:-standby}}
-[ "$3" = standby ] && exec sleep 60
-[ "$3" = download ] && exec {python} "$@"
+[ "$4" = standby ] && exec sleep 60
+[ "$4" = download ] && exec {python} "$@"
 [ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURROW_RANK)
 while :; do [ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURROW_RANK); sleep 0.02; done
 """
