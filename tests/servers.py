@@ -52,10 +52,10 @@ class Server:
         assert self.process.stdin is not None
         self.process.stdin.write("\n".join(lines).encode())
         self.process.stdin.close()
-        self._wait()
+        self.wait_until_it_answers()
         return self
 
-    def _wait(self) -> None:
+    def wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
         while True:
             try:

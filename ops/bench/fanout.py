@@ -139,10 +139,10 @@ def _of_streams(_: Seen, half: Seen, full: Seen) -> list[Figure]:
 def api(cores: set[int], redis_url: str, *more: str) -> Iterator[tuple[Part, str]]:
     """One API process; yields it and its HOST:PORT."""
     port = free_port(HOST, 0)
-    arguments = ["--redis", redis_url, "--host", HOST, "--port", str(port), "--max-queued", "100000"]
-    arguments += [*NOBODY_REFUSED, *more]
+    arguments = ["--host", HOST, "--port", str(port), "--max-queued", "100000", *NOBODY_REFUSED, *more]
     level = os.environ.get("FURROW_LOG_LEVEL") or "error"
-    with running(cores, "api", *arguments, environment={"FURROW_LOG_LEVEL": level}) as part:
+    environment = {"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}
+    with running(cores, "api", *arguments, environment=environment) as part:
         yield part, f"{HOST}:{port}"
 
 
@@ -161,20 +161,20 @@ def streams(
 ) -> Seen:
     """The load through leaders, Redis and the API process."""
     ring = folder / name.replace(" ", "-")
-    with _leaders(others, ring, redis_url, load) as leaders:
+    with leaders(others, ring, redis_url, load) as leading:
         wait(lambda: b"scripted" in get(address, "/v1/models")[1], "the scripted model")
-        pids = {"api": part.pid, "redis": _server_pid(redis_url), "leaders": leaders.pid}
+        pids = {"api": part.pid, "redis": _server_pid(redis_url), "leaders": leading.pid}
         seen = _read(others, name, load, ring, address, seconds, pids)
         # Its clients have left: their requests are to be cancelled before their leaders go.
         wait(lambda: b"furrow_api_followed_requests 0\n" in get(address, "/metrics")[1], "the end of every stream")
-        seen.leaders = json.loads(leaders.stop())
+        seen.leaders = json.loads(leading.stop())
     return seen
 
 
 def whole(others: set[int], folder: Path, redis_url: str, part: Part, address: str, requests: int) -> Summary:
     """What answers that are not streamed take beside their leader's time."""
     load = Load(1, 1, 1.0, WHOLE_TOKENS)
-    with _leaders(others, folder / "whole", redis_url, load, "--whole") as leaders:
+    with leaders(others, folder / "whole", redis_url, load, "--whole") as leading:
         wait(lambda: b"scripted" in get(address, "/v1/models")[1], "the scripted model")
         say(f"{requests} answers that are not streamed")
         meter = Meter({"api": part.pid})
@@ -184,14 +184,15 @@ def whole(others: set[int], folder: Path, redis_url: str, part: Part, address: s
             f"not streamed: p50 {found.p50:.2f} ms, p99 {found.p99:.2f} ms beside the leader's time; "
             f"{busy:.2f} ms of the API's processor an answer"
         )
-        leaders.stop()
+        leading.stop()
     return found
 
 
 @contextmanager
-def _leaders(cores: set[int], ring: Path, redis_url: str, load: Load, *more: str) -> Iterator[Part]:
-    arguments = ["--redis", redis_url, "--ring", str(ring), "--load", _json(load), *more]
-    with running(cores, f"{BENCH}.leaders", *arguments) as part:
+def leaders(cores: set[int], ring: Path, redis_url: str, load: Load, *more: str) -> Iterator[Part]:
+    """Leaders without a model. The URL, which holds a password, is told by the environment."""
+    arguments = ["--ring", str(ring), "--load", _json(load), *more]
+    with running(cores, f"{BENCH}.leaders", *arguments, environment={"FURROW_REDIS_URL": redis_url}) as part:
         yield part
 
 

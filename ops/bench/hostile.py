@@ -18,7 +18,7 @@ from control.connection import connect
 from control.embedded import EmbeddedServer
 from ops.bench.fanning.parts import Part, resident, running, split_cores
 from ops.bench.fanning.schedule import Load
-from ops.bench.fanout import BENCH, api, get, wait
+from ops.bench.fanout import BENCH, api, get, leaders, wait
 from ops.bench.farm import say
 from ops.bench.figures import Figure, conclude
 from ops.bench.hostility import attacks
@@ -49,12 +49,13 @@ def hostile(clients: int, seconds: float, runs: int) -> None:
     own, others = split_cores()
     os.sched_setaffinity(0, others)
     polite = Load(clients, REPLICAS, RATE, TOKENS)
+    served = Load(clients + 1, REPLICAS, RATE, TOKENS)  # with the attackers' client, whose number comes last
     calm, disturbed, memory, tried = list[float](), list[float](), list[float](), list[dict[str, attacks.Tried]]()
     with (
         TemporaryDirectory(prefix="furrow-bench-") as folder,
         EmbeddedServer(Path(folder) / "redis") as url,
         api(own, url, "--header-timeout", str(HEADER_TIMEOUT_S)) as (part, address),
-        _leaders(others, Path(folder) / "ring", url, polite),
+        leaders(others, Path(folder) / "ring", url, served),
     ):
         wait(lambda: b"scripted" in get(address, "/v1/models")[1], "the scripted model")
         key = _key(url)
@@ -92,14 +93,6 @@ def _lateness(cores: set[int], folder: Path, address: str, load: Load, seconds: 
         arrivals = json.loads(readers.line())
     wait(lambda: b"furrow_api_followed_requests 0\n" in get(address, "/metrics")[1], "the end of every stream")
     return float(arrivals["p999_ms"])
-
-
-@contextmanager
-def _leaders(cores: set[int], ring: Path, redis_url: str, polite: Load) -> Iterator[Part]:
-    """With room for the attackers' client, whose number is behind those of the polite ones."""
-    load = Load(polite.clients + 1, polite.replicas, polite.rate, polite.tokens)
-    with running(cores, f"{BENCH}.leaders", "--redis", redis_url, "--ring", str(ring), "--load", _json(load)) as part:
-        yield part
 
 
 @contextmanager

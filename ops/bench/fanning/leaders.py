@@ -18,6 +18,7 @@ from control.connection import connect, connect_blocking, run
 from control.messages import LogEntry
 from control.process import die_with_parent
 from control.requests import Emission
+from control.settings import Settings
 from ops.bench.fanning.replica import Replica, number_of, publish, read_claimed
 from ops.bench.fanning.ring import TOKENS, Ring
 from ops.bench.fanning.schedule import Load
@@ -26,12 +27,13 @@ _BLOCK_MS = 200
 
 
 @click.command()
-@click.option("--redis", "url", required=True)
 @click.option("--ring", "path", required=True, type=click.Path(path_type=Path))
 @click.option("--load", "load_json", required=True)
 @click.option("--whole", is_flag=True, help="One replica that answers each request with all of its tokens at once.")
-def main(url: str, path: Path, load_json: str, whole: bool) -> None:
+def main(path: Path, load_json: str, whole: bool) -> None:
+    """Lead on the Redis that the environment names."""
     die_with_parent()
+    url = Settings.from_environment().redis_url
     load = msgspec.json.decode(load_json, type=Load)
     stopped = False
 

@@ -1,4 +1,4 @@
-"""What the containers would run, run here: Redis with compose's options, and every health check, well and ill."""
+"""What the containers would run, run here: Redis by compose's command, and every health check, well and ill."""
 
 from __future__ import annotations
 
@@ -10,29 +10,53 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+import redis
 
 from control import farm, keys
 from control.connection import connect
 from control.placement import Host
 from control.readiness import wait_until_ready
 from tests.integration.ops.cheat_sheet import find_redis_cli
-from tests.servers import NEW, OLD, Server, serving
+from tests.servers import NEW, OLD, Server
 from tests.unit.ops.compose_file import read
 
-PASSWORD = "secret"
+PASSWORD = "hunter2OfCompose"
 REDIS = read(REDIS_PASSWORD=PASSWORD)["services"]["redis"]
 
 
 @pytest.fixture(scope="module", params=[OLD, NEW], ids=["old", "new"])
-def redis_of_compose(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server with the options of compose.yaml, as lines of its configuration."""
-    program, *words = REDIS["command"]
-    assert program == "redis-server"
-    options = [f"{name.removeprefix('--')} {value}" for name, value in zip(words[::2], words[1::2], strict=True)]
-    assert f"requirepass {PASSWORD}" in options
-    with serving(request.param, *options, password=PASSWORD) as server:
+def redis_of_compose(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that the shell line of compose.yaml has started; it listens on a socket of its own."""
+    folder = tmp_path_factory.mktemp("redis")
+    server = Server(request.param, folder, PASSWORD)
+    listening = f'--port 0 --unixsocket "{server.socket}" --dir "{folder}"'
+    # As in the images, where it gives up the rights of root before it becomes the server.
+    program(folder / "docker-entrypoint.sh", 'exec "$@"')
+    program(folder / "redis-server", f'exec "{request.param}" "$@" {listening}')
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", **REDIS["environment"]}
+    server.process = subprocess.Popen(REDIS["command"], env=environment, stdout=subprocess.DEVNULL)
+    try:
+        server.wait_until_it_answers()
         yield server
+    finally:
+        server.stop()
+
+
+def program(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
+def test_no_command_line_in_the_container_of_redis_shows_the_password(redis_of_compose: Server) -> None:
+    """The shell has become the server, which therefore gets the container's signals."""
+    assert redis_of_compose.process is not None
+    server = psutil.Process(redis_of_compose.process.pid)
+    assert PASSWORD not in " ".join([*REDIS["command"], *server.cmdline()])
+    assert (server.children(), "redis.sock" in " ".join(server.cmdline())) == ([], True)
+    with pytest.raises(redis.exceptions.AuthenticationError):
+        redis.Redis(unix_socket_path=str(redis_of_compose.socket)).ping()
 
 
 def test_redis_as_compose_starts_it_is_fit(redis_of_compose: Server) -> None:
@@ -50,9 +74,7 @@ def test_redis_as_compose_starts_it_is_fit(redis_of_compose: Server) -> None:
 def test_health_of_redis(redis_of_compose: Server, tmp_path: Path, password: str, healthy: bool) -> None:
     """The shell line of the health check, with the variable that compose sets."""
     assert set(REDIS["environment"]) == {"REDISCLI_AUTH"}
-    shim = tmp_path / "redis-cli"
-    shim.write_text(f'#!/bin/sh\nexec "{find_redis_cli()}" -s "{redis_of_compose.socket}" "$@"\n')
-    shim.chmod(0o755)
+    program(tmp_path / "redis-cli", f'exec "{find_redis_cli()}" -s "{redis_of_compose.socket}" "$@"')
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDISCLI_AUTH": password}
     kind, line = REDIS["healthcheck"]["test"]
     assert kind == "CMD-SHELL"

@@ -23,6 +23,7 @@ def test_every_attack_is_refused() -> None:
     refusals = {name: line for name, line in lines.items() if ": refused of " in name}
     assert len(refusals) == len(QUICK) + len(SLOW), done.stdout + done.stderr
     assert all(line.endswith("holds") for line in refusals.values()), done.stdout
+    assert "password" not in done.stderr  # the parts would warn of one on their command lines
     assert lines["growth of the API's memory"].endswith("holds"), done.stdout
 
 

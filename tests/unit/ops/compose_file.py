@@ -39,4 +39,4 @@ def _filled(node: Any, variables: dict[str, str]) -> Any:
             raise MissingVariable(text)
         return text or ""
 
-    return _VARIABLE.sub(value, node)
+    return _VARIABLE.sub(value, node).replace("$$", "$")
