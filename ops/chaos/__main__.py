@@ -29,7 +29,7 @@ from ops.chaos.replicated import TOPOLOGIES
 from ops.chaos.run import Struck, strike_all
 from ops.chaos.sabotage import CONTROLS, FRAIL, Sabotage
 from ops.chaos.schedule import schedule
-from ops.chaos.target import Target, private_target
+from ops.chaos.target import LOG_ENTRIES, Target, private_target
 from ops.chaos.view import View
 from worker.models.source import resolve
 
@@ -46,6 +46,13 @@ QUESTIONS = 16
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the schedule and of what is asked.")
 @click.option("--streams", type=click.IntRange(1), default=64, show_default=True, help="Always under way.")
 @click.option("--length", type=click.IntRange(8), default=160, show_default=True, help="Tokens of a stream, at most.")
+@click.option(
+    "--log-entries",
+    type=click.IntRange(1),
+    default=LOG_ENTRIES,
+    show_default=True,
+    help="For large-log: logged entries of running requests when the leader is killed.",
+)
 @click.option("--url", "urls", multiple=True, help="Strike the farm behind this API; repeat for more of its APIs.")
 @redis_option
 @click.option("--model", default="demo", show_default=True, help="With --url: the model to ask and strike.")
@@ -65,6 +72,7 @@ def chaos(
     seed: int,
     streams: int,
     length: int,
+    log_entries: int,
     urls: tuple[str, ...],
     redis_url: str | None,
     model: str,
@@ -98,7 +106,8 @@ def chaos(
             spec = build_spec(
                 source, name=None, tp=tp, devices=devices, dtype=dtype, max_context=None, kv_tokens=None, quant=None
             )
-            target = stack.enter_context(own_farm(spec, log_file, sabotage, topology, names))
+            own = stack.enter_context(own_farm(spec, log_file, sabotage, topology, names))
+            own.log_entries, target = log_entries, own
         struck, load, failure = run(target, names, times, seed, streams, length)
     for line in report.table(report.rows(struck, load.checked)):
         click.echo(line)

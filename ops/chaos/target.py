@@ -20,6 +20,7 @@ from ops.chaos.view import View
 
 HOST = "127.0.0.1"
 APIS = 2
+LOG_ENTRIES = 300_000
 
 
 class Target(View):
@@ -44,6 +45,8 @@ class Target(View):
         """The lossy way to the server that the farm goes; None where it goes straight."""
         self.log = log
         """What the farm's processes write."""
+        self.log_entries = LOG_ENTRIES
+        """For `large-log`: logged when the leader is killed."""
         self._supervisor = supervisor
         self._worker = Part("worker", "worker.supervision", [])
         arguments = ["--host", HOST, "--grace", "5", "--port"]

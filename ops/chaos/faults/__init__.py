@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.chaos.faults import failover, moments, network, processes, replicas, servers
+from ops.chaos.faults import failover, large_log, moments, network, processes, replicas, servers
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import ON_ANY_FARM
 
@@ -12,6 +12,7 @@ FAULTS: dict[str, Fault] = {
     **processes.FAULTS,
     **moments.FAULTS,
     **replicas.FAULTS,
+    **large_log.FAULTS,
     **servers.FAULTS,
     **network.FAULTS,
     **failover.FAULTS,

@@ -1,0 +1,282 @@
+"""A leader killed while hundreds of thousands of logged entries belong to requests that it runs.
+
+The engine would need minutes for so many tokens. Therefore the requests come with a log, as after a loss of data: all
+choices but one have ended in it, so that few tokens are prefilled. Redis is timed while the next leader takes over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from control.clients import SyncRedis
+from control.connection import Call, Steps, connect, read, run, run_all, run_every
+from control.keys import LOCK_MS, ModelKeys
+from control.lease import holder
+from control.messages import GenerationRequest, LogEntry, Sampling
+from control.requests import Enqueue, Enqueued, cancel, enqueue_again, read_pages
+from ops.chaos.errors import ChaosError, Harm, NoEffect
+from ops.chaos.faults.fault import Fault
+from ops.chaos.faults.processes import proved, replaced
+from ops.chaos.target import Target
+from ops.chaos.view import REPLICA
+
+CHOICES = 128
+DELIVERED = 100
+"""Tokens of each choice in the log that a request comes with."""
+CONTINUED = 400
+"""Tokens that follow them in the one choice that has not ended."""
+PROMPT = 32
+"""Tokens."""
+KINDS = 4
+"""Different requests; the others repeat these."""
+COMMAND_LIMIT_S = 0.1
+"""For one command, by the server's clock."""
+ROUND_TRIP_LIMIT_S = LOCK_MS / 2000
+"""For a client's command beside it, however busy the machine is: a lock lives twice as long."""
+ENDED_WITHIN_S = 240.0
+TICK_S = 0.005
+TENANT = "chaos"
+
+
+# --- the requests -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Large:
+    """A request and the log that it comes with; it is enqueued many times."""
+
+    params: GenerationRequest
+    delivered: list[LogEntry]
+
+    @classmethod
+    def draw(cls, random: random.Random) -> Large:
+        """Greedy, so that the continuation is a function of the prompt and of the tokens of the open choice."""
+        prompt = [random.randrange(10, 100) for _ in range(PROMPT)]
+        sampling = Sampling(max_tokens=DELIVERED + CONTINUED, temperature=0.0, n=CHOICES, seed="1")
+        return cls(GenerationRequest(prompt=prompt, sampling=sampling), delivered(random, random.randrange(CHOICES)))
+
+    def enqueue(self, model: str, rid: str) -> Steps[Enqueued]:
+        request = Enqueue(rid=rid, model=model, params=self.params, tenant=TENANT, on_disconnect="continue")
+        return enqueue_again(request, self.delivered)
+
+
+def delivered(random: random.Random, open_choice: int) -> list[LogEntry]:
+    """DELIVERED tokens of each choice, in the order of an engine; all choices but one end with their last token."""
+    found: list[LogEntry] = []
+    for position, choice in itertools.product(range(DELIVERED), range(CHOICES)):
+        ends = position == DELIVERED - 1 and choice != open_choice
+        found.append(
+            LogEntry(
+                seq=len(found) + 1,
+                choice=choice,
+                token=random.randrange(10, 100),
+                finish="stop" if ends else None,
+                cause="token" if ends else None,
+            )
+        )
+    return found
+
+
+def staged(client: SyncRedis, steps: Steps[Enqueued]) -> Call[Enqueued]:
+    """Write the log that a request comes with, and return the call that puts the request into its queue."""
+    call = next(steps)
+    while call is None or call.script != "enqueue":
+        call = steps.send(None if call is None else run(client, call))
+    return call
+
+
+def wrong(logged: Sequence[LogEntry], delivered: list[LogEntry], expected: list[LogEntry]) -> str | None:
+    """The first difference between a log and what it must be: what was delivered, and what the undisturbed request
+    (its whole log is `expected`) made of that. None for an exact log."""
+    for number, entry in enumerate(logged, 1):
+        if entry.seq != number:
+            return f"entry {number} has seq {entry.seq}"
+        wanted = (delivered if number <= len(delivered) else expected)[number - 1 : number]
+        if [entry] != wanted:
+            return f"entry {number} is {entry}, not {wanted}"
+    return None if len(logged) == len(expected) else f"it has {len(logged)} entries, not {len(expected)}"
+
+
+# --- what Redis does meanwhile ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Probe(threading.Thread):
+    """Reads the leader's lock every few milliseconds, and notes its holder and how long the answer took."""
+
+    url: str
+    model: str
+    round_trips: list[float] = field(default_factory=list)
+    """Seconds."""
+    holders: list[str | None] = field(default_factory=list)
+    """One after the other, each once."""
+
+    def __post_init__(self) -> None:
+        super().__init__(daemon=True)
+        self._stopping = threading.Event()
+
+    __hash__ = threading.Thread.__hash__
+
+    def run(self) -> None:
+        with connect(self.url) as client:
+            look = holder(self.model, REPLICA)
+            run(client, look)  # connected
+            while not self._stopping.wait(TICK_S):
+                began = time.monotonic()
+                found = run(client, look)
+                self.round_trips.append(time.monotonic() - began)
+                if self.holders[-1:] != [found]:
+                    self.holders.append(found)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+
+@contextmanager
+def probing(target: Target) -> Iterator[Probe]:
+    """The server's log of slow commands begins anew; it has those of more than 10 ms."""
+    target.client.slowlog_reset()
+    probe = Probe(target.server.url, target.spec.name)
+    probe.start()
+    try:
+        yield probe
+    finally:
+        probe.stop()
+
+
+def slowest(client: SyncRedis) -> tuple[float, str]:
+    """Seconds of the slowest command since the log began, by the server's clock, and what it was."""
+    commands = [(one["duration"] / 1e6, str(one["command"])[:120]) for one in client.slowlog_get(128)]
+    return max(commands, default=(0.0, "none above 10 ms"))
+
+
+def lapsed(holders: Sequence[str | None]) -> bool:
+    """Whether a lock was lost after its holder had changed once: the killed leader's goes, its successor's stays."""
+    held = [token for token in holders if token is not None]
+    return len(set(held)) > 2 or holders[-1] is None or len(holders) - 1 > holders.index(held[-1])
+
+
+# --- the fault --------------------------------------------------------------------------------------------------------
+
+
+def kill_with_large_logs(target: Target, random: random.Random) -> str:
+    """Kill the leader with `target.log_entries` logged entries in its hands; each log must go on exactly."""
+    target.wait_until_whole(standby=True)
+    model, client = target.spec.name, target.client
+    kinds = [Large.draw(random) for _ in range(KINDS)]
+    undisturbed = recorded(target, kinds, random)
+    count = -(-target.log_entries // len(kinds[0].delivered))
+    chosen = [kinds[number % KINDS] for number in range(count)]
+    with enqueued(target, chosen, random) as rids:
+        proved(target, lambda: states(client, model, rids) == ["running"] * count, f"the leader has {count} requests")
+        pid, epoch = target.rank_pid(0), target.epoch()
+        entries = sum(lengths(client, model, rids))
+        if entries < target.log_entries or states(client, model, rids) != ["running"] * count:
+            raise NoEffect(f"{entries} entries of {target.log_entries} belong to requests that run")
+        with probing(target) as probe:
+            target.send(pid, signal.SIGKILL)
+            began, before = time.monotonic(), lengths(client, model, rids)
+            proof = replaced(target, 0, pid, epoch)
+            first, last = gone_on(target, rids, before)
+            ended(target, rids)
+        for rid, large in zip(rids, chosen, strict=True):
+            log = whole(client, model, rid)
+            if why := wrong(log, large.delivered, undisturbed[kinds.index(large)]):
+                raise Harm(f"the log of request {rid} is not exact: {why}")
+    proof += f"; {entries} entries of {count} requests, continued after {first - began:.1f} to {last - began:.1f} s"
+    return judged(proof, slowest(client), probe)
+
+
+def judged(proof: str, slowest: tuple[float, str], probe: Probe) -> str:
+    """The proof with what Redis took meanwhile. Raises Harm where it was frozen, or where a lock lapsed."""
+    took, command = slowest
+    trips = sorted(probe.round_trips)
+    p99, worst = trips[len(trips) * 99 // 100], trips[-1]
+    proof += (
+        f"; slowest command {took * 1e3:.0f} ms (limit {COMMAND_LIMIT_S * 1e3:.0f}), "
+        f"{len(trips)} round trips beside it: p99 {p99 * 1e3:.0f} ms, "
+        f"worst {worst * 1e3:.0f} ms (limit {ROUND_TRIP_LIMIT_S * 1e3:.0f})"
+    )
+    if took > COMMAND_LIMIT_S or worst > ROUND_TRIP_LIMIT_S:
+        raise Harm(f"{proof}; the slowest command was {command}")
+    if lapsed(probe.holders):
+        raise Harm(f"{proof}; the next leader's lock lapsed: its holders were {probe.holders}")
+    return proof
+
+
+def recorded(target: Target, kinds: Sequence[Large], random: random.Random) -> list[list[LogEntry]]:
+    """The whole log of each request, left alone."""
+    with enqueued(target, kinds, random) as rids:
+        ended(target, rids)
+        return [whole(target.client, target.spec.name, rid) for rid in rids]
+
+
+@contextmanager
+def enqueued(target: Target, requests: Sequence[Large], random: random.Random) -> Iterator[list[str]]:
+    """The ids of the requests, which are put into the queue together after all their logs are written."""
+    model, client = target.spec.name, target.client
+    rids = [f"{random.getrandbits(128):032x}" for _ in requests]
+    calls = [staged(client, large.enqueue(model, rid)) for rid, large in zip(rids, requests, strict=True)]
+    try:
+        run_every(client, calls)
+        yield rids
+    finally:
+        run_all(client, [cancel(model, rid, TENANT) for rid in rids])
+
+
+def ended(target: Target, rids: Sequence[str]) -> None:
+    """Wait for the end of the requests. Raises Harm where they don't end, or not by themselves."""
+    client, model = target.client, target.spec.name
+    try:
+        target.until(
+            lambda: not {"queued", "running"}.intersection(states(client, model, rids)),
+            f"{len(rids)} requests with large logs have ended",
+            ENDED_WITHIN_S,
+        )
+    except ChaosError as error:
+        raise Harm(f"{error}: {states(client, model, rids)}") from error
+    if set(found := states(client, model, rids)) != {"finished"}:
+        raise Harm(f"requests with large logs ended otherwise than by themselves: {found}")
+
+
+def gone_on(target: Target, rids: Sequence[str], before: Sequence[int]) -> tuple[float, float]:
+    """When the first and the last log was longer than before, by the monotonic clock."""
+    moments: dict[str, float] = {}
+
+    def all_longer() -> bool:
+        now = lengths(target.client, target.spec.name, rids)
+        for rid, was, length in zip(rids, before, now, strict=True):
+            if length > was:
+                moments.setdefault(rid, time.monotonic())
+        return len(moments) == len(rids)
+
+    try:
+        target.until(all_longer, "each large log goes on", ENDED_WITHIN_S)
+    except ChaosError as error:
+        raise Harm(f"{error}: {len(moments)} of {len(rids)} do") from error
+    return min(moments.values()), max(moments.values())
+
+
+def states(client: SyncRedis, model: str, rids: Sequence[str]) -> list[str | None]:
+    keys = ModelKeys(model)
+    return run_every(client, [read("HGET", keys.request(rid), "state", parse=lambda state: state) for rid in rids])
+
+
+def lengths(client: SyncRedis, model: str, rids: Sequence[str]) -> list[int]:
+    """Entries in the log of each request."""
+    return run_every(client, [read("XLEN", ModelKeys(model).log(rid), parse=int) for rid in rids])
+
+
+def whole(client: SyncRedis, model: str, rid: str) -> list[LogEntry]:
+    return [entry for page in read_pages(client, model, rid) for entry in page]
+
+
+FAULTS: dict[str, Fault] = {"large-log": kill_with_large_logs}

@@ -1,0 +1,95 @@
+"""Large logs that a chaos run delivers, how a damaged one is found, and when Redis counts as frozen."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+
+from control.messages import LogEntry
+from ops.chaos.errors import Harm
+from ops.chaos.faults.large_log import (
+    CHOICES,
+    COMMAND_LIMIT_S,
+    DELIVERED,
+    ROUND_TRIP_LIMIT_S,
+    Probe,
+    delivered,
+    judged,
+    lapsed,
+    wrong,
+)
+
+PREFIX = [LogEntry(1, 0, 7), LogEntry(2, 1, 8, "stop", "token")]
+WHOLE = [*PREFIX, LogEntry(3, 0, 9), LogEntry(4, 0, 9, "length", "length")]
+
+
+def test_a_delivered_log_leaves_one_choice_open() -> None:
+    """Its entries count from 1 without a gap, and every other choice has its end with its last token."""
+    entries = delivered(random.Random(1), 5)
+    assert [entry.seq for entry in entries] == list(range(1, CHOICES * DELIVERED + 1))
+    assert Counter(entry.choice for entry in entries) == dict.fromkeys(range(CHOICES), DELIVERED)
+    ended = [entry.choice for entry in entries if entry.finish is not None]
+    assert ended == [choice for choice in range(CHOICES) if choice != 5]
+    assert {entry.choice for entry in entries[-CHOICES:]} == set(range(CHOICES))
+
+
+def test_an_exact_log_has_nothing_wrong() -> None:
+    """What was delivered, and then what the undisturbed request made of it."""
+    assert wrong(WHOLE, PREFIX, WHOLE) is None
+
+
+@pytest.mark.parametrize(
+    ("logged", "why"),
+    [
+        (WHOLE[:3], "3 entries, not 4"),
+        (WHOLE[:2] + WHOLE[3:], "entry 3 has seq 4"),
+        (WHOLE[:3] + WHOLE[2:], "entry 4 has seq 3"),
+        ([LogEntry(1, 0, 1), *WHOLE[1:]], "entry 1"),
+        ([*WHOLE[:2], LogEntry(3, 0, 1), WHOLE[3]], "entry 3"),
+        ([*WHOLE[:3], msgspec.structs.replace(WHOLE[3], finish="stop")], "entry 4"),
+        ([*WHOLE, LogEntry(5, 0, 9)], "entry 5"),
+    ],
+)
+def test_a_damaged_log_is_found(logged: list[LogEntry], why: str) -> None:
+    """An end that is missing, a gap, a repeat, other tokens in either part, another finish, and an entry too many."""
+    assert why in (wrong(logged, PREFIX, WHOLE) or "")
+
+
+@pytest.mark.parametrize(
+    ("holders", "lapse"),
+    [
+        (["a:1", None, "b:2"], False),
+        (["a:1", "b:2"], False),
+        ([None, "b:2"], False),
+        (["a:1", None, "b:2", None, "b:2"], True),
+        (["a:1", "b:2", None], True),
+        (["a:1", "b:2", "c:3"], True),
+    ],
+)
+def test_only_the_killed_leader_s_lock_may_go(holders: list[str | None], lapse: bool) -> None:
+    """The next leader's must be held until the end."""
+    assert lapsed(holders) is lapse
+
+
+@pytest.mark.parametrize(
+    ("command_s", "trip_s", "frozen"),
+    [(0.01, 0.2, False), (COMMAND_LIMIT_S + 0.01, 0.2, True), (0.01, ROUND_TRIP_LIMIT_S + 0.01, True)],
+)
+def test_a_frozen_redis_is_harm(command_s: float, trip_s: float, frozen: bool) -> None:
+    """One long command, or one long wait beside many short ones."""
+    probe = Probe("redis://none", "demo", round_trips=[0.001] * 50 + [trip_s], holders=["a:1", None, "b:2"])
+    if frozen:
+        with pytest.raises(Harm, match="EVALSHA x"):
+            judged("pid 1 -> 2", (command_s, "EVALSHA x"), probe)
+    else:
+        assert judged("pid 1 -> 2", (command_s, "EVALSHA x"), probe).startswith("pid 1 -> 2; ")
+
+
+def test_a_lapsed_lock_is_harm() -> None:
+    """However quick Redis was."""
+    probe = Probe("redis://none", "demo", round_trips=[0.001], holders=["a:1", None, "b:2", None])
+    with pytest.raises(Harm, match="lapsed"):
+        judged("pid 1 -> 2", (0.0, "none"), probe)
