@@ -213,7 +213,14 @@ class ModelState(Shape):
     detail: str
 
 
+class RedisMemory(Shape):
+    used_bytes: int
+    max_bytes: int
+    """0: no limit is set."""
+
+
 class Readiness(Shape):
     ready: bool
     reason: str | None
     models: list[ModelState]
+    redis: list[RedisMemory]

@@ -7,12 +7,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from control.clients import connect
 from tests.integration.api.conftest import running_api
 from tests.servers import Server
 
 
 def test_where_others_can_reach_it_a_key_is_asked_for(new_server: Server, tmp_path: Path) -> None:
     """And the operator is told why, and how to make one."""
+    connect(new_server.url).flushall()  # keys of other tests
     with running_api(new_server.url, tmp_path, "--host", "0.0.0.0") as api:
         assert httpx.get(f"{api.url}/v1/models").status_code == 401
         told = api.log.read_text()

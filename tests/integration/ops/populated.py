@@ -16,7 +16,7 @@ from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec,
 from control.placement import Host
 from control.replies import Pong
 from control.requests import Emission, Enqueue
-from control.responses import StoredResponse, keep_response
+from control.responses import Quota, StoredResponse, keep_response, watch_response
 from worker.suspects import Docket
 
 MODEL, HOST, OWNER = "demo", "alpha", "alpha/4711"
@@ -60,9 +60,10 @@ def populate(client: SyncRedis, url: str) -> Populated:
     found = Populated(client, lease, poisoned, key=key.id)
     _fill_queue(found)
     stored = StoredResponse(
-        rid=found.running, tenant="acme", model=MODEL, view="{}", chain=["rid-0"], input=[{"id": "i"}]
+        rid=found.running, owner="acme", tenant="acme", model=MODEL, view="{}", previous="rid-0", input=[{"id": "i"}]
     )
-    run_all(client, keep_response(stored, 60_000))
+    run(client, keep_response(stored, 60_000, Quota(1 << 20, 100)))
+    run_all(client, watch_response(stored.rid, stored.owner))
     asyncio.run(_api_beats(url))
     # What lives two seconds is kept: a test on a busy machine may take longer than that to look.
     for key in client.scan_iter(f"{keys.PREFIX}*"):
