@@ -59,8 +59,8 @@ PASSED_OVER = 16
 """So many claims in a row may pass over a class that waits; the next one is its own."""
 STAGED_MS = 60_000
 """Life of a token log that is being written beside the one in use, refreshed by each page."""
-HAND_OUT = 64
-"""Requests that one script hands out, puts back or ends at most: a few milliseconds of the server's time."""
+HAND_OUT = 16
+"""Requests that one script hands out, puts back or ends at most: about two milliseconds of the server's time."""
 DEBT_MS = 600_000
 """How long a tenant without requests keeps what it was served beyond its turn."""
 

@@ -80,9 +80,10 @@ class Exchange:
 
         def send() -> Answer:
             if not calls:
-                calls.extend([requests.emit(self._lease, rows), *([] if claim is None else [claim])])
-            emitted, *claims = run_every(self._client, calls)
-            return emitted, claims[0] if claims else None
+                calls.extend([*requests.emit_all(self._lease, rows), *([] if claim is None else [claim])])
+            answers = run_every(self._client, calls)
+            claims = None if claim is None else answers.pop()
+            return requests.merged(answers), claims
 
         return send
 

@@ -17,7 +17,7 @@ from worker.exchange import Exchange
 from worker.grammars import Grammars
 from worker.isolation import Isolation
 from worker.reading import Reading
-from worker.running import RunningRequest
+from worker.running import RunningRequest, offers
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Flow, Sequence
@@ -227,7 +227,7 @@ class Roster:
     def offer(self) -> list[Emission]:
         """What to emit now. `settle` takes the answer, and comes before the next offer."""
         self.urgent = False
-        self._offered = {rid: request.emission() for rid, request in self._running.items()}
+        self._offered = offers(self._running.values())
         return list(self._offered.values())
 
     @property

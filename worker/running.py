@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from control.clock import now_ms
@@ -12,8 +13,10 @@ from worker.scheduling.sequence import Flow, Sequence, SequenceState
 
 PROMPT_TOKENS_AN_ENTRY = 64
 """An entry is handed on whole, so its size is bounded."""
-EMIT_ENTRIES = 512
+EMIT_ENTRIES = 256
 """Of one request in one emission: a leader may have to send a whole log again."""
+OFFER_ENTRIES = 2_048
+"""Of all requests in one offer: after a loss of data a leader may have to send many logs again."""
 
 
 @dataclass
@@ -131,16 +134,14 @@ class RunningRequest:
         for sequence in self.live:
             self.append(sequence.choice, None, finish, cause)
 
-    def emission(self, state: RequestState = "finished") -> Emission:
-        """What Redis lacks, EMIT_ENTRIES at most; with the last of it `state`, if no choice runs any more."""
+    def emission(self, state: RequestState = "finished", most: int = EMIT_ENTRIES) -> Emission:
+        """What Redis lacks, `most` entries at most; with the last of it `state`, if no choice runs any more."""
         lacking = len(self.history) - self.accepted
-        whole = lacking <= EMIT_ENTRIES
+        whole = lacking <= most
         return Emission(
             rid=self.rid,
             seq=self.accepted + 1,
-            entries=self.history.since(self.accepted)
-            if whole
-            else self.history[self.accepted : self.accepted + EMIT_ENTRIES],
+            entries=self.history.since(self.accepted) if whole else self.history[self.accepted : self.accepted + most],
             done=state if whole and not self.live else None,
             times=dict(self.times),
         )
@@ -161,3 +162,13 @@ class RunningRequest:
             return False
         self.accepted = expected - 1
         return True
+
+
+def offers(running: Iterable[RunningRequest]) -> dict[str, Emission]:
+    """An emission of each, with OFFER_ENTRIES in all at most: a row without entries still asks what became of it."""
+    offered, left = dict[str, Emission](), OFFER_ENTRIES
+    for request in running:
+        emission = request.emission(most=min(EMIT_ENTRIES, left))
+        offered[request.rid] = emission
+        left -= len(emission.entries)
+    return offered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from control.requests.claim import ANY_TOKENS, Adopted, Claimed, Claims, adopt, claim, takeover
 from control.requests.dead import DeadLetter, dead_letter, dead_letters, drop_letter, retry_letter
-from control.requests.emit import Emission, EmitResult, emit
+from control.requests.emit import Emission, EmitResult, emit, emit_all, merged
 from control.requests.ending import bury, cancel, expire, requeue
 from control.requests.enqueue import Enqueue, Enqueued, enqueue, enqueue_again
 from control.requests.follow import Followed, follow, position, unfollow
@@ -39,12 +39,14 @@ __all__ = [
     "dead_letters",
     "drop_letter",
     "emit",
+    "emit_all",
     "enqueue",
     "enqueue_again",
     "expire",
     "follow",
     "gone_apis",
     "inherit",
+    "merged",
     "note_suspects",
     "open_requests",
     "position",

@@ -14,7 +14,7 @@ from control.messages import GenerationRequest, LogEntry, decode_request
 PAGE_ENTRIES = 1_000
 """Entries of a log that are read in one call: about a third of a millisecond of the server's time."""
 
-WRITE_ENTRIES = 500
+WRITE_ENTRIES = 250
 """Entries that one call writes; each costs several times as much as one that is read."""
 
 decode_entry = msgspec.json.Decoder(LogEntry).decode

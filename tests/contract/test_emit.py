@@ -8,6 +8,7 @@ from control import requests, scripts
 from control.errors import Fenced, Lost, Poisoned
 from control.health import write_poison
 from control.keys import RETENTION_MS
+from control.lease import Lease
 from control.messages import EventRow, decode_event
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, token
@@ -200,3 +201,31 @@ def test_choices_share_one_count(farm: Farm) -> None:
     farm.emit(lease, Emission("a", 3, [last(3, 41, 0)]))
     assert [(entry.seq, entry.choice) for entry in farm.look("a").entries] == [(1, 0), (2, 1), (3, 0)]
     assert farm.completion_tokens("a") == 3
+
+
+def test_what_is_too_much_for_one_call_is_emitted_in_several(farm: Farm) -> None:
+    """Each call has CALL_COST at most, no row twice; their results make one. Sent again they change nothing."""
+    rids = [f"a{index}" for index in range(90)]
+    for rid in rids:
+        farm.put(rid)
+    lease = farm.lead()
+    farm.claim(lease)
+    farm.run(requests.cancel(MODEL, "a0", "t"))
+    farm.run(requests.cancel(MODEL, "a89", "t"))
+    rows = [Emission(rid, 1, [token(1)]) for rid in rids[:-1]] + [Emission("a89", 2, [token(2)])]
+    calls = requests.emit_all(lease, rows)
+    assert len(calls) == 2
+    result = requests.merged([farm.run(call) for call in calls])
+    assert result.cancelled == ["a0"] and result.behind == {"a89": 1}
+    assert requests.merged([farm.run(call) for call in calls]).behind == {"a89": 1}
+    assert [farm.field(rid, "seq") for rid in rids] == ["1"] * 89 + ["0"]
+    assert len(requests.emit_all(lease, [])) == 1
+
+
+def test_ends_and_long_rows_make_calls_shorter() -> None:
+    """A row of many entries stands alone; rows that end cost more than rows that go on."""
+    lease = Lease(MODEL, "r0", "one", 1)
+    long = [Emission(f"a{index}", 1, [token(seq) for seq in range(1, 257)]) for index in range(4)]
+    assert len(requests.emit_all(lease, long)) == 4
+    ends = [Emission(f"a{index}", 1, [last(1)], "finished") for index in range(80)]
+    assert len(requests.emit_all(lease, ends)) == 5

@@ -58,6 +58,11 @@ def waiting(index: int, size: Size) -> Enqueue:
     return _request(f"waiting-{index}", f"tenant-{index % size.tenants}", f"api-{index % size.apis}")
 
 
+def again(index: int, size: Size) -> Enqueue:
+    """A request that is written anew with its log, after a loss of data."""
+    return waiting(10_000_000 + index, size)
+
+
 def _request(rid: str, tenant: str, api: str) -> Enqueue:
     params = GenerationRequest(prompt=list(range(32)), sampling=Sampling(max_tokens=1 << 30, seed="1"))
     return Enqueue(

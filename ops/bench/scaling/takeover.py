@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from control.clients import SyncRedis
-from control.connection import run
+from control.connection import Call, run
 from control.lease import Lease, acquire, holder
-from control.requests import Claimed, adopt
+from control.requests import Adopted, Claimed, adopt
 from worker.exchange import Exchange
 from worker.progress import Progress
 from worker.pulse import Pulse
@@ -37,7 +38,7 @@ def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Rec
     pulse = Pulse(pulse_client, lease.model, lease.replica, lease.epoch, 0, 1, "none", progress, lease)
     with pulse, Exchange(client, blocking, lease, pulse.check) as exchange:
         reading = Reading(lease, exchange)
-        reading.add(adopted(exchange, lease))
+        reading.add(adopted(exchange.held, lease))
         while reading:
             reading.wait(0.1)
             for request in reading.take():
@@ -49,11 +50,11 @@ def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Rec
     return found
 
 
-def adopted(exchange: Exchange, lease: Lease) -> list[Claimed]:
+def adopted(send: Callable[[Call[Adopted]], Adopted], lease: Lease) -> list[Claimed]:
     """Every batch, as the leader takes them."""
     found, after, more = list[Claimed](), "", True
     while more:
-        batch = exchange.held(adopt(lease, after))
+        batch = send(adopt(lease, after))
         found += batch.requests
         after, more = batch.after, batch.more
     return found

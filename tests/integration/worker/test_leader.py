@@ -280,13 +280,13 @@ def test_the_tokens_of_short_steps_reach_redis_together(
 ) -> None:
     """The first token goes out at once, and so does the end with all that is owed; in between they may wait."""
     sizes: list[int] = []
-    real = requests.emit
+    real = requests.emit_all
 
-    def emit(lease: Lease, rows: list[Emission]) -> Call[EmitResult]:
+    def emit_all(lease: Lease, rows: list[Emission]) -> list[Call[EmitResult]]:
         sizes.extend(len(row.entries) for row in rows)
         return real(lease, rows)
 
-    monkeypatch.setattr(requests, "emit", emit)
+    monkeypatch.setattr(requests, "emit_all", emit_all)
     monkeypatch.setattr(serving_module, "GATHER_S", gather_s)
     monkeypatch.setattr(serving_module, "OVERLAP_BELOW_S", 3600.0)
     scene = LeaderScene(redis, folder)

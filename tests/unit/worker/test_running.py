@@ -6,7 +6,7 @@ import pytest
 
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.requests import Claimed
-from worker.running import RunningRequest
+from worker.running import EMIT_ENTRIES, OFFER_ENTRIES, RunningRequest, offers
 
 
 def claimed(log: list[LogEntry], n: int = 1) -> RunningRequest:
@@ -100,3 +100,24 @@ def test_an_end_from_outside_ends_every_live_choice_without_a_token() -> None:
         (2, 1, None, "cancelled"),
         (3, 2, None, "cancelled"),
     ]
+
+
+def test_all_logs_that_redis_lost_are_offered_in_bounded_parts() -> None:
+    """Of 20 whole logs each offer brings OFFER_ENTRIES at most, a row of each request, and in the end everything."""
+    long = 3 * EMIT_ENTRIES
+    lost = [claimed([LogEntry(seq, 0, 7) for seq in range(1, long + 1)]) for _ in range(20)]
+    for index, request in enumerate(lost):
+        request.rid, request.accepted = f"r{index}", 0
+        request.append(0, 8, "length")
+    brought = 0
+    while any(request.owes for request in lost):
+        offered = offers(lost)
+        assert len(offered) == 20
+        entries = sum(len(emission.entries) for emission in offered.values())
+        assert 0 < entries <= OFFER_ENTRIES
+        brought += entries
+        for request in lost:
+            emission = offered[request.rid]
+            assert (emission.done is not None) == (request.accepted + len(emission.entries) == long + 1)
+            request.emitted(emission)
+    assert brought == 20 * (long + 1)

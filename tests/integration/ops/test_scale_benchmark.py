@@ -1,0 +1,41 @@
+"""`furrow bench scale` at a tiny size: every figure is measured, and a limit that is missed is the exit status."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ops.bench import scale as scale_module
+from ops.bench.scale import scale
+
+TINY = ["--entries", "3000", "--running", "4", "--waiting", "60", "--tenants", "6", "--models", "2", "--calls", "20"]
+SCRIPTS = ("enqueue", "emit of", "follow", "a page", "cancel", "adoption", "claim", "a staged page", "a batch")
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, script_ms: float) -> Result:
+    monkeypatch.setattr(scale_module, "SCRIPT_MS", script_ms)
+    monkeypatch.setattr(scale_module, "FIRST_S", 1e9)
+    monkeypatch.setattr(scale_module, "ENTRY_S", 1e9)
+    return CliRunner().invoke(scale, TINY, catch_exceptions=False)
+
+
+def test_every_figure_has_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each script took some of the server's time, and the successor read every log under its lock."""
+    result = measured(monkeypatch, 1e4)
+    assert result.exit_code == 0, result.output
+    for name in SCRIPTS:
+        values = re.findall(rf"^{name}.*, p99\.9 +(\d+\.?\d*) ms *<= .* holds$", result.output, re.MULTILINE)
+        assert values and all(float(value) > 0 for value in values), (name, result.output)
+    entries, requests = re.findall(r"read ([\d,]+) entries of (\d+) requests", result.output)[0]
+    assert int(entries.replace(",", "")) >= 2_900 and requests == "4"
+    assert re.search(r"entries that the successor did not read +0 ", result.output)
+
+
+def test_a_script_that_takes_too_long_is_repeated_and_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit status 1, and both times are told."""
+    result = measured(monkeypatch, 1e-6)
+    assert result.exit_code == 1
+    assert re.search(r"^enqueue: worst \d+\.\d+ ms; repeated alone \d+\.\d+ ms$", result.output, re.MULTILINE)
+    assert len(re.findall("MISSED", result.output)) >= len(SCRIPTS)
