@@ -105,15 +105,14 @@ rewrite_scripts(
         "a new epoch continues each request from its prompt alone, as if nothing had been produced",
         "worker.running",
         """
-from_claim = module.RunningRequest.from_claim.__func__
+replay = module.RunningRequest.replay
 
-def forgetful(cls, claimed):
-    request = from_claim(cls, claimed)
+def forgetful(request, entries):
+    replay(request, entries)
     for sequence in request.live:
         sequence.output.clear()
-    return request
 
-module.RunningRequest.from_claim = classmethod(forgetful)
+module.RunningRequest.replay = forgetful
 """,
         ("leader-kill", "rank-kill"),
     ),
