@@ -30,7 +30,7 @@ from ops.chaos.view import REPLICA
 CHOICES = 128
 DELIVERED = 100
 """Tokens of each choice in the log that a request comes with."""
-CONTINUED = 600
+CONTINUED = 300
 """Tokens that follow them in the one choice that has not ended."""
 UNDER_WAY = 0.25
 """Share of the logs that have grown when the leader is killed; it still reads others."""
