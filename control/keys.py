@@ -97,6 +97,9 @@ class ModelKeys:
     def served(self, priority: str) -> str:  # zset as turns, of all tenants with anything queued or running
         return f"{self.base}served:{priority}"
 
+    def waiting(self, priority: str) -> str:  # zset tenant -> sequences that wait; enqueue, claim -> enqueue
+        return f"{self.base}waiting:{priority}"
+
     def debts(self, priority: str) -> str:  # zset as turns, of tenants with nothing: the last end -> enqueue; 10 min
         return f"{self.base}debts:{priority}"
 

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from tokenizers import Tokenizer
 
-from control import catalog, health
+from control import catalog, health, requests
 from control.clients import SyncRedis
 from control.connection import run, run_every
 from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable
@@ -19,6 +19,7 @@ from control.messages import Assignment, LoadDenseShard, ModelAssets
 from control.outage import outage
 from control.text import Decode
 from worker.backoff import Backoff
+from worker.courier import Courier
 from worker.exchange import LOOP, Exchange
 from worker.executor import Executor
 from worker.grammars import Grammars
@@ -182,10 +183,12 @@ class Leader:
         exchange = Exchange(self._client, self._blocking, lease, pulse.check)
         roster = Roster(lease, exchange, scheduler, Finisher(self._decode), self._grammars)
         siblings = Siblings(self._client, lease)
+        counting = Courier[bool]("recount")
         serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings, self._pace)
         try:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for
                 serving.adopt()
+                counting.send(lambda: requests.recount(self._client, lease.model))
                 serving.run(lambda: self._is_over(roster))
                 serving.give_back()  # to the queue, where the next epoch or another replica finds it
                 group.shutdown()
@@ -195,6 +198,7 @@ class Leader:
                 self._poison(lease, getattr(over, "kind", "epoch_over"), str(over))
             raise
         finally:
+            counting.close()
             roster.reading.close()
             self._steps, self._trying = serving.steps, serving.trying
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from control.requests.claim import ANY_TOKENS, Adopted, Claimed, Claims, adopt, claim, takeover
+from control.requests.counts import recount
 from control.requests.dead import DeadLetter, dead_letter, dead_letters, drop_letter, retry_letter
 from control.requests.emit import Emission, EmitResult, emit, emit_all, merged
 from control.requests.ending import bury, cancel, expire, requeue
@@ -56,6 +57,7 @@ __all__ = [
     "read_params",
     "reap",
     "reap_all",
+    "recount",
     "repair",
     "requeue",
     "retry_letter",

@@ -51,7 +51,7 @@ _CONSTANTS = (
 
 _ADMITTING = ("enqueue", "keep_response", "spend")
 """Scripts that take something new, and are refused by a server that is beyond its maxmemory."""
-_READING = ("chain_of_response", "position", "follow")
+_READING = ("chain_of_response", "position", "follow", "waiting_page")
 """Scripts that write nothing, or say themselves before which write they go on."""
 
 

@@ -1,8 +1,9 @@
--- How fast a model works its queue off; needs clock. Only the time in which something waits although a leader has just
--- claimed all it had room for says anything about that: `busy_ms`, with the requests that ended in it, `busy_ends`.
+-- How fast a model works its queue off, in sequences: a request of n choices is n of them. Needs clock. Only the time in
+-- which something waits although a leader has just claimed all it had room for says anything about that: `busy_ms`, with
+-- the sequences that ended in it, `busy_ends`.
 -- `busy_since` is the moment up to which it is counted, absent while nothing waits. Both fade with each end, so that
--- those of the last DRAIN_WINDOW_MS count, but at least DRAIN_ENDS, which may have taken minutes: of so few that end in
--- bursts the estimate is off by a quarter now and then. They fade with the time in which nothing waits, too.
+-- those of the last DRAIN_WINDOW_MS count, but at least those of DRAIN_ENDS requests, which may have taken minutes: of so
+-- few that end in bursts the estimate is off by a quarter now and then. They fade with the time in which nothing waits, too.
 local DRAIN_ENDS = 16
 local DRAIN_ENDS_MOST = 256
 local DRAIN_WINDOW_MS = 5000
@@ -35,20 +36,21 @@ local function account_for_claim(base, now)
   end
 end
 
--- A request that ran has ended while others wait.
-local function account_for_end(base)
+-- A request of `n` sequences that ran has ended while others wait. It fades the earlier ends as one end: those of a
+-- request with many choices end together, and must not make up the window alone.
+local function account_for_end(base, n)
   local load = base .. 'load'
   local was = redis.call('HMGET', load, 'busy_since', 'busy_ms', 'busy_ends')
   if was[1] then
     local busy, ends = tonumber(was[2] or '0'), tonumber(was[3] or '0')
-    local recent = busy > 0 and ends / busy * DRAIN_WINDOW_MS or 0
+    local recent = busy > 0 and ends / n / busy * DRAIN_WINDOW_MS or 0 -- requests like this one
     local fade = 1 - 1 / math.max(DRAIN_ENDS, math.min(DRAIN_ENDS_MOST, recent))
     redis.call('HSET', load, 'busy_ms', string.format('%.3f', busy * fade),
-      'busy_ends', string.format('%.3f', ends * fade + 1))
+      'busy_ends', string.format('%.3f', ends * fade + n))
   end
 end
 
--- What a first token takes longer than the requests ahead of it, in ms: its own prompt, and what the estimate is slow to
+-- What a first token takes longer than the sequences ahead of it, in ms: its own prompt, and what the estimate is slow to
 -- learn. The mean of about SLIP_FIRSTS requests that came while others waited.
 local SLIP_FIRSTS = 32
 
@@ -62,7 +64,7 @@ local function account_for_first(base, req, now)
   end
 end
 
--- Milliseconds in which `ahead` requests will have gone, or nil where that can't be told: nothing waited at the last
+-- Milliseconds in which `ahead` sequences will have gone, or nil where that can't be told: nothing waited at the last
 -- claim, or too little has been seen since: neither a few ends nor TOO_LONG times the `patience` (ms) without them.
 -- The next end is taken to be due now, so no estimate is for ever.
 local ENDS_ENOUGH = 4

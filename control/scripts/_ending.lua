@@ -45,10 +45,10 @@ end
 local function close_request(base, rid, state, now)
   local req = base .. 'req:' .. rid
   local was = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens', 'idempotency', 'account',
-    'replica')
+    'replica', 'n')
   remove(base, was[2], was[3], was[4])
   if was[1] == 'queued' then
-    count_out(base, was[2], tonumber(was[5]))
+    count_out(base, was[2], was[3], tonumber(was[5]), tonumber(was[9]))
   elseif was[1] == 'running' then
     redis.call('ZREM', running_on(base, was[8] or ''), place_of(rid, was[2], was[4], was[3]))
   end
@@ -63,7 +63,7 @@ local function close_request(base, rid, state, now)
   count_usage(base, rid, was[7], was[5], state, now)
   count_end(base, now)
   if was[1] == 'running' then
-    account_for_end(base)
+    account_for_end(base, tonumber(was[9]))
   end
 end
 

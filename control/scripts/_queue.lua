@@ -1,4 +1,4 @@
--- Reading a queue with the consumer group, whatever a flush has taken away.
+-- Reading a queue with the consumer group, whatever a flush has taken away, and the counts of what waits; needs clock.
 
 local function field(flat, name)
   for i = 1, #flat, 2 do
@@ -58,6 +58,13 @@ local function remember_debt(base, class, tenant)
   end
 end
 
+-- A tenant with nothing queued and nothing running has no turn.
+local function end_turns(base, class, tenant)
+  remember_debt(base, class, tenant)
+  redis.call('ZREM', base .. 'turns:' .. class, tenant)
+  redis.call('ZREM', base .. 'served:' .. class, tenant)
+end
+
 -- Take an entry out of the queue for good; the last one of a tenant takes the tenant's turn with it.
 local function remove(base, class, tenant, id)
   local queue = base .. 'queue:' .. class .. ':' .. tenant
@@ -65,16 +72,33 @@ local function remove(base, class, tenant, id)
   redis.call('XDEL', queue, id)
   if redis.call('XLEN', queue) == 0 then
     redis.call('DEL', queue)
-    remember_debt(base, class, tenant)
-    redis.call('ZREM', base .. 'turns:' .. class, tenant)
-    redis.call('ZREM', base .. 'served:' .. class, tenant)
+    end_turns(base, class, tenant)
   end
 end
 
+-- The counts of what waits: requests and prompt tokens in all, requests and sequences by class in the load, and each
+-- tenant's sequences in `waiting:<class>`. `change` is 1 or -1 request of `n` sequences; returns the requests in all.
+local function count_waiting(base, class, tenant, tokens, n, change)
+  local load = base .. 'load'
+  redis.call('HINCRBY', load, 'queued:' .. class, change)
+  redis.call('HINCRBY', load, 'sequences:' .. class, whole(change * n))
+  redis.call('HINCRBY', load, 'queued_tokens', whole(change * tokens))
+  if tonumber(redis.call('ZINCRBY', base .. 'waiting:' .. class, whole(change * n), tenant)) <= 0 then
+    redis.call('ZREM', base .. 'waiting:' .. class, tenant)
+  end
+  return redis.call('HINCRBY', load, 'queued', change)
+end
+
+-- A request begins to wait: returns the ticket that its place in the order of arrival is told from, and that place.
+local function count_in(base, class, tenant, tokens, n)
+  redis.call('HINCRBY', base .. 'load', 'enqueued', 1)
+  local position = count_waiting(base, class, tenant, tokens, n, 1)
+  local claimed = tonumber(redis.call('HGET', base .. 'load', 'claimed') or '0')
+  return whole(claimed + position), position
+end
+
 -- A waiting request leaves the queue, whichever way.
-local function count_out(base, class, tokens)
-  redis.call('HINCRBY', base .. 'load', 'queued', -1)
-  redis.call('HINCRBY', base .. 'load', 'queued:' .. class, -1)
-  redis.call('HINCRBY', base .. 'load', 'queued_tokens', -tokens)
+local function count_out(base, class, tenant, tokens, n)
   redis.call('HINCRBY', base .. 'load', 'claimed', 1)
+  count_waiting(base, class, tenant, tokens, n, -1)
 end

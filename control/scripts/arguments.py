@@ -20,7 +20,7 @@ _KEYS = re.compile(r"^--@keys (.+)\n", re.MULTILINE)
 _ARGUMENTS = re.compile(r"^--@arguments(?: (.*))?\n", re.MULTILINE)
 _MODEL = re.compile(r"^--@model (.+)\n", re.MULTILINE)
 _MODEL_TYPES = {"load": "hash", "bell": "stream", "orphans": "zset", "settlements": "stream", "classes": "zset"}
-_OF_A_CLASS = ("turns", "served", "debts")
+_OF_A_CLASS = ("turns", "served", "debts", "waiting")
 _MOST = 7_000
 """Lua hands a function about 8,000 values at once: `unpack` of more fails in the middle of a script."""
 
@@ -36,6 +36,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     "token": ("is_token({0})", "a lock token `owner:epoch`"),
     "base": ("({0} ~= '' and string.sub(KEYS[1], 1, #{0}) == {0})", "what the keys begin with"),
     "prefix": ("string.find({0}, '^furrow:.+:$')", "the beginning of keys"),
+    "entry?": ("({0} == '' or (#{0} <= 31 and string.find({0}, '^%d+%-%d+$')))", "an id of a stream entry, or empty"),
     "choices": ("string.find({0}, '^[%d ]*$')", "numbers of choices"),
     "flag": ("({0} == '0' or {0} == '1')", "0 or 1"),
     "json": ("pcall(cjson.decode, {0})", "JSON"),

@@ -60,7 +60,7 @@ end
 -- began with other weights goes to the end of its queue, once.
 local function take_head(class, tenant, entry)
   local queue, id, rid = base .. 'queue:' .. class .. ':' .. tenant, entry[1], entry[2][2]
-  local tokens, req = tonumber(entry[2][4]), base .. 'req:' .. rid
+  local tokens, n, req = tonumber(entry[2][4]), tonumber(entry[2][6] or '1'), base .. 'req:' .. rid
   local f = redis.call('HMGET', req, 'state', 'deadline')
   if f[1] == 'queued' and now < tonumber(f[2]) and not fits(tokens) then
     return false
@@ -79,7 +79,7 @@ local function take_head(class, tenant, entry)
   take(queue, replica)
   gone = gone + 1
   if f[1] ~= 'queued' then
-    count_out(base, class, tokens) -- its hash has outlived its deadline and retention
+    count_out(base, class, tenant, tokens, n) -- its hash has outlived its deadline and retention
     remove(base, class, tenant, id)
   elseif now >= tonumber(f[2]) then
     end_request(base, rid, 'expired', 'expired', 'deadline passed', now)
@@ -87,7 +87,7 @@ local function take_head(class, tenant, entry)
     redis.call('HSET', req, 'state', 'running', 'owner', token, 'replica', replica, 't_claimed', whole(now))
     note_weights(base, rid, weights)
     redis.call('HINCRBY', req, 'attempts', 1)
-    count_out(base, class, tokens)
+    count_out(base, class, tenant, tokens, n)
     local handed = describe(base, rid)
     local open = tonumber(handed[7])
     local fed = tokens + (open - 1) * math.min(tokens, CHOICE_TOKENS)
@@ -183,7 +183,8 @@ if queued and queued ~= '0' then
     if redis.call('ZCARD', base .. 'turns:' .. class) > 0 then
       empty = false
     else
-      redis.call('HDEL', load, 'queued:' .. class)
+      redis.call('HDEL', load, 'queued:' .. class, 'sequences:' .. class)
+      redis.call('UNLINK', base .. 'waiting:' .. class)
     end
   end
   if empty then

@@ -61,11 +61,11 @@ end
 local now = server_ms()
 local queue = base .. 'queue:' .. class .. ':' .. tenant
 
--- How many requests will go first: all of the classes above, and by turns as many of each other tenant as of this one.
-local function requests_ahead(own, sharers)
-  local ahead = 0
+-- How many sequences will go first: all of the classes above, and by turns as many of each other tenant as of this one.
+local function sequences_ahead(sharers)
+  local ahead, own = 0, tonumber(redis.call('ZSCORE', base .. 'waiting:' .. class, tenant) or '0')
   for _, other in ipairs(CLASSES) do
-    local there = tonumber(redis.call('HGET', load, 'queued:' .. other) or '0')
+    local there = tonumber(redis.call('HGET', load, 'sequences:' .. other) or '0')
     if other == class then
       return ahead + math.min(there, own * sharers)
     end
@@ -81,7 +81,7 @@ local function refusal(queued, queued_tokens)
   local own, turns = waiting_in(queue), base .. 'turns:' .. class
   local sharers = redis.call('ZCARD', turns) + (redis.call('ZSCORE', turns, tenant) and 0 or 1)
   local most, patience = tonumber(ARGV[16]), tonumber(ARGV[18])
-  local wait = expected_wait(base, requests_ahead(own, sharers), patience)
+  local wait = expected_wait(base, sequences_ahead(sharers), patience)
   if queued + 1 > 2 * most or (queued + 1 > most and own + 1 > most / sharers) then
     return 'requests', wait
   end
@@ -109,13 +109,9 @@ end
 if redis.call('EXISTS', queue) == 0 then
   redis.call('XGROUP', 'CREATE', queue, GROUP, '0', 'MKSTREAM')
 end
-local entry = redis.call('XADD', queue, '*', 'rid', rid, 'tokens', ARGV[5])
-local claimed = tonumber(redis.call('HGET', load, 'claimed') or '0')
-redis.call('HINCRBY', load, 'queued_tokens', tokens)
-redis.call('HINCRBY', load, 'enqueued', 1)
+local entry = redis.call('XADD', queue, '*', 'rid', rid, 'tokens', ARGV[5], 'n', ARGV[6])
 -- Position in the order of arrival: how many came before it less how many have left.
-local position = redis.call('HINCRBY', load, 'queued', 1)
-redis.call('HINCRBY', load, 'queued:' .. class, 1)
+local ticket, position = count_in(base, class, tenant, tokens, tonumber(ARGV[6]))
 local req = base .. 'req:' .. rid
 if wait then
   redis.call('HSET', req, 'expected', string.format('%.0f', wait))
@@ -123,7 +119,7 @@ end
 redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry', entry, 'attempts', 0,
   'deadline', whole(now + deadline), 'cancel', 0, 'params', ARGV[13], 'prompt_tokens', ARGV[5], 'n', ARGV[6],
   'seed', ARGV[7], 'tenant', tenant, 'priority', class, 'on_disconnect', ARGV[9], 'view', ARGV[14],
-  'seq', whole(delivered), 'tokenless', ARGV[19], 'followers', api, 'ticket', whole(claimed + position),
+  'seq', whole(delivered), 'tokenless', ARGV[19], 'followers', api, 'ticket', ticket,
   't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', taken and '' or key,
   'body_hash', key ~= '' and ARGV[12] or '', 'account', ARGV[21], 'hold', ARGV[22], 'ended', ARGV[23])
 note_follower(base, api, rid)

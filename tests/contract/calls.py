@@ -29,6 +29,7 @@ KEYS = ModelKeys(MODEL)
 PONG = Pong(epoch=1, seq=1, rank=1, world_size=3, cuda_device="cpu")
 
 
+COUNTS = (1, 3, 0, 1, 0, 0, 1, 0)
 END = '0,null,"stop","token"]'
 
 
@@ -134,6 +135,7 @@ CALLS: dict[str, Callable[[Scene], Call[Any]]] = {
     "put_assets": lambda s: catalog.put_assets(MODEL, byte_assets(context_length=64)),
     "put_spec": lambda s: put_spec(msgspec.structs.replace(SPEC, tp=2)),
     "reap": lambda s: requests.reap(MODEL, ["a1"]),
+    "recount": lambda s: plain("recount", (KEYS.load,), KEYS.base, 4, 2, 0, *COUNTS, "normal t", 1, "low x", 0),
     "release": lambda s: release(s.lease),
     "renew": lambda s: renew(s.lease, 3),
     "repair_append": lambda s: repair("append", 1, 0, "", "", "[2,0,5]"),
@@ -151,5 +153,6 @@ CALLS: dict[str, Callable[[Scene], Call[Any]]] = {
     "unfollow": lambda s: requests.unfollow(MODEL, "wait", "a1", 5, 0),
     "use_responses": lambda s: responses.use_responses(["s1"], "o", 90_000)[0],
     "write": lambda s: plain("write", (KEYS.replica("r0").status,), "HSET", "state", "serving"),
+    "waiting_page": lambda s: plain("waiting_page", (KEYS.queue("normal", "t"),), "", 9),
     "watch_response": lambda s: responses.watch_response("s3", "o")[0],
 }

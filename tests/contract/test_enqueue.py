@@ -130,6 +130,7 @@ def test_what_first_tokens_take_beyond_the_wait_is_learnt(farm: Farm) -> None:
     """Where they come a second later than the queue explains, fewer may wait than by the queue alone; who has nobody
     ahead is let in all the same."""
     lease = farm.lead()
+    farm.client.pexpire(lease.keys.lock, 60_000)
     busy(farm, seconds=10, ends=19)
     for index in range(80):
         farm.put(f"a{index}")
@@ -158,6 +159,51 @@ def test_the_wait_counts_turns_and_classes(farm: Farm) -> None:
     farm.put("c0", tenant="c", priority="high", max_queue_wait_ms=2000)
     with pytest.raises(QueueFull):
         farm.put("d0", tenant="d", priority="low", max_queue_wait_ms=2000)
+
+
+def test_the_wait_counts_sequences(farm: Farm) -> None:
+    """A request of 64 choices is 64 of what waits, and beside a hog's backlog a tenant's own one is its own alone."""
+    busy(farm, seconds=10, ends=99)
+    farm.put("hog", tenant="hog", n=128)
+    farm.put("a0", tenant="a", n=64)
+    with pytest.raises(QueueFull) as full:
+        farm.put("a1", tenant="a", max_queue_wait_ms=10_000)
+    assert full.value.retry_after == pytest.approx(12.8)
+    farm.put("b0", tenant="b")
+    assert farm.put("b1", tenant="b", max_queue_wait_ms=1000).position == 4
+    assert farm.client.hget(farm.keys.load, "sequences:normal") == str(128 + 64 + 2)
+
+
+def test_a_hog_s_ends_count_by_its_choices(farm: Farm) -> None:
+    """Two of its requests, 128 choices each, ended in a minute and a half: 256 places were freed, so another tenant's
+    second short request, with three sequences before it by turns, is let in."""
+    lease = farm.lead()
+    for rid in ("h0", "h1", "h2"):
+        farm.put(rid, tenant="hog", n=128)
+    farm.claim(lease, requests_=256)
+    busy(farm, seconds=90, ends=0)
+    for rid in ("h0", "h1"):
+        farm.emit(lease, Emission(rid, 1, [last(seq + 1, choice=seq) for seq in range(128)], "finished"))
+    assert 200 < float(farm.client.hget(farm.keys.load, "busy_ends") or 0) <= 256
+    farm.put("a0", tenant="a")
+    farm.put("a1", tenant="a", max_queue_wait_ms=2000)
+
+
+def test_sequences_that_wait_are_counted_by_tenant(farm: Farm) -> None:
+    """Claimed, put back, cancelled: each way in and out is counted, and nothing is left at the end."""
+    lease = farm.lead()
+    waiting = farm.keys.waiting("normal")
+    farm.put("a", tenant="t", n=5)
+    farm.put("b", tenant="t", n=2)
+    farm.put("c", tenant="u", n=3)
+    assert farm.client.zrange(waiting, 0, -1, withscores=True) == [("u", 3.0), ("t", 7.0)]
+    farm.claim(lease, requests_=1)
+    assert farm.client.zscore(waiting, "t") == 2
+    farm.run(requests.requeue(lease, "a"))
+    assert farm.client.zscore(waiting, "t") == 7
+    for rid, tenant in (("a", "t"), ("b", "t"), ("c", "u")):
+        farm.run(requests.cancel(MODEL, rid, tenant))
+    assert farm.client.exists(waiting) == 0 and farm.load("sequences:normal") == 0
 
 
 @pytest.mark.parametrize(("seconds", "ends"), [(0.0, 0.0), (19.0, 0.0), (19.0, 3.9)])

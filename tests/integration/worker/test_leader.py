@@ -14,6 +14,7 @@ from control import catalog, health, requests
 from control.connection import Call
 from control.errors import GroupError
 from control.health import write_poison
+from control.keys import ModelKeys
 from control.lease import Lease
 from control.messages import Assignment, ModelSpec
 from control.requests import Emission, EmitResult
@@ -56,6 +57,27 @@ def test_a_load_that_fails_ends_the_process_with_its_reason(redis: ReplicaRedis,
     assert "float7" in (health.last_poison(redis.client, MODEL, REPLICA) or "")
     assert redis.client.get(redis.keys.lock) is None
     assert catalog.get_assets(redis.client, MODEL) is None
+
+
+def test_a_start_puts_the_counts_of_the_queue_right(redis: ReplicaRedis, folder: Path) -> None:
+    """Leaked places, tokens and sequences, and the turn of a tenant that has nothing, are gone; what it answers counts."""
+    keys = ModelKeys(MODEL)
+    leaked = {"queued": 7, "queued:low": 7, "sequences:low": 9, "queued_tokens": 70}
+    redis.client.hset(keys.load, mapping={name: str(count) for name, count in leaked.items()})
+    for key in (keys.waiting("low"), keys.served("low")):
+        redis.client.zadd(key, {"ghost": 9})
+    scene = LeaderScene(redis, folder)
+    try:
+        until(lambda: not redis.client.exists(keys.served("low")), 40.0)
+        assert redis.client.hmget(keys.load, "queued", "queued:low", "queued_tokens") in (
+            ["0", "0", "0"],
+            ["0", None, "0"],
+        )
+        assert not redis.client.exists(keys.waiting("low"))
+        scene.ask("a", max_tokens=3)
+        assert len(scene.answer("a")) == 3
+    finally:
+        scene.stop()
 
 
 def test_a_load_that_takes_long_keeps_the_lock(
