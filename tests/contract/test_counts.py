@@ -78,8 +78,8 @@ def test_a_count_of_a_right_queue_changes_nothing(farm: Farm) -> None:
 
 
 def test_wrong_counts_are_put_right_while_others_wait(farm: Farm) -> None:
-    """A thousand places, tokens and sequences leaked, a tenant's turn lost and one made up: all as before, and everybody gets
-    in again."""
+    """A thousand places, tokens and sequences leaked, a tenant's turn lost and one made up: all as before, everybody
+    gets in again."""
     crowd(farm)
     before = counts(farm)
     leak(farm, 1000)

@@ -60,7 +60,7 @@ def test_a_load_that_fails_ends_the_process_with_its_reason(redis: ReplicaRedis,
 
 
 def test_a_start_puts_the_counts_of_the_queue_right(redis: ReplicaRedis, folder: Path) -> None:
-    """Leaked places, tokens and sequences, and the turn of a tenant that has nothing, are gone; what it answers counts."""
+    """Leaked places and tokens, and the turn of a tenant that has nothing, are gone; what it answers counts."""
     keys = ModelKeys(MODEL)
     leaked = {"queued": 7, "queued:low": 7, "sequences:low": 9, "queued_tokens": 70}
     redis.client.hset(keys.load, mapping={name: str(count) for name, count in leaked.items()})
