@@ -73,7 +73,7 @@ from control.settings import Settings
 )
 @click.option(
     "--max-body",
-    default=16.0,
+    default=6.0,
     show_default=True,
     envvar="FURROW_MAX_BODY",
     type=click.FloatRange(min=0.1),

@@ -13,6 +13,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
 from api.bodies import BodyTooSlow, TooManyBodies
+from api.disconnect import CLIENT_LEFT, CLIENT_LEFT_TEXT, ClientDisconnected
 from api.schemas.view import new_rid
 from control import errors
 
@@ -136,6 +137,8 @@ def problem(error: BaseException, asked: str = "this request") -> Problem:
         return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(1.0))
     if isinstance(error, BodyTooSlow):
         return _problem(408, str(error), "invalid_request_error", None, "request_timeout")
+    if isinstance(error, ClientDisconnected):
+        return _problem(CLIENT_LEFT, CLIENT_LEFT_TEXT, "invalid_request_error", None, "client_disconnected")
     if isinstance(error, (errors.SettingsError, errors.DevicesError)):
         return _problem(400, str(error), "invalid_request_error", None, "invalid_setting")
     if isinstance(error, errors.ModelUnavailable):
@@ -236,6 +239,8 @@ def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     found, rid = problem(error, f"{request.method} {request.url.path}"), new_rid()
     if found.status == 500 and not isinstance(error, GenerationFailed):
         log.error("request failed unexpectedly", action="http_error", path=request.url.path, rid=rid, exc_info=error)
+    if isinstance(error, ClientDisconnected):
+        log.info("the client left during its upload", action="client_left", path=request.url.path, rid=rid)
     response = error_response(found, request_id=request.headers.get("x-request-id"))
     response.headers["x-request-id"] = rid
     return response

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from api.archive import Archive
 from api.chat.piece import Piece
-from api.disconnect import ClientDisconnected
+from api.disconnect import CLIENT_LEFT, CLIENT_LEFT_TEXT, ClientDisconnected
 from api.errors import StreamInterrupted
 from api.feed import Feed
 from api.follow import Follower
@@ -17,10 +17,6 @@ from api.rendering import StreamRenderer
 from api.settings import ApiSettings
 from control.clock import now_ms
 from control.requests.orphans import GRACE_MS
-
-CLIENT_LEFT = 499
-"""Status in the log for a client that closed the connection; nobody is there to read it."""
-CLIENT_LEFT_TEXT = "client disconnected"
 
 
 @dataclass(eq=False, kw_only=True)

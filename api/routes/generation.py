@@ -15,12 +15,12 @@ from litestar.background_tasks import BackgroundTask
 from api.access.identity import ANONYMOUS, Identity, secret_of
 from api.asgi.off_loop import off_loop
 from api.connection import STALLED
-from api.disconnect import ClientDisconnected, disconnect_watched
+from api.disconnect import disconnect_watched
 from api.errors import error_response, problem
 from api.intake import Body, Caller
 from api.journal import Journal
 from api.models import ServedModel
-from api.ongoing import CLIENT_LEFT, CLIENT_LEFT_TEXT, Ongoing
+from api.ongoing import Ongoing
 from api.process import Process
 from api.schemas.view import new_rid, parse_cursor
 from api.stream import sse_response
@@ -185,17 +185,14 @@ def streamed(ongoing: Ongoing, caller: Caller) -> Response[Any]:
 
 def refused(error: Exception, caller: Caller, ongoing: Ongoing | None) -> Response[Any]:
     """The response for an error before the first byte; ends the journal."""
-    if isinstance(error, ClientDisconnected):
-        status, text = CLIENT_LEFT, CLIENT_LEFT_TEXT
-    else:
-        found = problem(error)
-        status, text = found.status, found.body.error.message
-        if status == 500:
-            caller.journal.unexpected(error)
+    found = problem(error)
+    status, text = found.status, found.body.error.message
+    if status == 500:
+        caller.journal.unexpected(error)
     if ongoing is not None:
         ongoing.release(status=status, error=text)
     caller.journal.end(status=status, finish_reason=None, error=text)
-    response = error_response(problem(error))
+    response = error_response(found)
     response.headers["x-request-id"] = ongoing.rid if ongoing is not None else caller.rid
     _echo(response, caller)
     return response

@@ -90,8 +90,8 @@ def nested_arrays_within_the_limit(target: Target) -> Tried:
 
 
 def texts_at_the_limit(target: Target) -> Tried:
-    """10 MiB of text are more than the context, which is found in pieces."""
-    return _post_large(target, b'{"prompt":"' + b"a b " * (10 * MIB // 4) + b'"}')
+    """5 MiB of text are more than the context, which is found in pieces."""
+    return _post_large(target, b'{"prompt":"' + b"a b " * (5 * MIB // 4) + b'"}')
 
 
 def endless_timeouts(target: Target) -> Tried:

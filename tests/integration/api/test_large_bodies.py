@@ -15,6 +15,7 @@ import pytest
 
 from tests.integration.api.conftest import ApiProcess
 from tests.integration.api.sse import chat
+from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 
 MIB = 1 << 20
@@ -105,6 +106,30 @@ def answered(stalled: socket.socket) -> bool:
         return stalled.recv(100).startswith(b"HTTP/1.1 429 ")
     except TimeoutError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("path", "action"),
+    [
+        *((path, "request_ended") for path in (CHAT, "/v1/responses", f"{MESSAGES}/count_tokens")),
+        *((path, "client_left") for path in ("/tokenize", "/farm/models/load")),
+    ],
+)
+def test_a_client_that_leaves_its_upload(api: ApiProcess, leader: ScriptedLeader, path: str, action: str) -> None:
+    """One quiet line in the log, and no failure of the server."""
+
+    def lines() -> list[dict[str, Any]]:
+        found = [line for line in api.lines if line.get("path") == path]
+        return [line for line in found if line["action"] != "operate"]  # an operator's act is told when it begins
+
+    before = len(lines())
+    with socket.create_connection(("127.0.0.1", api.port)) as leaving:
+        leaving.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        time.sleep(0.05)  # the handler reads by now; where it does not yet, it finds the same
+    until(lambda: len(lines()) > before)
+    [line] = lines()[before:]
+    assert (line["action"], line["level"]) == (action, "info"), line
+    assert action == "client_left" or (line["status"], line["error"]) == (499, "client disconnected")
 
 
 def test_streams_go_on_beside_them(http: httpx.Client, api: ApiProcess, leader: ScriptedLeader) -> None:
