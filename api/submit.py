@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -25,7 +26,7 @@ from api.schemas.view import Cursor, decode_view, member_rid
 from api.settings import ApiSettings
 from control import requests
 from control.batches import Batches
-from control.errors import ModelNotFound, QueueFull, RedisUnavailable, RequestError, RequestNotFound
+from control.errors import FurrowError, ModelNotFound, QueueFull, RedisUnavailable, RequestError, RequestNotFound
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -92,6 +93,8 @@ class Submitter:
                 hold.refund(queued + lost)
             if isinstance(error, QueueFull):
                 self._backpressure.note(*whose, error)
+            if isinstance(error, FurrowError) and first == caller.rid:
+                await self._withdraw(served.name, list(members)[: queued + 1], caller.tenant)
             raise
         caller.journal.know(rid=first)
         if first != caller.rid:
@@ -175,6 +178,13 @@ class Submitter:
         caller.journal.know(prompt_tokens=prompt_tokens)
         renderer = renderer_of(rid, view, served.vocabulary, prompt_tokens, cursor)
         return self._ongoing(rid, renderer, feeds, wake, caller, served)
+
+    async def _withdraw(self, model: str, rids: list[str], tenant: str) -> None:
+        """End the parts of a request of which another part was refused, whatever its `on_disconnect` says."""
+        cause = "another part of the request was refused"
+        for rid in rids if len(rids) > 1 else []:
+            with suppress(RequestNotFound, RedisUnavailable):
+                await self._batches.run(model, requests.cancel(model, rid, tenant, cause))
 
     def _abandon(self, feeds: list[Feed]) -> None:
         for feed in feeds:

@@ -98,6 +98,17 @@ def test_a_full_queue(impatient: ApiProcess, leader: ScriptedLeader, redis_clien
         thread.join()
 
 
+def test_a_refused_part_takes_the_others_along(
+    impatient: ApiProcess, leader: ScriptedLeader, redis_client: Any
+) -> None:
+    """Three prompts where two places are free: none of them stays in the queue, though all were to outlive a client."""
+    leader.claiming = False
+    body = {"model": "tiny", "prompt": ["a", "b", "c"], "max_tokens": 4, "on_disconnect": "continue"}
+    assert httpx.post(f"{impatient.url}/v1/completions", json=body).status_code == 429
+    until(lambda: redis_client.hget(ModelKeys("tiny").load, "queued") == "0")
+    leader.claiming = True
+
+
 def test_too_long_a_wait_is_refused_unless_it_does_not_matter(
     api: ApiProcess, leader: ScriptedLeader, redis_client: Any
 ) -> None:
