@@ -55,7 +55,8 @@ class Ear:
                     while data := api.recv(65536):
                         ear.heard += data
                         self.request.sendall(data)
-                    self.request.shutdown(socket.SHUT_RDWR)
+                    with suppress(OSError):  # the client may have left first
+                        self.request.shutdown(socket.SHUT_RDWR)
                     asking.join()
 
             def ask(self, api: socket.socket) -> None:
