@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from worker.attention import registered
 
 AttentionInterface.register(registered.NAME, registered.attend)
+
+_default_type = threading.Lock()
+"""torch's default type is the whole process's: two threads that set and restore it would leave one's to the other."""
 
 
 def configuration(config: dict[str, Any]) -> PreTrainedConfig:
@@ -28,16 +32,17 @@ def skeleton(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device)
     """
     # The eager loop over experts: the grouped kernels want bf16 and equal widths.
     experts = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=registered.NAME, **experts
-            )
-        _compute_buffers(model, device)
-    finally:
-        torch.set_default_dtype(previous)
+    with _default_type:
+        previous = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(
+                    config, dtype=dtype, attn_implementation=registered.NAME, **experts
+                )
+            _compute_buffers(model, device)
+        finally:
+            torch.set_default_dtype(previous)
     return model.eval()
 
 
