@@ -1,4 +1,4 @@
-"""Fills a server as a large farm does, through the same calls that API processes, agents and leaders make."""
+"""Fills a server as a large farm does, through the calls that API processes and leaders make. Agents are left out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class Size:
     waiting: int = 100_000
     tenants: int = 1_000
     models: int = 200
-    agents: int = 100
     apis: int = 50
 
 
