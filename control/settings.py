@@ -19,6 +19,17 @@ def keeps_standby(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("FURROW_STANDBY") != "0"
 
 
+def host_id() -> str:
+    """This host's name in the farm: FURROW_HOST_ID, else the machine's."""
+    return os.environ.get("FURROW_HOST_ID") or os.uname().nodename
+
+
+def demo_model() -> Path | None:
+    """The folder of the demonstration model, FURROW_DEMO_MODEL; None if unset. The `furrow` command sets it."""
+    named = os.environ.get("FURROW_DEMO_MODEL")
+    return Path(named) if named else None
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What every process of the farm takes from its environment."""
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from control import logs
 from control.errors import FurrowError, SettingsError
-from control.settings import Settings
+from control.settings import Settings, host_id
 from worker.supervision.wire import take_channel
 
 
@@ -25,7 +25,6 @@ def run_agent() -> None:
     from control.readiness import wait_until_ready
     from worker.agent import Agent
     from worker.devices import accelerators
-    from worker.replica import host_id
     from worker.standby import Standby
     from worker.supervision.client import SupervisorClient
 

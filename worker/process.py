@@ -19,7 +19,7 @@ from control.connection import connect, connect_blocking, run_every
 from control.errors import DevicesError, FurrowError, GroupError, ModelFilesAway, RedisUnavailable
 from control.messages import Assignment
 from control.process import die_with_parent, name_process
-from control.settings import Settings
+from control.settings import Settings, host_id
 from worker.address import rendezvous_address
 from worker.assets import read_assets
 from worker.collective import native
@@ -28,7 +28,6 @@ from worker.exits import LOAD_FAILED, REFUSED, STOPPED
 from worker.leader import Leader
 from worker.models import gates
 from worker.rank import Rank
-from worker.replica import host_id
 
 log = structlog.get_logger()
 

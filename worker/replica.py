@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
 import time
@@ -267,8 +266,3 @@ class ReplicaProcesses:
 
     def pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self.processes.items()}
-
-
-def host_id() -> str:
-    """This host's name in the farm: FURROW_HOST_ID, else the machine's."""
-    return os.environ.get("FURROW_HOST_ID") or os.uname().nodename

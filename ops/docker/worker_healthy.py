@@ -7,8 +7,7 @@ import sys
 from control import farm
 from control.connection import connect
 from control.errors import FurrowError
-from control.settings import Settings
-from worker.replica import host_id
+from control.settings import Settings, host_id
 
 
 def main() -> int:

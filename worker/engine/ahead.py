@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from worker.engine.batch import Row
-from worker.engine.filters import sent
 from worker.engine.graphs import DecodeGraphs
+from worker.engine.transfer import sent
 
 UNKNOWN = 0
 """A token that only the device knows."""

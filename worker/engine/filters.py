@@ -11,12 +11,9 @@ from functools import lru_cache
 
 import torch
 
+from worker.engine.transfer import sent
+
 REMOVED = float("-inf")
-
-
-def sent(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`values` on the device, [len(values)]; unlike a tensor that is made there, without waiting for what runs."""
-    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 def column(values: Iterable[float], like: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from control.messages import Sampling, TokenLogprobs
 from worker.engine import filters
 from worker.engine.noise import gumbel, noise_bits, row_key
+from worker.engine.transfer import sent
 
 _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: divided by it, float32 logits overflow."""
@@ -92,7 +93,7 @@ class Sampler:
             _allow(possible := logits.clone(), rows)
         tokens = possible.argmax(dim=-1)
         if drawn:
-            where = filters.sent(drawn, torch.int64, logits.device)
+            where = sent(drawn, torch.int64, logits.device)
             heated = possible if len(drawn) == len(rows) else possible.index_select(0, where)
             tokens.index_copy_(0, where, _draw_from_all(heated, [rows[index] for index in drawn]))
         return tokens.where(logits.isfinite().all(dim=-1), SICK)
@@ -242,7 +243,7 @@ def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) 
     if any(row.sampling.min_p > 0 for row in rows):
         values = filters.keep_min_p(values, filters.column((row.sampling.min_p for row in rows), values))
     keys = [row_key(row.seed, row.choice, row.position) for row in rows]
-    bits = noise_bits(filters.sent(keys, torch.int64, ids.device)[:, None], ids)
+    bits = noise_bits(sent(keys, torch.int64, ids.device)[:, None], ids)
     if ids.shape[-1] > _FINALISTS:
         rough = values.to(torch.float32) + gumbel(bits, torch.float32)
         finalists = rough.topk(_FINALISTS, dim=-1).indices
