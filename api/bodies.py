@@ -13,16 +13,8 @@ from litestar import Request
 
 from api.asgi.limits import KIB, MIB, BodyLimits
 from api.asgi.structure import Structure
-from api.disconnect import ClientDisconnected
-from control.errors import FurrowError, RequestError, RequestTooLarge
-
-
-class TooManyBodies(FurrowError):
-    """This process reads so many requests at once that its memory would not be bounded with one more."""
-
-
-class BodyTooSlow(FurrowError):
-    """A body comes so slowly that it would hold its memory for too long."""
+from api.errors import BodyTooSlow, ClientDisconnected, TooManyBodies
+from control.errors import RequestError, RequestTooLarge
 
 
 @dataclass(eq=False, slots=True)

@@ -7,7 +7,8 @@ import time
 
 from api.follow import Follower
 from api.models import Models, ServedModel
-from api.schemas.view import View, new_rid
+from api.request_ids import new_rid
+from api.schemas.view import View
 from api.settings import ApiSettings
 from control import requests
 from control.batches import Batches

@@ -9,14 +9,6 @@ from typing import Any
 
 from litestar import Request
 
-CLIENT_LEFT = 499
-"""The status that is logged where the client left before its answer was over. No client sees it."""
-CLIENT_LEFT_TEXT = "client disconnected"
-
-
-class ClientDisconnected(Exception):
-    """The client has closed its connection, so that there is no reader of an answer."""
-
 
 @contextmanager
 def disconnect_watched(request: Request[Any, Any, Any], wake: asyncio.Event) -> Generator[Callable[[], bool]]:

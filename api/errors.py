@@ -12,12 +12,14 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
-from api.bodies import BodyTooSlow, TooManyBodies
-from api.disconnect import CLIENT_LEFT, CLIENT_LEFT_TEXT, ClientDisconnected
-from api.schemas.view import new_rid
+from api.request_ids import new_rid
 from control import errors
 
 log = structlog.stdlib.get_logger(__name__)
+
+CLIENT_LEFT = 499
+"""The status that is logged where the client left before its answer was over. No client sees it."""
+CLIENT_LEFT_TEXT = "client disconnected"
 
 
 class ErrorDetail(msgspec.Struct):
@@ -37,6 +39,18 @@ class Unauthorized(errors.RequestError):
 
 class Forbidden(errors.RequestError):
     """The key is known and does not open this."""
+
+
+class TooManyBodies(errors.FurrowError):
+    """This process reads so many requests at once that its memory would not be bounded with one more."""
+
+
+class BodyTooSlow(errors.FurrowError):
+    """A body comes so slowly that it would hold its memory for too long."""
+
+
+class ClientDisconnected(Exception):
+    """The client has closed its connection, so that there is no reader of an answer."""
 
 
 class GenerationFailed(errors.FurrowError):

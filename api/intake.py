@@ -19,11 +19,12 @@ from api.chat.reading.how import Reading
 from api.grammar import GrammarChecks
 from api.journal import Journal
 from api.models import ServedModel
+from api.request_ids import member_rid
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted, renamed
 from api.schemas.structured import Asked, grammar_of
-from api.schemas.view import Endpoint, View, member_rid
+from api.schemas.view import Endpoint, View
 from api.settings import ApiSettings
 from control.access import Allowance
 from control.errors import ContextLengthExceeded, RequestError

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from api.archive import Archive
 from api.chat.piece import Piece
-from api.disconnect import CLIENT_LEFT, CLIENT_LEFT_TEXT, ClientDisconnected
-from api.errors import StreamInterrupted
+from api.errors import CLIENT_LEFT, CLIENT_LEFT_TEXT, ClientDisconnected, StreamInterrupted
 from api.feed import Feed
 from api.follow import Follower
 from api.journal import Journal

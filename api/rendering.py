@@ -12,8 +12,9 @@ from api.chat.answer import Answer
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.errors import GenerationFailed, problem
+from api.request_ids import member_rid
 from api.schemas.chunks import DONE, Usage, writer
-from api.schemas.view import Cursor, View, member_rid
+from api.schemas.view import Cursor, View
 from control.messages import LogEntry
 
 _TEXT, _FINISH, _USAGE, _DONE = 1, 2, 3, 4

@@ -22,7 +22,8 @@ from api.intake import Body, Caller, take_in
 from api.models import Models, ServedModel
 from api.ongoing import Ongoing
 from api.rendering import StreamRenderer
-from api.schemas.view import Cursor, decode_view, member_rid
+from api.request_ids import member_rid
+from api.schemas.view import Cursor, decode_view
 from api.settings import ApiSettings
 from control import requests
 from control.batches import Batches

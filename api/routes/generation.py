@@ -22,7 +22,8 @@ from api.journal import Journal
 from api.models import ServedModel
 from api.ongoing import Ongoing
 from api.process import Process
-from api.schemas.view import new_rid, parse_cursor
+from api.request_ids import new_rid
+from api.schemas.view import parse_cursor
 from api.stream import sse_response
 from control.errors import FurrowError, RequestError
 

@@ -7,9 +7,10 @@ from typing import Any
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
+from api.request_ids import member_rid
 from api.routes.generation import authenticate, caller_of, process_of, refused, streamed
 from api.schemas.state import RequestStatus, request_status
-from api.schemas.view import Cursor, decode_view, member_rid, parse_cursor
+from api.schemas.view import Cursor, decode_view, parse_cursor
 from control import requests
 from control.connection import arun, arun_all
 from control.errors import RequestError

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from api.asgi.limits import BodyLimits, text_bytes
-from api.bodies import Bodies, BodyTooSlow, TooManyBodies
-from api.disconnect import ClientDisconnected
+from api.bodies import Bodies
+from api.errors import BodyTooSlow, ClientDisconnected, TooManyBodies
 from control.errors import RequestError, RequestTooLarge
 
 MOST = 1000

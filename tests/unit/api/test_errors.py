@@ -7,8 +7,7 @@ import math
 import pytest
 from litestar.exceptions import HTTPException
 
-from api.bodies import BodyTooSlow, TooManyBodies
-from api.errors import GenerationFailed, Unauthorized, problem
+from api.errors import BodyTooSlow, GenerationFailed, TooManyBodies, Unauthorized, problem
 from control import errors
 
 
