@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from control import requests
-from control.cli.options import connect_to_farm, redis_option
 from control.connection import run
+from control.operations.options import connect_to_farm, redis_option
 from control.requests import DeadLetter
 
 

@@ -7,11 +7,11 @@ import time
 import click
 
 from control import catalog, farm, health
-from control.cli.options import connect_to_farm, redis_option
 from control.clients import SyncRedis
 from control.connection import run
 from control.errors import SettingsError
 from control.messages import Assignment
+from control.operations.options import connect_to_farm, redis_option
 
 TICK_S = 0.2
 

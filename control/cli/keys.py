@@ -14,10 +14,10 @@ import msgspec
 from control import access
 from control.access import ApiKey
 from control.access.usage import usage as read_usage
-from control.cli.options import connect_to_farm, redis_option
 from control.cli.tables import echo_table
 from control.errors import SettingsError
 from control.keys import CLASSES
+from control.operations.options import connect_to_farm, redis_option
 
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 

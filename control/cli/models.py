@@ -9,11 +9,13 @@ import click
 
 from control import catalog, health
 from control import desired as desired_state
-from control.cli.options import build_spec, connect_to_farm, model_options, redis_option
+from control.cli.options import demo_folder, model_options
 from control.cli.tables import echo_table
 from control.clients import SyncRedis
 from control.errors import ModelUnavailable, SettingsError
 from control.health.memory import server_memory
+from control.operations.options import connect_to_farm, redis_option
+from control.operations.spec import build_spec
 
 TICK_S = 0.1
 _DRAIN = "Seconds for which a replica that is to go may finish what it runs."
@@ -41,7 +43,7 @@ def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replica
     Where it is loaded with other settings or from another source its replicas are replaced one by one, without failing
     a request.
     """
-    spec = build_spec(model, **options)
+    spec = build_spec(model, demo=demo_folder(), **options)
     client = connect_to_farm(redis_url)
     desired = desired_state.load(client, spec, replicas)
     if not desired.changed:

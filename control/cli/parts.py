@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 import click
 
-from control.cli.options import redis_option
+from control.cli.options import demo_environment
+from control.operations.options import redis_option
 from control.process import python_command
 from control.settings import redis_reference
 
@@ -40,7 +41,8 @@ def worker(redis_url: str | None, host_id: str | None, address: str | None) -> N
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def api(redis_url: str | None, arguments: tuple[str, ...]) -> None:
     """Run one HTTP API process; `furrow api --help` lists its options."""
-    become("api", *arguments, **({"FURROW_REDIS_URL": redis_reference(redis_url)} if redis_url else {}))
+    named = {"FURROW_REDIS_URL": redis_reference(redis_url)} if redis_url else {}
+    become("api", *arguments, **named, **demo_environment())
 
 
 @click.command(context_settings=PASS_ON, short_help="Run a benchmark.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import re
 import shlex
@@ -18,7 +17,8 @@ from typing import Any
 import click
 
 from control import access, catalog, farm, health
-from control.cli.options import build_spec, connect_to_farm, cors_option, model_options, quota_options, redis_option
+from control.cli.options import demo_environment, demo_folder, model_options
+from control.cli.ready import is_ready
 from control.cli.supervisor import Part, Supervisor
 from control.clients import SyncRedis
 from control.connection import run
@@ -27,6 +27,8 @@ from control.errors import ModelUnavailable, SettingsError
 from control.listening import free_port
 from control.local.memory import server_bytes
 from control.messages import ModelSpec
+from control.operations.options import connect_to_farm, cors_option, quota_options, redis_option
+from control.operations.spec import build_spec
 from control.process import die_with_parent
 from control.requests.abandon import abandon
 from control.settings import redis_reference
@@ -81,7 +83,7 @@ def serve(
     """
     if "FURROW_PARENT" in os.environ:
         die_with_parent()
-    spec = build_spec(model, **options)
+    spec = build_spec(model, demo=demo_folder(), **options)
     asks = access.asks_for_key(host, api_keys, keys, no_auth)
     port = free_port(host, port)
     stopping = Stopping()
@@ -90,7 +92,7 @@ def serve(
         client = connect_to_farm(redis)
         desire(client, spec, alone=folder is not None)
         fixed = {access.FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
-        supervisor = Supervisor({"FURROW_REDIS_URL": redis, **fixed}, say)
+        supervisor = Supervisor({"FURROW_REDIS_URL": redis, **fixed, **demo_environment()}, say)
         stack.callback(supervisor.stop, stopping.hurry)
         supervisor.start(Part("worker", "worker.supervision", []))
         listening = ["--host", host, "--port", str(port), "--grace", GRACE_S]
@@ -223,15 +225,3 @@ def wait_until_served(
         if overview.state == "loaded" and is_ready(address):
             return
         time.sleep(TICK_S)
-
-
-def is_ready(address: tuple[str, int]) -> bool:
-    """Whether the API says so itself."""
-    connection = http.client.HTTPConnection(*address, timeout=10)
-    try:
-        connection.request("GET", "/ready")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()

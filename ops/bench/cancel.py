@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import click
 
-from control.cli.options import model_source
 from control.clients import AsyncRedis
 from control.connection import connect_async
 from control.keys import ModelKeys
@@ -22,6 +21,7 @@ from ops.bench.figures import Figure, conclude
 from ops.bench.machine import describe
 from ops.bench.prompts import prompt
 from ops.bench.summary import Summary, summarise
+from ops.demo import MODEL_DIR
 
 MODEL = "demo"
 KEYS = ModelKeys(MODEL)
@@ -56,7 +56,7 @@ def cancel(times: int, streams: int) -> None:
     own act, so HTTP is part of it. A slot is free once the leader has ended the request.
     """
     click.echo(describe())
-    spec = ModelSpec(name=MODEL, source=model_source("demo"), devices=["cpu"])
+    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"])
     with private_farm(spec, (1,)) as (url, redis_url, _):
         cancels = asyncio.run(drive(Base.of(url), redis_url, times, streams))
     steps = summarise(cancels.steps)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import click
 
-from control.cli.options import model_source
 from control.connection import connect_async
 from control.errors import FurrowError
 from control.messages import ModelSpec
@@ -25,6 +24,7 @@ from ops.bench.hogs import beside_hogs
 from ops.bench.machine import describe
 from ops.bench.prompts import prompt
 from ops.bench.stamps import StampCollector
+from ops.demo import MODEL_DIR
 
 MODEL = "demo"
 LIGHTS = 9
@@ -88,14 +88,14 @@ def fairness(
     click.echo(describe())
     figures = by_turns(seconds, settle, kv_tokens, backlog) if seconds else []
     if hog_requests:
-        spec = ModelSpec(name=MODEL, source=model_source("demo"), devices=["cpu"])
+        spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"])
         figures += beside_hogs(spec, hog_requests, hog_choices, times)
     conclude(figures)
 
 
 def by_turns(seconds: float, settle: float, kv_tokens: int, backlog: int) -> list[Figure]:
     """What each user is served. Raises FurrowError."""
-    spec = ModelSpec(name=MODEL, source=model_source("demo"), devices=["cpu"], kv_tokens=kv_tokens)
+    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"], kv_tokens=kv_tokens)
     # The backlog is the point here, so nobody is refused for it.
     with private_farm(spec, (1,), *NOBODY_REFUSED) as (url, redis_url, _):
         load = asyncio.run(drive(Base.of(url), redis_url, seconds, settle, backlog))

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from control import catalog, farm, health
-from control.cli.serve import is_ready
+from control.cli.ready import is_ready
 from control.cli.supervisor import Part, Supervisor
 from control.clients import SyncRedis
 from control.connection import connect

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import click
 
-from control.cli.options import build_spec, redis_option
 from control.connection import connect_async
 from control.errors import FurrowError
+from control.operations.options import redis_option
+from control.operations.spec import build_spec
 from control.settings import redis_url_from_environment
 from ops.bench import report as reports
 from ops.bench import traffic
@@ -20,6 +21,7 @@ from ops.bench.client import Base, request
 from ops.bench.farm import NOBODY_REFUSED, private_farm, say
 from ops.bench.machine import describe
 from ops.bench.scenarios import SCENARIOS, Scenario, chosen
+from ops.demo import MODEL_DIR
 
 
 @click.command(epilog=f"Scenarios: {', '.join(SCENARIOS)}; all of them where none is named.")
@@ -54,7 +56,15 @@ def load(
     if own == (url is not None):
         raise click.UsageError("give either --url (and --redis) of a farm that runs, or --self")
     spec = build_spec(
-        source, name=None, tp=tp, devices=devices, dtype="auto", max_context=None, kv_tokens=None, quant=None
+        source,
+        name=None,
+        tp=tp,
+        devices=devices,
+        dtype="auto",
+        max_context=None,
+        kv_tokens=None,
+        quant=None,
+        demo=MODEL_DIR,
     )
     machine, results = describe(), []
     click.echo(machine)

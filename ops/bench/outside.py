@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import click
 
-from control.cli.options import model_source
 from control.errors import SettingsError
 from control.messages import GenerateStep
 from control.replies import ErrorReply
 from ops.bench.shard import load_command
 from ops.bench.stepping import MODEL, Clocked, Forwards, stepping
 from ops.bench.summary import median
+from ops.demo import MODEL_DIR
 from worker.engine.step import GoesOn, Sample, Score, StepResult
 
 ROWS = 64
@@ -26,7 +25,7 @@ class Engine(Clocked):
 
     def __init__(self, kv_tokens: int) -> None:
         super().__init__(0, 1, "cpu")
-        reply = self.answer(load_command(Path(model_source("demo")), MODEL, kv_tokens))
+        reply = self.answer(load_command(MODEL_DIR, MODEL, kv_tokens))
         if isinstance(reply, ErrorReply) or self._engine is None:
             raise SettingsError(f"the demonstration model can't be loaded: {reply}")
         self._forward, self._spent = self._engine.model.forward, 0.0

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import click
 
-from control.cli.options import model_source
 from control.messages import ModelSpec
 from ops.bench.ask import Answer, ask, now_ms
 from ops.bench.client import Base
@@ -19,6 +18,7 @@ from ops.bench.machine import describe
 from ops.bench.memory import MemorySampler, growth
 from ops.bench.prompts import prompt
 from ops.bench.summary import Summary, summarise
+from ops.demo import MODEL_DIR
 
 MODEL = "demo"
 USERS = 5
@@ -72,7 +72,7 @@ def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max
     (Poisson); the overload is --times as much. Nobody who is refused tries again.
     """
     click.echo(describe())
-    spec = ModelSpec(name=MODEL, source=model_source("demo"), devices=["cpu"], kv_tokens=kv_tokens)
+    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"], kv_tokens=kv_tokens)
     options = ("--max-queue-wait", str(max_queue_wait))
     with private_farm(spec, (1,), *options) as (url, _, _):
         base, memory = Base.of(url), MemorySampler()

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from control.cli.options import build_spec
+from control.operations.spec import build_spec
 from ops.bench.ask import kind_of
 from ops.bench.client import Base, request
 from ops.bench.farm import private_farm, say

@@ -12,7 +12,6 @@ import click
 import msgspec
 
 from control import catalog, health
-from control.cli.options import model_source
 from control.clients import SyncRedis
 from control.connection import connect
 from control.messages import ModelSpec
@@ -20,6 +19,7 @@ from ops.bench.ask import Answer, ask
 from ops.bench.client import Base
 from ops.bench.farm import private_farm, say
 from ops.bench.machine import describe
+from ops.demo import MODEL_DIR
 
 MODEL = "demo"
 KINDS = ("reload", "reload in place", "other settings")
@@ -84,7 +84,7 @@ def rolling(times: int, clients: int, replicas: int) -> None:
 
     Each answer is compared with that of the undisturbed run; exits 1 if one failed, was cut or differs.
     """
-    spec = ModelSpec(name=MODEL, source=model_source("demo"), tp=2, devices=["cpu", "cpu"], dtype="float64")
+    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), tp=2, devices=["cpu", "cpu"], dtype="float64")
     click.echo(describe())
     with private_farm(msgspec.structs.replace(spec, kv_tokens=KV_TOKENS[0]), (replicas,)) as (url, redis_url, _):
         client = connect(redis_url)

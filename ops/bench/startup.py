@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from control.cli.options import model_source
 from control.errors import ModelUnavailable
 from ops.bench.ask import ask
 from ops.bench.client import Base
@@ -26,6 +25,7 @@ from ops.bench.machine import describe
 from ops.bench.models import Models
 from ops.bench.shapes import SHAPES
 from ops.bench.summary import median
+from ops.demo import MODEL_DIR
 
 PHASES = {
     "Redis and agent": re.compile(r'"event": "agent ready"'),
@@ -56,7 +56,7 @@ def startup(shape: str | None, tp: int, devices: str, rounds: int, models: Path 
     click.echo(f"{describe()}\n{shape or 'demo'}, {tp} ranks: medians of {rounds} rounds")
     with ExitStack() as stack:
         if shape is None:
-            source = Path(model_source("demo"))
+            source = MODEL_DIR
         else:
             scratch = models or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
             source = Models(shape, scratch).checkpoint()

@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 from tokenizers import Tokenizer
 
 from control import farm, health
-from control.cli.options import model_source
 from control.clients import SyncRedis
 from control.clock import now_ms
 from control.connection import connect, run
@@ -24,6 +23,7 @@ from control.requests import Enqueue, enqueue, read_pages
 from control.settings import keeps_standby
 from ops.bench.farm import private_farm
 from ops.bench.phases import Phases, observe, poisoned_at
+from ops.demo import MODEL_DIR
 
 MODEL = "demo"
 LENGTH = 160
@@ -66,7 +66,7 @@ def scene(shape: str | None = None, length: int = LENGTH) -> Iterator[Scene]:
     Raises ModelUnavailable where the farm can't be started.
     """
     with ExitStack() as stack:
-        source, dtype = model_source("demo"), "float64"
+        source, dtype = str(MODEL_DIR), "float64"
         if shape is not None:
             from ops.bench.random_model import build  # needs torch, which the demonstration model does not
 

@@ -14,10 +14,11 @@ import click
 import msgspec
 
 from control import catalog, logs
-from control.cli.options import DTYPES, build_spec, connect_to_farm, redis_option
 from control.clients import SyncRedis
 from control.errors import FurrowError
 from control.messages import ModelSpec
+from control.operations.options import connect_to_farm, redis_option
+from control.operations.spec import DTYPES, build_spec
 from ops.bench.client import Base
 from ops.bench.machine import describe
 from ops.chaos import report
@@ -31,6 +32,7 @@ from ops.chaos.sabotage import CONTROLS, FRAIL, Sabotage
 from ops.chaos.schedule import schedule
 from ops.chaos.target import LOG_ENTRIES, Target, private_target
 from ops.chaos.view import View
+from ops.demo import MODEL_DIR
 from worker.models.source import resolve
 
 QUESTIONS = 16
@@ -104,7 +106,15 @@ def chaos(
             target: View = attached(connect_to_farm(redis_url), model, urls)
         else:
             spec = build_spec(
-                source, name=None, tp=tp, devices=devices, dtype=dtype, max_context=None, kv_tokens=None, quant=None
+                source,
+                name=None,
+                tp=tp,
+                devices=devices,
+                dtype=dtype,
+                max_context=None,
+                kv_tokens=None,
+                quant=None,
+                demo=MODEL_DIR,
             )
             own = stack.enter_context(own_farm(spec, log_file, sabotage, topology, names))
             own.log_entries, target = log_entries, own

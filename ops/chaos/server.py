@@ -13,9 +13,9 @@ from pathlib import Path
 from redis import exceptions as redis_errors
 
 import control.server_child
-from control.cli.serve import free_port
 from control.clients import SyncRedis
 from control.connection import connect
+from control.listening import free_port
 from control.server_binary import find_server
 from ops.chaos.errors import ChaosError
 

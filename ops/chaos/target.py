@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from control import catalog, keys
-from control.cli.serve import free_port
 from control.cli.supervisor import Part, Supervisor
+from control.listening import free_port
 from control.messages import ModelSpec
 from ops.chaos.proxy import Proxy
 from ops.chaos.replicated import Replicated, replicated

@@ -12,7 +12,7 @@ from typing import TypeVar
 import psutil
 
 from control import farm, health
-from control.cli.serve import is_ready
+from control.cli.ready import is_ready
 from control.clients import SyncRedis
 from control.connection import run
 from control.errors import RedisUnavailable

@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from control import logs
-from control.cli.options import model_source
 from control.errors import FurrowError, SettingsError
 from control.messages import ModelSpec
 from ops.compat import environments
@@ -19,6 +18,7 @@ from ops.compat.page import page
 from ops.compat.pausing import KEEP_ALIVE_S, pausing
 from ops.compat.runs import Run, run
 from ops.compat.samples import judged
+from ops.demo import MODEL_DIR
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 MODEL = "demo"
@@ -82,7 +82,7 @@ def _farm(base_url: str | None) -> Iterator[tuple[str, str]]:
         return
     from ops.bench.farm import private_farm  # only here: it needs all of a farm
 
-    spec = ModelSpec(name=MODEL, source=model_source(MODEL), tp=2, devices=["cpu"] * 2, dtype="float64")
+    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), tp=2, devices=["cpu"] * 2, dtype="float64")
     options = ("--keep-alive", str(KEEP_ALIVE_S))
     with private_farm(spec, (1,), *options) as (url, redis_url, _), pausing(redis_url, MODEL) as pause_url:
         yield f"{url}/v1", pause_url

@@ -11,9 +11,10 @@ from api.routes.farm.threaded import body_of, on_farm, taking
 from api.schemas.bounds import check_number
 from api.schemas.farm import Done, ModelNamed, Models, ModelToLoad, ModelToScale
 from control import desired, health
-from control.cli.options import DTYPES, build_spec
 from control.clients import SyncRedis
 from control.errors import RequestError
+from control.operations.spec import DTYPES, build_spec
+from control.settings import demo_model
 
 Http = Request[Any, Any, Any]
 
@@ -38,7 +39,7 @@ def _load(client: SyncRedis, wanted: ModelToLoad) -> Done:
         raise RequestError(f"'dtype' {wanted.dtype!r} is unknown; use one of {', '.join(DTYPES)}.", param="dtype")
     options = msgspec.structs.asdict(wanted)
     source, replicas = options.pop("source"), options.pop("replicas")
-    spec = build_spec(source, **options)
+    spec = build_spec(source, demo=demo_model(), **options)
     found = desired.load(client, spec, replicas)
     words = "is desired" if found.changed else "was desired already with these settings"
     return Done(done=f"{spec.name}: revision {found.revision} {words}.", revision=found.revision)

@@ -6,13 +6,11 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 from tokenizers import Tokenizer
 
 from control import catalog, health, requests
-from control.cli.options import model_source
 from control.clients import SyncRedis
 from control.connection import Call, Posted, run, run_every
 from control.errors import ModelUnavailable
@@ -21,6 +19,7 @@ from control.messages import GenerationRequest, LogEntry, ModelAssets, ModelSpec
 from control.requests import Claimed, Emission
 from ops.bench.fanning.ring import TOKENS, Ring
 from ops.bench.fanning.schedule import TEXT
+from ops.demo import MODEL_DIR
 
 MODEL = "scripted"
 _TEND_S = 0.5
@@ -30,7 +29,7 @@ _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 def publish(client: SyncRedis) -> tuple[Tokenizer, list[int]]:
     """Put the model into the catalog, with the demonstration model's tokenizer; that, and what every stream says."""
-    folder = Path(model_source("demo"))
+    folder = MODEL_DIR
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     tokenizer = Tokenizer.from_str(text)
     config = msgspec.json.decode((folder / "tokenizer_config.json").read_bytes())

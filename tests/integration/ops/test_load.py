@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from control.cli.options import build_spec
+from control.operations.spec import build_spec
 from ops.bench.farm import private_farm
 from ops.bench.load import load
 from ops.bench.scenarios import SCENARIOS, Scenario
 from ops.bench.segments import SEGMENTS
+from ops.demo import MODEL_DIR
 from tests.servers import Server
 
 pytestmark = pytest.mark.timeout(180)
@@ -29,7 +30,7 @@ def farm() -> Iterator[tuple[str, str, list[str]]]:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("FURROW_STANDBY", "0")
         options = {"dtype": "auto", "max_context": 512, "kv_tokens": 4096, "quant": None, "name": "two"}
-        with private_farm(build_spec("demo", tp=1, devices="cpu", **options), (1, 1)) as running:  # type: ignore[arg-type]
+        with private_farm(build_spec(str(MODEL_DIR), tp=1, devices="cpu", **options), (1, 1)) as running:  # type: ignore[arg-type]
             yield running
 
 

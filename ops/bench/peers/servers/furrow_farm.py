@@ -7,9 +7,9 @@ import time
 from contextlib import ExitStack
 
 from control import health
-from control.cli.options import build_spec
 from control.connection import connect
 from control.errors import FurrowError, ModelUnavailable
+from control.operations.spec import build_spec
 from ops.bench.client import Base
 from ops.bench.farm import NOBODY_REFUSED, private_farm
 from ops.bench.peers.base import Failed, Setup, Stream, Unavailable

@@ -1,0 +1,99 @@
+"""The specification of a model from what an operator names: source, ranks, devices, types."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from control.errors import DevicesError, SettingsError
+from control.keys import check_model_name
+from control.messages import ModelSpec
+from control.quantization import check_quant
+from control.requests.bounds import refusal
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+_DEVICE = re.compile(r"cpu|cuda:\d+")
+
+
+def build_spec(
+    model: str,
+    *,
+    name: str | None,
+    tp: int,
+    devices: str | None,
+    dtype: str,
+    max_context: int | None,
+    kv_tokens: int | None,
+    quant: str | None,
+    prefix_cache: bool = True,
+    replicas: int = 1,
+    spread: bool = False,
+    drain_s: int = 300,
+    surge: bool = True,
+    demo: Path | None = None,
+) -> ModelSpec:
+    """The desired state that the options describe. `demo`: folder of the demonstration model, where there is one.
+
+    Raises RequestError, DevicesError or SettingsError.
+    """
+    numbers = {"tp": tp, "max_context": max_context, "kv_tokens": kv_tokens, "replicas": replicas, "drain_s": drain_s}
+    for number, value in numbers.items():
+        if value is not None and (text := refusal(number, value)) is not None:
+            raise SettingsError(text)
+    source = model_source(model, demo)
+    placed = parse_devices(devices, tp)
+    check_quant(quant, dtype, placed)
+    if quant is not None and not placed:
+        placed = ["cpu"] * tp
+    return ModelSpec(
+        name=check_model_name(name or model_name(model, source)),
+        source=source,
+        tp=tp,
+        replicas=replicas,
+        spread=spread,
+        drain_s=drain_s,
+        surge=surge,
+        devices=placed,
+        dtype=dtype,
+        quant=quant,
+        max_context=max_context,
+        kv_tokens=kv_tokens,
+        prefix_cache=prefix_cache,
+    )
+
+
+def model_source(model: str, demo: Path | None = None) -> str:
+    """The folder `demo` for the name `demo`; the absolute path of a folder; anything else is a repository id.
+
+    Raises SettingsError for the name `demo` where its folder is not known.
+    """
+    if model == "demo":
+        if demo is None:
+            raise SettingsError(
+                "the demonstration model is not known to this process; name a folder or a repository, or set "
+                "FURROW_DEMO_MODEL to its folder"
+            )
+        return str(demo)
+    if Path(model).is_dir() or model.startswith((".", "/", "~")):
+        return str(Path(model).expanduser().resolve())
+    return model
+
+
+def model_name(model: str, source: str) -> str:
+    """A folder is served under its last part, a repository under its full id, the demonstration model as `demo`."""
+    return Path(source).name if source.startswith("/") and model != "demo" else model
+
+
+def parse_devices(devices: str | None, tp: int) -> list[str]:
+    """Raises DevicesError naming both numbers where there is not one device per rank. `cpu` alone serves all ranks."""
+    if not devices:
+        return []
+    named = [device.strip() for device in devices.split(",")]
+    for device in named:
+        if not _DEVICE.fullmatch(device):
+            raise DevicesError(f"device {device!r} is unknown: use cpu, or cuda:0, cuda:1 and so on")
+    if named == ["cpu"]:
+        named *= tp
+    if len(named) != tp:
+        raise DevicesError(f"{len(named)} devices were given for {tp} ranks (--tp {tp}): name one device per rank")
+    return named

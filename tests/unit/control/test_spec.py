@@ -1,0 +1,49 @@
+"""The specification of a model from the name that an operator gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from control.cli.options import demo_environment
+from control.errors import SettingsError
+from control.operations.spec import build_spec, model_source
+from control.settings import demo_model
+from ops.demo import MODEL_DIR
+
+PLAIN = {
+    "name": None,
+    "tp": 1,
+    "devices": "cpu",
+    "dtype": "auto",
+    "max_context": None,
+    "kv_tokens": None,
+    "quant": None,
+}
+
+
+def test_demo_is_the_folder_that_the_process_knows(tmp_path: Path) -> None:
+    spec = build_spec("demo", demo=tmp_path, **PLAIN)  # type: ignore[arg-type]
+    assert (spec.name, spec.source) == ("demo", str(tmp_path))
+
+
+def test_demo_is_refused_where_its_folder_is_not_known() -> None:
+    with pytest.raises(SettingsError, match="FURROW_DEMO_MODEL"):
+        model_source("demo")
+
+
+def test_a_folder_is_named_by_its_last_part_and_a_repository_by_its_id(tmp_path: Path) -> None:
+    assert build_spec(str(tmp_path), **PLAIN).name == tmp_path.name  # type: ignore[arg-type]
+    spec = build_spec("some/model", **PLAIN)  # type: ignore[arg-type]
+    assert (spec.name, spec.source) == ("some/model", "some/model")
+
+
+def test_the_command_tells_an_api_process_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the environment says already is left."""
+    monkeypatch.delenv("FURROW_DEMO_MODEL", raising=False)
+    told = demo_environment()
+    assert told == {"FURROW_DEMO_MODEL": str(MODEL_DIR)}
+    monkeypatch.setenv("FURROW_DEMO_MODEL", "/elsewhere")
+    assert demo_environment() == {}
+    assert demo_model() == Path("/elsewhere")
