@@ -12,28 +12,35 @@ from control import logs
 from control.errors import FurrowError
 
 VERBS = {
-    "load": "Load scenarios through the HTTP API.",
-    "compare": "Furrow beside its peers, on the same weights.",
-    "overhead": "The whole farm beside the bare engine loop, and what it asks of Redis.",
-    "startup": "From `furrow serve` to the first token, phase by phase.",
-    "decode": "The engine alone, beside transformers' generate.",
-    "native": "The forward in C++ beside torch's.",
-    "linears": "Every kernel for a linear layer, beside each other.",
-    "grammars": "What constrained answers cost a step.",
-    "collectives": "What an exchange between CPU ranks on one host takes.",
-    "ranks": "A model on several CPU ranks beside the same on one.",
-    "control": "What Redis adds to a step.",
-    "prefix": "The second turn of a conversation beside its first: the time to the first token.",
-    "rolling": "Models reloaded under load: nothing failed, truncated or changed.",
-    "recovery": "Ranks killed under load: the time to the next token.",
-    "hang": "Ranks stopped under load: the time until it is noticed.",
-    "fairness": "One heavy user beside nine light ones: what each is served.",
-    "cancel": "Requests cancelled under load: the time until the slot is free.",
-    "fanout": "One API process on one core, many streams: tokens a second, lateness, memory.",
-    "hostile": "Attacks on an API process beside polite streams: what they notice, memory, refusals.",
-    "scale": "A million logged tokens, 100,000 waiting requests: each script's time, and a leader's death.",
-    "overload": "Ten times the load that the farm can carry: memory, waiting, refusals.",
+    "load": ("ops.bench.load", "Load scenarios through the HTTP API."),
+    "compare": ("ops.bench.compare", "Furrow beside its peers, on the same weights."),
+    "overhead": ("ops.bench.overhead", "The whole farm beside the bare engine loop, and what it asks of Redis."),
+    "startup": ("ops.bench.startup", "From `furrow serve` to the first token, phase by phase."),
+    "decode": ("ops.bench.decode", "The engine alone, beside transformers' generate."),
+    "native": ("ops.bench.native", "The forward in C++ beside torch's."),
+    "linears": ("ops.bench.linears", "Every kernel for a linear layer, beside each other."),
+    "grammars": ("ops.bench.grammars", "What constrained answers cost a step."),
+    "collectives": ("ops.bench.collectives", "What an exchange between CPU ranks on one host takes."),
+    "ranks": ("ops.bench.ranks", "A model on several CPU ranks beside the same on one."),
+    "control": ("ops.bench.control", "What Redis adds to a step."),
+    "prefix": ("ops.bench.prefix", "The second turn of a conversation beside its first: the time to the first token."),
+    "rolling": ("ops.bench.rolling", "Models reloaded under load: nothing failed, truncated or changed."),
+    "recovery": ("ops.bench.recovery", "Ranks killed under load: the time to the next token."),
+    "hang": ("ops.bench.hang", "Ranks stopped under load: the time until it is noticed."),
+    "fairness": ("ops.bench.fairness", "One heavy user beside nine light ones: what each is served."),
+    "cancel": ("ops.bench.cancel", "Requests cancelled under load: the time until the slot is free."),
+    "fanout": ("ops.bench.fanout", "One API process on one core, many streams: tokens a second, lateness, memory."),
+    "hostile": (
+        "ops.bench.hostile",
+        "Attacks on an API process beside polite streams: what they notice, memory, refusals.",
+    ),
+    "scale": (
+        "ops.bench.scale",
+        "A million logged tokens, 100,000 waiting requests: each script's time, and a leader's death.",
+    ),
+    "overload": ("ops.bench.overload", "Ten times the load that the farm can carry: memory, waiting, refusals."),
 }
+"""Verb → module that holds it as an attribute, and the line that --help shows without importing it."""
 
 
 class LazyGroup(click.Group):
@@ -43,11 +50,11 @@ class LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return getattr(importlib.import_module(f"ops.bench.{cmd_name}"), cmd_name) if cmd_name in VERBS else None
+        return getattr(importlib.import_module(VERBS[cmd_name][0]), cmd_name) if cmd_name in VERBS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
