@@ -50,9 +50,9 @@ CLIENTS: tuple[Client, ...] = (
         packages=("langchain-openai", "langchain-tests"),
         script="langchain_python.py",
         gaps={
-            "standard test test_json_mode": "the demonstration model does not write the object that a prompt describes",
-            "standard test test_tool_calling_with_no_arguments": "the demonstration model calls it more than once",
-            "standard test test_unicode_tool_call_integration": "the demonstration model writes no Chinese",
+            "test_json_mode": "the demonstration model does not write the object that a prompt describes",
+            "test_tool_calling_with_no_arguments": "the demonstration model calls it more than once",
+            "test_unicode_tool_call_integration": "the demonstration model writes no Chinese",
         },
     ),
     Client(

@@ -1,19 +1,18 @@
-"""docs/compatibility.md, from what the clients did."""
+"""The page docs/compatibility.md, generated from the results of the clients' runs."""
 
 from __future__ import annotations
 
 from ops.compat.runs import Run
 
 HEAD = """\
-# Clients
+# Client compatibility
 
-Written by `python -m ops.compat run --write`, from runs of the real clients against a farm that serves the
-demonstration model on two ranks. `python -m ops.compat install` puts each into an environment of its own, below the
-folder that `FURROW_CLIENTS` names (else the user's cache); the acceptance tests run those that are installed and skip
-the others. A gap is a check that fails and is known to: the run fails when it begins to work, so that this page stays
-true.
+`python -m ops.compat run --write` generates this page from runs of real clients against the demonstration model on two
+ranks. `python -m ops.compat install` installs each client into its own environment, below `FURROW_CLIENTS` (else the
+user's cache); the acceptance tests run the installed ones. A gap is a check that is known to fail; the run fails when
+it passes.
 
-How to set clients up is in [clients.md](clients.md), what the API serves in [api.md](api.md).
+[clients.md](clients.md) shows how to set clients up, [api.md](api.md) the API.
 """
 
 

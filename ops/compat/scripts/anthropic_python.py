@@ -31,7 +31,7 @@ def whole() -> None:
     assert answer.stop_reason in ("end_turn", "max_tokens") and answer.usage.output_tokens > 0
 
 
-@check("a message, streamed, says what the whole one says")
+@check("a streamed message, equal to the whole one")
 def streamed() -> None:
     with client.messages.stream(model=MODEL, messages=ASK, max_tokens=24, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
@@ -40,7 +40,7 @@ def streamed() -> None:
     assert final.usage.output_tokens > 0
 
 
-@check("tokens are counted")
+@check("counting of tokens")
 def count() -> None:
     assert client.messages.count_tokens(model=MODEL, messages=ASK).input_tokens == ask().usage.input_tokens
 
@@ -53,7 +53,7 @@ def stop() -> None:
     assert ask(max_tokens=2).stop_reason == "max_tokens"
 
 
-@check("errors are the client's own exceptions")
+@check("errors as the client's exceptions")
 def errors() -> None:
     try:
         ask(model="no-such-model")
@@ -67,7 +67,7 @@ def errors() -> None:
         assert error.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
 
 
-@check("a tool that must be called, and its result")
+@check("a required tool and its result")
 def tools() -> None:
     answer = ask(tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=200)
     [used] = [block for block in answer.content if block.type == "tool_use"]

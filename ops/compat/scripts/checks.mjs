@@ -21,7 +21,7 @@ export async function terse() {
   return bias;
 }
 
-export const silent = "its leader stopped for 0.6 s, a stream says what it says undisturbed";
+export const silent = "a stream while its leader is stopped for 0.6 s";
 // A question whose answer is long enough to be disturbed in its middle.
 export const long = "Count from 1 to 60.";
 

@@ -30,7 +30,7 @@ def ask(mode: instructor.Mode) -> Answer:
     )
 
 
-@check("an object by a tool that must be called")
+@check("an object by a required tool")
 def tools() -> None:
     assert isinstance(ask(instructor.Mode.TOOLS), Answer)
 
@@ -40,7 +40,7 @@ def schema() -> None:
     assert isinstance(ask(instructor.Mode.JSON_SCHEMA), Answer)
 
 
-@pausing("its leader stopped for 0.6 s before it answers, an object that is streamed in parts is whole")
+@pausing("an object streamed in parts while its leader is stopped for 0.6 s")
 def silent() -> None:
     client = instructor.from_openai(openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0))
     pause()

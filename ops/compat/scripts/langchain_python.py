@@ -23,7 +23,7 @@ class Told:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped or (report.when != "call" and not report.failed):
             return
-        title = "standard test " + re.sub(r"^.*::", "", report.nodeid)
+        title = re.sub(r"^.*::", "", report.nodeid)
         words = re.findall(r"^E +(.+)$", str(report.longrepr), re.MULTILINE) if report.failed else []
         self.lines.append((title, report.passed, words[-1][:300] if words else ""))
 

@@ -34,7 +34,7 @@ def completion() -> None:
     assert litellm.text_completion(prompt="One two three", max_tokens=6, **where).choices[0].text
 
 
-@check("errors are litellm's own exceptions")
+@check("errors as litellm's exceptions")
 def errors() -> None:
     try:
         litellm.completion(messages=ASK, **(WHERE | {"model": "openai/no-such-model"}))
@@ -48,7 +48,7 @@ def errors() -> None:
         pass
 
 
-@check("a tool that must be called")
+@check("a required tool")
 def tools() -> None:
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     weather = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}

@@ -40,7 +40,7 @@ async def asynchronous() -> None:
     assert (await llm().achat(ASK)).message.content
 
 
-@check("an object by a tool that must be called")
+@check("an object by a required tool")
 def structured() -> None:
     able = llm(is_function_calling_model=True, max_tokens=200, additional_kwargs={"logit_bias": terse()})
     assert isinstance(able.as_structured_llm(Answer).complete("Is it so?").raw, Answer)

@@ -43,7 +43,7 @@ def answer() -> None:
         assert streamed == llm(folder, "--no-stream", "What is a poisoned replica?") and streamed
 
 
-@check("a conversation goes on")
+@check("a second turn")
 def conversation() -> None:
     with tempfile.TemporaryDirectory() as folder:
         llm(folder, "What is a poisoned replica?")

@@ -37,7 +37,7 @@ DOCUMENTS = [
 ]
 
 
-@check("a task of multiple choice, with prompts of one step and of many")
+@check("a multiple-choice task with prompts of one and of many steps")
 def evaluate() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -36,7 +36,7 @@ await main({
     assert(answer.choices[0].message.content.length > 0, "it says something");
     assert(answer.usage.total_tokens === answer.usage.prompt_tokens + answer.usage.completion_tokens, "usage adds up");
   },
-  "a chat, streamed, with usage, says what the whole one says": async () => {
+  "a streamed chat with usage, equal to the whole one": async () => {
     const whole = await client.chat.completions.create(base);
     const stream = await client.chat.completions.create({
       ...base,
@@ -59,7 +59,7 @@ await main({
     const final = await runner.finalChatCompletion();
     assert(final.choices[0].message.content === text, "deltas make up the message");
   },
-  "log probabilities, whose bytes make up the text": async () => {
+  "log probabilities and bytes": async () => {
     const answer = await client.chat.completions.create({ ...base, logprobs: true, top_logprobs: 2 });
     const bytes = answer.choices[0].logprobs.content.flatMap((token) => token.bytes);
     assert(Buffer.from(bytes).toString() === answer.choices[0].message.content, "bytes make up the text");
@@ -75,20 +75,20 @@ await main({
     assert(names.includes(model), "the model is listed");
     assert((await client.models.retrieve(model)).id === model, "the model is retrieved");
   },
-  "errors are the client's own exceptions, with param and code": async () => {
+  "errors as the client's exceptions, with param and code": async () => {
     const refused = await client.chat.completions.create({ ...base, temperature: 3 }).catch((error) => error);
     assert(refused instanceof OpenAI.BadRequestError && refused.param === "temperature", `${refused} names the field`);
     const absent = await client.chat.completions.create({ ...base, model: "no-such-model" }).catch((error) => error);
     assert(absent instanceof OpenAI.NotFoundError && absent.code === "model_not_found", `${absent} names the code`);
   },
-  "a stream that is aborted": async () => {
+  "an aborted stream": async () => {
     const stream = await client.chat.completions.create({ ...base, max_tokens: 2000, stream: true });
     for await (const chunk of stream) {
       if (chunk.choices[0]?.delta?.content) break;
     }
     assert(stream.controller.signal.aborted, "the stream was aborted");
   },
-  "a tool that must be called, whole and streamed": async () => {
+  "a required tool, whole and streamed": async () => {
     const fields = { ...base, max_tokens: 200, tools: [weather], tool_choice: "required" };
     const answer = await client.chat.completions.create(fields);
     assert("city" in JSON.parse(answer.choices[0].message.tool_calls[0].function.arguments), "a city was named");

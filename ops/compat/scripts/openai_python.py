@@ -34,7 +34,7 @@ def whole() -> None:
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens > 0
 
 
-@check("a chat, streamed, with usage, says what the whole one says")
+@check("a streamed chat with usage, equal to the whole one")
 def streamed() -> None:
     chunks = list(ask(stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -61,7 +61,7 @@ async def asynchronous() -> None:
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-@check("n answers, and the same again with the same seed")
+@check("n answers, repeated with the same seed")
 def several() -> None:
     one, two = (ask(n=3, seed=7, temperature=2) for _ in range(2))
     assert [choice.message.content for choice in one.choices] == [choice.message.content for choice in two.choices]
@@ -69,7 +69,7 @@ def several() -> None:
     assert len({choice.message.content for choice in one.choices}) > 1
 
 
-@check("log probabilities, whose bytes make up the text")
+@check("log probabilities and bytes")
 def logprobs() -> None:
     choice = ask(logprobs=True, top_logprobs=3).choices[0]
     content = choice.logprobs.content
@@ -122,7 +122,7 @@ def models() -> None:
     assert client.models.retrieve(MODEL).id == MODEL
 
 
-@check("errors are the client's own exceptions, with param and code")
+@check("errors as the client's exceptions, with param and code")
 def errors() -> None:
     try:
         ask(temperature=3)
@@ -136,13 +136,13 @@ def errors() -> None:
         assert error.code == "model_not_found"
 
 
-@check("raw responses, with the request's id")
+@check("raw responses with the request's id")
 def raw() -> None:
     response = client.chat.completions.with_raw_response.create(model=MODEL, messages=ASK, max_tokens=2)
     assert response.headers["x-request-id"] == response.parse().id.removeprefix("chatcmpl-")
 
 
-@check("a tool that must be called, whole and streamed")
+@check("a required tool, whole and streamed")
 def tools() -> None:
     fields = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 200}
     [call] = ask(**fields).choices[0].message.tool_calls
@@ -152,7 +152,7 @@ def tools() -> None:
     assert "city" in json.loads(arguments)
 
 
-@check("tools are offered, and results go back")
+@check("tools offered, results sent back")
 def results() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
     history: Any = [
@@ -193,7 +193,7 @@ def responses() -> None:
     assert kinds[0] == "response.created" and "response.output_text.delta" in kinds
 
 
-@check("a response in the background, polled, and its stream taken up by number")
+@check("a background response, polled and resumed by number")
 def background() -> None:
     stream = client.responses.create(model=MODEL, input="Hello", max_output_tokens=8, background=True, stream=True)
     began = [next(stream) for _ in range(3)]
@@ -205,7 +205,7 @@ def background() -> None:
     assert client.responses.retrieve(identity).output_text == rest[-1].response.output_text
 
 
-@check("a conversation that outgrows the context is cut by its truncation")
+@check("truncation of a conversation longer than the context")
 def truncated() -> None:
     said: Any = [{"role": "user", "content": "word " * 9000}, {"role": "assistant", "content": "word " * 9000}]
     asked: Any = {"model": MODEL, "input": [*said, {"role": "user", "content": "Hello"}], "max_output_tokens": 8}

@@ -32,7 +32,7 @@ async def streamed() -> None:
     assert "".join(parts)
 
 
-@check("a conversation goes on")
+@check("a second turn")
 def history() -> None:
     agent = Agent(model)
     first = agent.run_sync("What is a poisoned replica?", model_settings={"max_tokens": 16})
@@ -40,7 +40,7 @@ def history() -> None:
     assert len(second.all_messages()) == 4
 
 
-@check("output by a tool that must be called")
+@check("output by a required tool")
 def tool_output() -> None:
     agent = Agent(model, output_type=ToolOutput(Answer))
     assert isinstance(

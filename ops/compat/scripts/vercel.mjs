@@ -13,7 +13,7 @@ await main({
     const { text, usage } = await generateText({ ...base, prompt });
     assert(text.length > 0 && usage.totalTokens > 0, "text and usage are there");
   },
-  "a text, streamed, with usage, says what the whole one says": async () => {
+  "a streamed text with usage, equal to the whole one": async () => {
     const result = streamText({ ...base, prompt });
     let text = "";
     for await (const part of result.textStream) text += part;
@@ -24,11 +24,11 @@ await main({
     const { text } = await generateText({ ...base, model: farm.completionModel(model), prompt: "One two three" });
     assert(text.length > 0, "it says something");
   },
-  "errors have the server's words": async () => {
+  "errors with the server's message": async () => {
     const error = await generateText({ ...base, model: farm.chatModel("no-such-model"), prompt }).catch((found) => found);
     assert(error.statusCode === 404 && error.message.includes("no-such-model"), `${error} is a 404`);
   },
-  "a tool that must be called": async () => {
+  "a required tool": async () => {
     const weather = tool({ description: "The weather", inputSchema: z.object({ city: z.string() }) });
     const fields = { ...base, maxOutputTokens: 200, tools: { weather }, toolChoice: "required", prompt };
     const { toolCalls } = await generateText(fields);
