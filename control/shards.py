@@ -1,8 +1,8 @@
-"""Which node of a Redis Cluster serves which key, and the way of commands through redirections. Pure: no I/O.
+"""The table of a Redis Cluster's slots, and the way of commands through redirections. Pure: no I/O.
 
-redis-py has a Cluster client of its own. It asks the server where the keys of each EVALSHA and each XREAD are, one
-more round trip for every step of a leader; it connects when it is made; and one shard that is down fails a whole
-pipeline. Furrow's calls name their keys, so finding their node needs no more than a table.
+redis-py's Cluster client asks a server for the keys of each XREAD, which costs a rank one more round trip per read. It
+also connects when it is made, and fails a whole pipeline when one shard is down. Furrow's calls name their keys, so a
+table of slots is enough (docs/decisions/0007).
 """
 
 from __future__ import annotations
