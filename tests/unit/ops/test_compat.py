@@ -42,6 +42,12 @@ def test_the_page_tells_each_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert "- a\n- b: **gap**, it is not served\n" in text
 
 
+def test_the_page_counts_the_tests_of_a_clients_own_suite_that_work() -> None:
+    """One that fails keeps a line of its own."""
+    text = page([of(Result("test_1", True), Result("test_2", True), Result("test_3", False, "404"), Result("a", True))])
+    assert text.endswith("\n## A client\n\n- test_3\n- a\n- 2 other tests of that suite\n")
+
+
 def test_every_client_has_its_script_and_is_on_the_page() -> None:
     """The page was written of all of them, with the gaps that are known now."""
     text = (Path(ops.compat.__file__).parents[2] / "docs" / "compatibility.md").read_text()
