@@ -61,6 +61,8 @@ STAGED_MS = 60_000
 """Life of a token log that is being written beside the one in use, refreshed by each page."""
 HAND_OUT = 16
 """Requests that one script hands out, puts back or ends at most: about two milliseconds of the server's time."""
+HAND_OUT_CHOICES = 256
+"""Choices that one script ends at most, beyond those of its first request: each takes a log entry."""
 DEBT_MS = 600_000
 """How long a tenant without requests keeps what it was served beyond its turn."""
 
@@ -102,6 +104,10 @@ class ModelKeys:
 
     def debts(self, priority: str) -> str:  # zset as turns, of tenants with nothing: the last end -> enqueue; 10 min
         return f"{self.base}debts:{priority}"
+
+    @property
+    def deadlines(self) -> str:  # zset rid -> ms at which what waits expires: enqueue, claim -> expire; while it waits
+        return f"{self.base}deadlines"
 
     @property
     def load(self) -> str:  # hash, scripts -> api: counts of what waits, rates, and whose turn it is; docs/protocol.md

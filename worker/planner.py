@@ -13,8 +13,8 @@ from control.connection import run, run_every
 from control.messages import Assignment, ModelSpec
 from control.placement import Action, Assign, Unplaceable, Withdraw
 from control.requests.abandon import abandon
+from control.requests.ending import expire_waiting
 from control.requests.stranded import StrandedRequests
-from control.requests.waiting import expire_waiting
 from control.rollout import Part, Place, is_settled, plan
 
 log = structlog.get_logger()
@@ -130,6 +130,5 @@ class Planner:
                 log.info("unloaded", model=spec.name, ended_requests=ended)
         if time.monotonic() - self._expired >= EXPIRE_EVERY_S:
             self._expired = time.monotonic()
-            for spec in specs:
-                if expired := expire_waiting(self._client, spec.name):
-                    log.warning("waiting requests passed their deadline", model=spec.name, requests=expired)
+            for model, expired in expire_waiting(self._client, [spec.name for spec in specs]).items():
+                log.warning("waiting requests passed their deadline", model=model, requests=expired)

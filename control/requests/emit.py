@@ -104,13 +104,14 @@ def _parts(rows: Sequence[Emission]) -> Iterator[list[Emission]]:
     yield part
 
 
-def _row(row: Emission) -> tuple[str, int, str, int, list[str], list[str], list[int]]:
+def _row(row: Emission) -> tuple[Any, ...]:
     """As the script reads it. The values of `times` are text, because Lua's numbers would lose digits on the way."""
     texts = [encode_entry(entry) for entry in row.entries]
     tokens = sum([entry.token is not None for entry in row.entries])
     stamps = [text for name, value in row.times.items() for text in (name, str(value))] if row.times else []
     ends = [entry.choice for entry in row.entries if entry.finish is not None]
-    return row.rid, row.seq, row.done or "", tokens, texts, stamps, ends
+    head = (row.rid, row.seq, row.done or "", tokens, texts)
+    return (*head, stamps, ends) if stamps or ends else head
 
 
 def _result(reply: list[Any]) -> EmitResult:

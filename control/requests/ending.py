@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
-from control.connection import Call
+from control.clients import SyncRedis
+from control.connection import Call, run_every
 from control.keys import ModelKeys
 from control.lease import Lease, granted
 from control.messages import RequestState
 from control.requests.follow import not_found
+
+EXPIRE_BATCHES = 128
+"""Batches of one model's waiting requests that one look expires at most."""
 
 
 def cancel(model: str, rid: str, tenant: str, cause: str = "cancelled") -> Call[RequestState]:
@@ -26,14 +31,31 @@ def cancel(model: str, rid: str, tenant: str, cause: str = "cancelled") -> Call[
     return Call("cancel", (keys.request(rid),), (keys.base, rid, tenant, cause), parse)
 
 
-def expire(model: str, rid: str) -> Call[RequestState | None]:
-    """End a waiting request whose deadline has passed; its state afterwards, None if it is gone."""
+def expire(model: str) -> Call[tuple[int, bool]]:
+    """End a batch of the waiting requests whose deadline has passed; how many, and whether there are more."""
     keys = ModelKeys(model)
 
-    def parse(reply: str | None) -> RequestState | None:
-        return cast(RequestState | None, reply)
+    def parse(reply: list[int]) -> tuple[int, bool]:
+        ended, more = reply
+        return ended, bool(more)
 
-    return Call("expire", (keys.request(rid),), (keys.base, rid), parse)
+    return Call("expire", (keys.deadlines,), (keys.base,), parse)
+
+
+def expire_waiting(client: SyncRedis, models: Sequence[str]) -> dict[str, int]:
+    """End the waiting requests whose deadline has passed, which no leader may be there to do; how many, by model.
+
+    At most EXPIRE_BATCHES batches of each model, so that a caller with other duties may go on later. Raises
+    RedisUnavailable.
+    """
+    expired, left = dict[str, int](), list(models)
+    for _ in range(EXPIRE_BATCHES):
+        outcomes = dict(zip(left, run_every(client, [expire(model) for model in left]), strict=True))
+        for model, (ended, _) in outcomes.items():
+            if ended:
+                expired[model] = expired.get(model, 0) + ended
+        left = [model for model, (_, more) in outcomes.items() if more]
+    return expired
 
 
 def requeue(lease: Lease, rid: str) -> Call[bool]:

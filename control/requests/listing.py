@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 import msgspec
 
 from control.clients import SyncRedis
 from control.clock import now_ms
-from control.connection import Call, read, run_every
+from control.connection import Call, read, run, run_every
 from control.errors import RequestNotFound
 from control.keys import CLASSES, ModelKeys
 from control.messages import RequestState
 from control.requests.ending import cancel
 
+_PAGE = 16
+"""Entries of a queue that are read in one go."""
 _COUNTS = ("attempts", "prompt_tokens", "seq", "tokenless")
 _FIELDS = ("state", "tenant", "account", "priority", "replica", "cancel", *_COUNTS)
 
@@ -40,17 +43,37 @@ def open_requests(client: SyncRedis, model: str, limit: int) -> list[OpenRequest
     """Up to `limit` requests that wait or run, oldest first. Raises RedisUnavailable."""
     keys = ModelKeys(model)
 
-    def rids(reply: list[tuple[str, dict[str, str]]]) -> list[str]:
-        return [fields["rid"] for _, fields in reply]
-
-    tenants = run_every(client, [read("ZRANGE", keys.served(name), 0, -1, parse=list) for name in CLASSES])
-    queues = [(name, tenant) for name, found in zip(CLASSES, tenants, strict=True) for tenant in found]
-    reads = [read("XRANGE", keys.queue(*queue), "-", "+", "COUNT", limit, parse=rids) for queue in queues]
-    # The oldest of each queue first: what is cut off below is the youngest of all.
-    named = [rid for some in run_every(client, reads) for rid in some]
-    found = run_every(client, [_look(model, rid, now_ms()) for rid in named])
+    found = run_every(client, [_look(model, rid, now_ms()) for rid in _oldest(client, keys, limit)])
     living = [one for one in found if one is not None and one.state in ("queued", "running")]
     return sorted(living, key=lambda one: -one.age_ms)[:limit]
+
+
+def _oldest(client: SyncRedis, keys: ModelKeys, limit: int) -> list[str]:
+    """The requests that joined a queue first, those that run included: a merge of all queues, read in pages."""
+    tenants = run_every(client, [read("ZRANGE", keys.served(name), 0, -1, parse=list) for name in CLASSES])
+    queues = [keys.queue(name, tenant) for name, found in zip(CLASSES, tenants, strict=True) for tenant in found]
+    pages = run_every(client, [_page(queue, "-") for queue in queues])
+    heads = [(*page[0], queue, page[1:]) for queue, page in zip(queues, pages, strict=True) if page]
+    heapq.heapify(heads)
+    rids = list[str]()
+    while heads and len(rids) < limit:
+        joined, rid, queue, rest = heads[0]
+        rids.append(rid)
+        rest = rest or run(client, _page(queue, f"({'-'.join(map(str, joined))}"))
+        if rest:
+            heapq.heapreplace(heads, (*rest[0], queue, rest[1:]))
+        else:
+            heapq.heappop(heads)
+    return rids
+
+
+def _page(queue: str, after: str) -> Call[list[tuple[tuple[int, ...], str]]]:
+    """The next entries of a queue: the parts of each id, and the request."""
+
+    def parse(reply: list[tuple[str, dict[str, str]]]) -> list[tuple[tuple[int, ...], str]]:
+        return [(tuple(map(int, entry.split("-"))), fields["rid"]) for entry, fields in reply]
+
+    return read("XRANGE", queue, after, "+", "COUNT", _PAGE, parse=parse)
 
 
 def cancel_any(client: SyncRedis, models: list[str], rid: str) -> RequestState:

@@ -41,6 +41,7 @@ _CONSTANTS = (
     "CLASSES",
     "PASSED_OVER",
     "HAND_OUT",
+    "HAND_OUT_CHOICES",
     "STAGED_MS",
     "DEBT_MS",
     "SPENT_MS",

@@ -48,7 +48,7 @@ local function close_request(base, rid, state, now)
     'replica', 'n')
   remove(base, was[2], was[3], was[4])
   if was[1] == 'queued' then
-    count_out(base, was[2], was[3], tonumber(was[5]), tonumber(was[9]))
+    count_out(base, rid, was[2], was[3], tonumber(was[5]), tonumber(was[9]))
   elseif was[1] == 'running' then
     redis.call('ZREM', running_on(base, was[8] or ''), place_of(rid, was[2], was[4], was[3]))
   end

@@ -89,8 +89,10 @@ local function count_waiting(base, class, tenant, tokens, n, change)
   return redis.call('HINCRBY', load, 'queued', change)
 end
 
--- A request begins to wait: returns the ticket that its place in the order of arrival is told from, and that place.
-local function count_in(base, class, tenant, tokens, n)
+-- A request begins to wait until its deadline (ms): returns the ticket that its place in the order of arrival is told
+-- from, and that place.
+local function count_in(base, rid, class, tenant, tokens, n, deadline)
+  redis.call('ZADD', base .. 'deadlines', whole(deadline), rid)
   redis.call('HINCRBY', base .. 'load', 'enqueued', 1)
   local position = count_waiting(base, class, tenant, tokens, n, 1)
   local claimed = tonumber(redis.call('HGET', base .. 'load', 'claimed') or '0')
@@ -98,7 +100,8 @@ local function count_in(base, class, tenant, tokens, n)
 end
 
 -- A waiting request leaves the queue, whichever way.
-local function count_out(base, class, tenant, tokens, n)
+local function count_out(base, rid, class, tenant, tokens, n)
+  redis.call('ZREM', base .. 'deadlines', rid)
   redis.call('HINCRBY', base .. 'load', 'claimed', 1)
   count_waiting(base, class, tenant, tokens, n, -1)
 end

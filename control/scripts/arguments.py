@@ -80,7 +80,7 @@ def _of_keys(kinds: list[str]) -> list[str]:
 def _of_model(base: str, names: list[str], classes: tuple[str, ...]) -> list[str]:
     keys = [(name, _MODEL_TYPES[name]) for name in names if name != "classes"]
     if "classes" in names:
-        keys += [(f"{count}:{name}", "zset") for name in classes for count in _OF_A_CLASS]
+        keys += [("deadlines", "zset"), *((f"{count}:{name}", "zset") for name in classes for count in _OF_A_CLASS)]
     return [f"check_type({base} .. '{key}', '{kind}')" for key, kind in keys]
 
 

@@ -79,7 +79,7 @@ local function take_head(class, tenant, entry)
   take(queue, replica)
   gone = gone + 1
   if f[1] ~= 'queued' then
-    count_out(base, class, tenant, tokens, n) -- its hash has outlived its deadline and retention
+    count_out(base, rid, class, tenant, tokens, n) -- its hash has outlived its deadline and retention
     remove(base, class, tenant, id)
   elseif now >= tonumber(f[2]) then
     end_request(base, rid, 'expired', 'expired', 'deadline passed', now)
@@ -87,7 +87,7 @@ local function take_head(class, tenant, entry)
     redis.call('HSET', req, 'state', 'running', 'owner', token, 'replica', replica, 't_claimed', whole(now))
     note_weights(base, rid, weights)
     redis.call('HINCRBY', req, 'attempts', 1)
-    count_out(base, class, tenant, tokens, n)
+    count_out(base, rid, class, tenant, tokens, n)
     local handed = describe(base, rid)
     local open = tonumber(handed[7])
     local fed = tokens + (open - 1) * math.min(tokens, CHOICE_TOKENS)

@@ -2,7 +2,8 @@
 -- KEYS 1 lock (string)  2 epoch (string)  3 poison (hash)
 -- ARGV 1 token `owner:epoch`  2 the model's base key
 --      3 the rows (JSON): [[rid, seq of the first entry (int), state at the end or '', tokens among the entries (int),
---        [entry (JSON as a string), …], [field, value, …] more for the request's hash, choices that end (int) …], …]
+--        [entry (JSON as a string), …]], …]; rows that have any are longer: [field, value, …] more for the request's hash,
+--        [choice that ends (int), …]
 -- Returns {'OK', now ms, {rid, next seq, …} behind, {cancelled rids}, {expired rids}, {taken rids}, requests that wait},
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
 -- The hot path of the farm: per row one HMGET, one XADD per entry and one HSET; one PUBLISH per following api. The rows
@@ -42,11 +43,15 @@ local function all_are(list, kind)
 end
 
 local function is_row(row)
-  if type(row) ~= 'table' or #row ~= 7 or type(row[1]) ~= 'string' or type(row[2]) ~= 'number' then
+  if type(row) ~= 'table' or (#row ~= 5 and #row ~= 7) then
     return false
   end
-  return row[2] >= 1 and row[2] < 1e15 and ENDS[row[3]] and type(row[4]) == 'number' and row[4] >= 0 and row[4] < 1e15
-    and all_are(row[5], 'string') and all_are(row[6], 'string') and #row[6] % 2 == 0 and all_are(row[7], 'number')
+  local rid, seq, done, tokens, entries, stamps, ends = unpack(row, 1, 7)
+  if type(rid) ~= 'string' or type(seq) ~= 'number' or not ENDS[done] or type(tokens) ~= 'number' then
+    return false
+  end
+  return seq >= 1 and seq < 1e15 and tokens >= 0 and tokens < 1e15 and all_are(entries, 'string')
+    and (not stamps or (all_are(stamps, 'string') and #stamps % 2 == 0 and all_are(ends, 'number')))
 end
 
 local read, rows = pcall(cjson.decode, ARGV[3])
@@ -97,7 +102,7 @@ local function count_for_turn(rid, req, before, after, done)
 end
 
 for _, row in ipairs(rows) do
-  local rid, seq, done, tokens, entries, stamps, ends = unpack(row)
+  local rid, seq, done, tokens, entries, stamps, ends = unpack(row, 1, 7)
   local count, req = #entries, base .. 'req:' .. rid
   local f = hashes[rid]
   if f[1] ~= token then
@@ -110,10 +115,10 @@ for _, row in ipairs(rows) do
     end
   else
     local last = seq - 1
-    if #stamps > 0 then
+    if stamps and #stamps > 0 then
       redis.call('HSET', req, unpack(stamps))
     end
-    if #ends > 0 then
+    if ends and #ends > 0 then
       redis.call('HSET', req, 'ended', with_ended(redis.call('HGET', req, 'ended'), ends))
     end
     if count > 0 then

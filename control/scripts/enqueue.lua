@@ -111,7 +111,7 @@ if redis.call('EXISTS', queue) == 0 then
 end
 local entry = redis.call('XADD', queue, '*', 'rid', rid, 'tokens', ARGV[5], 'n', ARGV[6])
 -- Position in the order of arrival: how many came before it less how many have left.
-local ticket, position = count_in(base, class, tenant, tokens, tonumber(ARGV[6]))
+local ticket, position = count_in(base, rid, class, tenant, tokens, tonumber(ARGV[6]), now + deadline)
 local req = base .. 'req:' .. rid
 if wait then
   redis.call('HSET', req, 'expected', string.format('%.0f', wait))

@@ -1,9 +1,10 @@
--- End a waiting request whose deadline has passed while no leader came for it.
--- KEYS 1 request (hash)
--- ARGV 1 the model's base key  2 rid
--- Returns the request's state, or false if it is gone. A running one is its leader's to end.
---@keys hash
---@arguments base request:1
+-- End the waiting requests whose deadline has passed while no leader came for them, the earliest first.
+-- KEYS 1 deadlines (zset)
+-- ARGV 1 the model's base key
+-- Returns {requests that ended, 1 while there are more}. At most HAND_OUT requests a call, or the first after which
+-- HAND_OUT_CHOICES choices have ended. A request that runs is its leader's to end.
+--@keys zset
+--@arguments base
 --@model load orphans settlements classes
 --@include clock
 --@include running
@@ -11,10 +12,21 @@
 --@include drain
 --@include ended
 --@include ending
-check_request(ARGV[1], ARGV[2])
-local was = redis.call('HMGET', KEYS[1], 'state', 'deadline')
-if was[1] == 'queued' and server_ms() >= tonumber(was[2]) then
-  end_request(ARGV[1], ARGV[2], 'expired', 'expired', 'deadline passed', server_ms())
-  return 'expired'
+local now, ended, choices = server_ms(), 0, 0
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', whole(now), 'LIMIT', 0, HAND_OUT)
+for _, rid in ipairs(due) do
+  check_request(ARGV[1], rid)
 end
-return was[1]
+for i, rid in ipairs(due) do
+  local was = redis.call('HMGET', ARGV[1] .. 'req:' .. rid, 'state', 'n')
+  if was[1] == 'queued' then
+    end_request(ARGV[1], rid, 'expired', 'expired', 'deadline passed', now)
+    ended, choices = ended + 1, choices + tonumber(was[2])
+  else
+    redis.call('ZREM', KEYS[1], rid) -- a flush or its life took the request away
+  end
+  if choices >= HAND_OUT_CHOICES then
+    return {ended, i < #due and 1 or 0}
+  end
+end
+return {ended, #due == HAND_OUT and 1 or 0}

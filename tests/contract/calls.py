@@ -125,7 +125,7 @@ CALLS: dict[str, Callable[[Scene], Call[Any]]] = {
     "emit": lambda s: emission(s.lease),
     "end_response": lambda s: responses.end_response("s1", "o", b"{}", 60_000, QUOTA),
     "enqueue": lambda s: enqueued(),
-    "expire": lambda s: requests.expire(MODEL, "late"),
+    "expire": lambda s: requests.expire(MODEL),
     "fan_out": lambda s: fan_out(s.lease, Ping(epoch=s.lease.epoch, seq=1), 3),
     "follow": lambda s: requests.follow(MODEL, "run", "a2", "t", 0, True),
     "inherit": lambda s: requests.inherit(s.lease, "r1"),

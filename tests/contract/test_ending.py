@@ -72,12 +72,12 @@ def test_a_cancel_between_others_keeps_their_order(farm: Farm) -> None:
 def test_a_waiting_request_expires_without_a_leader(farm: Farm) -> None:
     """Only after its deadline, and only while it waits."""
     farm.put("a")
-    assert farm.run(requests.expire(MODEL, "a")) == "queued"
-    farm.client.hset(farm.keys.request("a"), "deadline", 1)
-    assert farm.run(requests.expire(MODEL, "a")) == "expired"
-    assert farm.run(requests.expire(MODEL, "a")) == "expired"
+    assert farm.run(requests.expire(MODEL)) == (0, False)
+    farm.client.zadd(farm.keys.deadlines, {"a": 1})
+    assert farm.run(requests.expire(MODEL)) == (1, False)
+    assert farm.run(requests.expire(MODEL)) == (0, False)
+    assert farm.field("a", "state") == "expired"
     assert [entry.finish for entry in farm.look("a").entries] == ["expired"]
-    assert farm.run(requests.expire(MODEL, "nothing")) is None
 
 
 def test_a_requeued_request_goes_on_elsewhere(farm: Farm) -> None:

@@ -122,8 +122,8 @@ def test_every_way_to_end_leaves_a_settlement(farm: Farm, limited: ApiKey) -> No
     """A request that expires in the queue, as one that is cancelled."""
     farm.run(access.spend(limited, "a", MODEL, {"a": 100}))
     farm.put("a", account=limited.id, hold="a", deadline_ms=1)
-    farm.client.hset(farm.keys.request("a"), "deadline", 1)
-    farm.run(expire(MODEL, "a"))
+    farm.client.zadd(farm.keys.deadlines, {"a": 1})
+    assert farm.run(expire(MODEL)) == (1, False)
     assert apply(farm) == 1
 
 
