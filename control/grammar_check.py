@@ -1,4 +1,4 @@
-"""`python -m control.grammar_check`: compiles grammars for an API process; a hostile one can harm this process only.
+"""`python -m control.grammar_check`: compiles grammars for an API process; a hostile one harms only this.
 
 Says that it is ready, then reads one JSON line per task and answers each with one line. The kernel ends it where a
 grammar wants more memory or stack than is allowed; its parent ends it where one takes too long.
