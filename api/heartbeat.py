@@ -8,9 +8,9 @@ import time
 
 from api.settings import ApiSettings
 from api.tasks import end
-from control import keys
+from control import farm, keys
 from control.clients import AsyncRedis
-from control.connection import arun, arun_all, read, write
+from control.connection import arun, arun_all, read
 from control.errors import RedisUnavailable
 from control.outage import outage
 
@@ -45,12 +45,6 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         url = f"http://{self._settings.host}:{self._settings.port}"
-        beat = [
-            write("SADD", keys.APIS, self._settings.api_id, parse=int),
-            # Of one key and in this order, so that the heartbeat never stays without its end.
-            write("HSET", self._key, "url", url, "started", self._started, parse=int),
-            read("PEXPIRE", self._key, keys.HEARTBEAT_MS, parse=int),
-        ]
-        for outcome in await arun_all(self._client, beat):
+        for outcome in await arun_all(self._client, farm.beat_api(self._settings.api_id, url, self._started)):
             if isinstance(outcome, Exception):
                 raise outcome

@@ -101,17 +101,22 @@ def retire(client: SyncRedis, model: str, replica: str) -> int | None:
 
     None while it holds its lock: then it is not gone. Running it again is harmless.
     """
-    model_keys = ModelKeys(model)
-    replica_keys = model_keys.replica(replica)
-    named = (replica_keys.lock, replica_keys.epoch, model_keys.replicas, model_keys.weights)
     returned = 0
     while True:
-        count, more = run(client, Call("retire", named, (model_keys.base, replica_keys.base, replica), _pair))
+        count, more = run(client, retire_batch(model, replica))
         if count < 0:
             return None
         returned += count
         if not more:
             return returned
+
+
+def retire_batch(model: str, replica: str) -> Call[tuple[int, int]]:
+    """One batch of `retire`: how many requests wait again, -1 while it holds its lock, and 1 while there are more."""
+    model_keys = ModelKeys(model)
+    replica_keys = model_keys.replica(replica)
+    named = (replica_keys.lock, replica_keys.epoch, model_keys.replicas, model_keys.weights)
+    return Call("retire", named, (model_keys.base, replica_keys.base, replica), _pair)
 
 
 def _pair(reply: list[int]) -> tuple[int, int]:

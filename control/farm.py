@@ -9,7 +9,7 @@ import msgspec
 
 from control import catalog, keys
 from control.clients import SyncRedis
-from control.connection import read, run, run_every, write
+from control.connection import Call, read, run, run_every, write
 from control.errors import SettingsError
 from control.messages import Assignment, encode
 from control.placement import Host
@@ -62,6 +62,17 @@ def living_hosts(client: SyncRedis) -> list[Host]:
 def drained_hosts(client: SyncRedis) -> set[str]:
     """Those that get nothing new."""
     return run(client, read("SMEMBERS", keys.DRAINED, parse=set))
+
+
+def beat_api(api_id: str, url: str, started: int) -> list[Call[int]]:
+    """The calls with which an API process says that it lives."""
+    key = keys.api(api_id)
+    return [
+        write("SADD", keys.APIS, api_id, parse=int),
+        # Of one key and in this order, so that the heartbeat never stays without its end.
+        write("HSET", key, "url", url, "started", started, parse=int),
+        read("PEXPIRE", key, keys.HEARTBEAT_MS, parse=int),
+    ]
 
 
 def living_apis(client: SyncRedis) -> list[str]:

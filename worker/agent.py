@@ -67,12 +67,12 @@ class Agent:
 
     def run(self) -> None:
         """Adopt what is there, then tick until told to stop; an exit is handled the moment that it is reported."""
-        self._adopt()
+        self.adopt()
         log.info("agent ready", host=self._host.id, devices=list(self._host.devices) or ["cpu"])
         while not self.leaving and (not self.stopping or self._replicas):
             self._supervisor.alive()
             try:
-                self._tick()
+                self.tick()
                 self._contact.made()
                 outage.goes_on(LOOP)
             except RedisUnavailable as error:
@@ -87,7 +87,7 @@ class Agent:
         if self._standby is not None and not self.leaving:
             self._standby.stop()
 
-    def _adopt(self) -> None:
+    def adopt(self) -> None:
         """Go on with the processes of the agent before this one, if there was any."""
         for replica, seen in adopt_replicas(self._supervisor, self._processes):
             self._replicas[replica.place] = replica
@@ -105,7 +105,8 @@ class Agent:
         for place, replica in self._replicas.items():
             self._supervisor.keep(record_key(place), record_of(replica, self._watches[place].seen))
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """One turn of the loop. Raises RedisUnavailable."""
         self._exits.tell_late()
         if self.stopping:
             for replica in self._replicas.values():

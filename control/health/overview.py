@@ -1,8 +1,9 @@
-"""The state of every model and replica, read in three round trips: for the operator, for /ready, for refusals, and for
+"""The state of every model and replica, read in a few round trips: for the operator, for /ready, for refusals, and for
 the rollout of a change."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,6 +19,9 @@ from control.keys import ModelKeys
 from control.lease import holder
 from control.messages import ModelSpec
 from control.rollout import free_names, in_order
+
+_TOGETHER = 64
+"""Models that are read in the same round trips."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,9 @@ class Overview:
 
 def overviews(client: SyncRedis) -> list[Overview]:
     """Every model that the farm knows, in order of name. Raises RedisUnavailable."""
-    return [_overview(client, spec) for spec in catalog.list_specs(client)]
+    specs = catalog.list_specs(client)
+    parts = [specs[at : at + _TOGETHER] for at in range(0, len(specs), _TOGETHER)]
+    return [found for part in parts for found in _overviews(client, part)]
 
 
 def overview(client: SyncRedis, model: str) -> Overview:
@@ -66,29 +72,55 @@ def overview(client: SyncRedis, model: str) -> Overview:
     spec = catalog.get_spec(client, model)
     if spec is None:
         return Overview(model, "loading", "the farm does not know the model yet", 0, 0, 0, 0, [])
-    return _overview(client, spec)
+    return _overviews(client, [spec])[0]
 
 
-def _overview(client: SyncRedis, spec: ModelSpec) -> Overview:
+def _overviews(client: SyncRedis, specs: Sequence[ModelSpec]) -> list[Overview]:
+    """Of a few models, in two round trips."""
+    about = iter(run_every(client, [call for spec in specs for call in _about(spec)]))
+    models = [_Model(spec, *islice(about, 3)) for spec in specs]
+    found = iter(run_every(client, [call for model in models for call in _of_replicas(model)]))
+    return [_overview(model, found) for model in models]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is read of a model beside its replicas."""
+
+    spec: ModelSpec
+    queued: int
+    served: bool
+    assigned: dict[str, catalog.Assigned]
+
+
+def _about(spec: ModelSpec) -> list[Call[Any]]:
+    """What a _Model is made of."""
     model = ModelKeys(spec.name)
-    about: list[Call[Any]] = [
+    return [
         read("HGET", model.load, "queued", parse=_count),
         read("EXISTS", model.assets, parse=bool),
         catalog.replicas(spec.name),
     ]
-    queued, served, assigned = run_every(client, about)
-    known = _known(spec, assigned)
+
+
+def _of_replicas(model: _Model) -> list[Call[Any]]:
+    """For each replica what `_replica` is made of."""
     calls: list[Call[Any]] = []
-    for name, (_, tp) in known.items():
-        calls += [status_of(spec.name, name), epoch_of(spec.name, name), holder(spec.name, name)]
-        calls += [poison_of(spec.name, name), *(read_beat(spec.name, name, rank) for rank in range(tp))]
-    found = iter(run_every(client, calls))
+    place = model.spec.name
+    for name, (_, tp) in _known(model.spec, model.assigned).items():
+        calls += [status_of(place, name), epoch_of(place, name), holder(place, name)]
+        calls += [poison_of(place, name), *(read_beat(place, name, rank) for rank in range(tp))]
+    return calls
+
+
+def _overview(about: _Model, found: Iterator[Any]) -> Overview:
+    spec, served, known = about.spec, about.served, _known(about.spec, about.assigned)
     replicas = [
         _replica(spec, served, name, revision, list(islice(found, 4 + tp))) for name, (revision, tp) in known.items()
     ]
     state, detail = model_state([(replica.state, replica.detail) for replica in replicas], spec.unload)
     done = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)
-    return Overview(spec.name, state, detail, queued, spec.revision, spec.replicas, done, replicas)
+    return Overview(spec.name, state, detail, about.queued, spec.revision, spec.replicas, done, replicas)
 
 
 def _known(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) -> dict[str, tuple[int, int]]:

@@ -45,12 +45,16 @@ local function adopt(base, held, from, to, token, weights, now)
   return true
 end
 
--- Adopt the next batch, room or not: somebody waits for it. What was cancelled, or is past its deadline, ends here.
+-- Adopt the next batch, room or not: somebody waits for it. What was cancelled, or is past its deadline, ends here, about
+-- HAND_OUT_CHOICES choices in one call.
 -- Returns what was adopted, the place after which to go on, and 1 where there may be more, else 0.
 local function adopt_batch(base, from, to, token, weights, after, now)
   local batch, rest, more = next_running(base, from, after)
   local adopted = {}
-  for _, held in ipairs(batch) do
+  for i, held in ipairs(batch) do
+    if not may_end() then
+      return adopted, batch[i - 1][5], 1
+    end
     if adopt(base, held, from, to, token, weights, now) then
       adopted[#adopted + 1] = describe(base, held[1])
     end

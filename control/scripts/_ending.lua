@@ -67,6 +67,14 @@ local function close_request(base, rid, state, now)
   end
 end
 
+-- Choices that this call may still end. A script that ends several requests asks `may_end` before each one, and says that
+-- there are more where it stopped: one call must not end HAND_OUT requests of 128 choices each.
+local choices_left = HAND_OUT_CHOICES
+
+local function may_end()
+  return choices_left > 0
+end
+
 -- End a request that no leader will end: a final log entry for each choice that has none, told to its followers. The
 -- field `ended` names the choices that have ended, so that the log need not be read.
 local function end_request(base, rid, state, finish, cause, now)
@@ -83,6 +91,7 @@ local function end_request(base, rid, state, finish, cause, now)
     end
   end
   redis.call('HSET', req, 'seq', whole(seq), 'cause', cause)
+  choices_left = choices_left - #texts
   if #texts > 0 then
     redis.call('HINCRBY', req, 'tokenless', #texts)
   end

@@ -10,7 +10,8 @@
 -- Returns {'OK', last id of the bell, {{rid, tenant, class, attempts, deadline, seq, open choices, ms}, …},
 --      1 where another call may find more at once, else 0, tenants to skip at the next call},
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
--- Looks at HAND_OUT heads of queues at most, whether they are taken, have expired or are passed on.
+-- Looks at HAND_OUT heads of queues at most, whether they are taken, have expired or are passed on, and ends about
+-- HAND_OUT_CHOICES choices.
 --@keys any any any any stream
 --@arguments token base word word count count count text count count list
 --@include clock
@@ -150,7 +151,7 @@ local function count_passed(class)
   end
 end
 
-while looks > 0 and passed_queues < PASSED_QUEUES do
+while looks > 0 and may_end() and passed_queues < PASSED_QUEUES do
   crowded = crowded or room <= 0 or ahead <= 0
   if crowded and guests <= 0 then
     break
@@ -194,5 +195,6 @@ end
 account_for_claim(base, now)
 
 remember(KEYS[4], ARGV[4], claimed)
-local stopped = looks <= 0 or passed_queues == PASSED_QUEUES
-return {'OK', last_bell(KEYS[5]), claimed, looks <= 0 and gone > 0 and 1 or 0, whole(stopped and skip + passed_queues or 0)}
+local stopped = looks <= 0 or not may_end() or passed_queues == PASSED_QUEUES
+local more = (looks <= 0 and gone > 0) or not may_end()
+return {'OK', last_bell(KEYS[5]), claimed, more and 1 or 0, whole(stopped and skip + passed_queues or 0)}

@@ -12,20 +12,19 @@
 --@include drain
 --@include ended
 --@include ending
-local now, ended, choices = server_ms(), 0, 0
+local now, ended = server_ms(), 0
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', whole(now), 'LIMIT', 0, HAND_OUT)
 for _, rid in ipairs(due) do
   check_request(ARGV[1], rid)
 end
 for i, rid in ipairs(due) do
-  local was = redis.call('HMGET', ARGV[1] .. 'req:' .. rid, 'state', 'n')
-  if was[1] == 'queued' then
+  if redis.call('HGET', ARGV[1] .. 'req:' .. rid, 'state') == 'queued' then
     end_request(ARGV[1], rid, 'expired', 'expired', 'deadline passed', now)
-    ended, choices = ended + 1, choices + tonumber(was[2])
+    ended = ended + 1
   else
     redis.call('ZREM', KEYS[1], rid) -- a flush or its life took the request away
   end
-  if choices >= HAND_OUT_CHOICES then
+  if not may_end() then
     return {ended, i < #due and 1 or 0}
   end
 end

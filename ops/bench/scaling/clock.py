@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TypeVar
 
 from control.clients import SyncRedis
-from control.connection import Call, Steps, run
+from control.connection import Call, Steps, read, run
 
 T = TypeVar("T")
+
+_LOOP = "local x = 0 for i = 1, tonumber(ARGV[1]) do x = (x + i) % 7 end return x"
+_TRIAL_TURNS = 20_000
 
 
 class ServerClock:
@@ -23,9 +26,9 @@ class ServerClock:
         self.spent: list[float] = []
 
     def run(self, call: Call[T]) -> T:
-        before = self._ms()
+        before = thread_ms(self._client)
         answer = run(self._client, call)
-        worked = self._ms() - before
+        worked = thread_ms(self._client) - before
         self.spent.append(min(worked, self._logged()))
         return answer
 
@@ -38,10 +41,6 @@ class ServerClock:
         except StopIteration as end:
             return end.value
 
-    def _ms(self) -> float:
-        used = self._client.info("cpu")
-        return 1000 * (used["used_cpu_user_main_thread"] + used["used_cpu_sys_main_thread"])
-
     def _logged(self) -> float:
         """The last command but the INFO after it."""
         return self._client.slowlog_get(2)[1]["duration"] / 1000
@@ -49,3 +48,21 @@ class ServerClock:
     def close(self) -> None:
         """Log no more."""
         self._client.config_set("slowlog-log-slower-than", -1)
+
+
+def thread_ms(client: SyncRedis) -> float:
+    """The processor time that the server's main thread has used so far."""
+    used = client.info("cpu")
+    return 1000 * (used["used_cpu_user_main_thread"] + used["used_cpu_sys_main_thread"])
+
+
+def control_loop(clock: ServerClock, ms: float) -> Call[int]:
+    """A loop of about `ms` in the server that touches no key: what it takes beyond that is the machine's doing."""
+    clock.spent.clear()
+    for _ in range(20):
+        clock.run(_loop(_TRIAL_TURNS))
+    return _loop(max(1, int(_TRIAL_TURNS * ms / max(1e-3, min(clock.spent)))))
+
+
+def _loop(turns: int) -> Call[int]:
+    return read("EVAL", _LOOP, 0, turns, parse=int)

@@ -1,9 +1,12 @@
-"""Fills a server as a large farm does, through the calls that API processes and leaders make. Agents are left out."""
+"""Fills a server as a large farm does, through the calls that API processes and leaders make; agents.py adds hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from control import catalog, requests
 from control.clients import SyncRedis
@@ -13,6 +16,8 @@ from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.requests import Enqueue
 
 MODEL = "busy"
+REPLICAS = 2
+"""Of each model."""
 _AT_ONCE = 200
 
 
@@ -26,14 +31,14 @@ class Size:
     waiting: int = 100_000
     tenants: int = 1_000
     models: int = 200
+    agents: int = 100
     apis: int = 50
 
 
 def fill(client: SyncRedis, size: Size) -> Lease:
     """Everything of `size`; the lease of the leader that runs what has a log."""
-    for index in range(size.models - 1):
-        catalog.put_spec(client, ModelSpec(name=f"model-{index}", source="scripted"))
-    catalog.put_spec(client, ModelSpec(name=MODEL, source="scripted"))
+    for name in [MODEL, *(f"model-{index}" for index in range(size.models - 1))]:
+        catalog.put_spec(client, ModelSpec(name=name, source="scripted", replicas=REPLICAS))
     run_logged(client, size)
     lease = run(client, acquire(MODEL, "r0", "first", 1))
     assert lease is not None
@@ -62,8 +67,15 @@ def again(index: int, size: Size) -> Enqueue:
     return waiting(10_000_000 + index, size)
 
 
-def _request(rid: str, tenant: str, api: str) -> Enqueue:
-    params = GenerationRequest(prompt=list(range(32)), sampling=Sampling(max_tokens=1 << 30, seed="1"))
+def fresh(index: int, size: Size, choices: int = 1, **fields: Any) -> Enqueue:
+    """A request that comes after all that wait; `fields` are those of Enqueue that differ."""
+    request = _request(f"fresh-{index}", f"tenant-{index % size.tenants}", f"api-{index % size.apis}", choices)
+    return msgspec.structs.replace(request, **fields)
+
+
+def _request(rid: str, tenant: str, api: str, choices: int = 1) -> Enqueue:
+    sampling = Sampling(max_tokens=1 << 30, seed="1", n=choices)
+    params = GenerationRequest(prompt=list(range(32)), sampling=sampling)
     return Enqueue(
         rid=rid,
         model=MODEL,

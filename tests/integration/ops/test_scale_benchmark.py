@@ -10,12 +10,17 @@ from click.testing import CliRunner, Result
 from ops.bench import scale as scale_module
 from ops.bench.scale import scale
 
-TINY = ["--entries", "3000", "--running", "4", "--waiting", "60", "--tenants", "6", "--models", "2", "--calls", "20"]
-SCRIPTS = ("enqueue", "emit of", "follow", "a page", "cancel", "adoption", "claim", "a staged page", "a batch")
+TINY = ["--entries", "3000", "--running", "4", "--waiting", "60", "--tenants", "6", "--models", "3", "--calls", "20"]
+TINY += ["--agents", "3", "--apis", "2"]
+ACTS = ("enqueue", "emit of 80 rows", "emit of 256", "follow", "a page", "cancel", "adoption", "claim", "a staged page")
+GOINGS = ("a batch", "takeover", "retirement", "requeue", "position", "unfollow", "expiry", "repair, a page appended")
+ENDS = ("repair, a page replaced", "emit of 80 rows that finish", "ends of 16 of 128 choices, by (claim|adoption|reap)")
+ROUNDS = ("an api process's round", "an agent's tick", "a placement turn", "an unsettled turn")
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, script_ms: float) -> Result:
     monkeypatch.setattr(scale_module, "SCRIPT_MS", script_ms)
+    monkeypatch.setattr(scale_module, "SHARE", 1e9)
     monkeypatch.setattr(scale_module, "FIRST_S", 1e9)
     monkeypatch.setattr(scale_module, "ENTRY_S", 1e9)
     return CliRunner().invoke(scale, TINY, catch_exceptions=False)
@@ -25,9 +30,14 @@ def test_every_figure_has_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each script took some of the server's time, and the successor read every log under its lock."""
     result = measured(monkeypatch, 1e4)
     assert result.exit_code == 0, result.output
-    for name in SCRIPTS:
-        values = re.findall(rf"^{name}.*, p99\.9 +(\d+\.?\d*) ms *<= .* holds$", result.output, re.MULTILINE)
-        assert values and all(float(value) > 0 for value in values), (name, result.output)
+    for name in (*ACTS, *GOINGS, *ENDS, *ROUNDS):
+        values = re.findall(rf"^(?:{name}).*, p99\.9 +(\d+\.?\d*) ms *<= .* holds$", result.output, re.MULTILINE)
+        assert values, (name, result.output)
+    for name in ("control: a loop without keys", *ACTS):
+        told = re.findall(rf"^{name}.*?((?: +\d+\.\d\d){{3}}) +\d+$", result.output, re.MULTILINE)
+        assert told and all(float(value) > 0 for value in told[0].split()), (name, result.output)
+    for share in re.findall(r"^thread's share of \d+ (?:agents|api processes) +(\S+) %", result.output, re.MULTILINE):
+        assert 0 < float(share) <= 100
     entries, requests = re.findall(r"read ([\d,]+) entries of (\d+) requests", result.output)[0]
     assert int(entries.replace(",", "")) >= 2_900 and requests == "4"
     assert re.search(r"entries that the successor did not read +0 ", result.output)
@@ -37,5 +47,7 @@ def test_a_script_that_takes_too_long_is_repeated_and_missed(monkeypatch: pytest
     """Exit status 1, and both times are told."""
     result = measured(monkeypatch, 1e-6)
     assert result.exit_code == 1
-    assert re.search(r"^enqueue: worst \d+\.\d+ ms; repeated alone \d+\.\d+ ms$", result.output, re.MULTILINE)
-    assert len(re.findall("MISSED", result.output)) >= len(SCRIPTS)
+    assert re.search(
+        r"worst \d+\.\d+ ms; repeated alone: median \d+\.\d+, worst \d+\.\d+ ms$", result.output, re.MULTILINE
+    )
+    assert len(re.findall("alone, p50 .*MISSED", result.output)) >= len((*ACTS, *GOINGS, *ENDS))
