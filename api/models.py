@@ -1,12 +1,13 @@
 """The models that this process can serve: the catalog's assets turned into tokenizers, and each model's state.
 
-A background task looks at the farm once a second, so that a request needs no read of its own; a name that is not known
-is looked up at once, because it may have been loaded a moment ago.
+A background task looks at the farm once a second, so that a request needs no read of its own; one of all API processes
+reads for them all. A name that is not known is looked up at once, because it may have been loaded a moment ago.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 import structlog
@@ -28,6 +29,8 @@ from control.messages import ModelAssets
 log = structlog.stdlib.get_logger(__name__)
 
 LOOK_EVERY_S = 1.0
+SHARED_AFTER_S = 2.0
+"""After a reading of its own a process takes nothing for so long that another one read, which may be older."""
 
 _WAITING_STATES = ("loading", "loaded", "poisoned", "recovering")
 """States in which requests are taken: during a recovery they wait."""
@@ -64,6 +67,8 @@ class Models:
         self._away: RedisUnavailable | None = None
         """What the last look met; while the process looks by itself every second, requests need not try as well."""
         self._task: asyncio.Task[None] | None = None
+        self._read_at = 0.0
+        """When this process read the overviews itself, by the monotonic clock."""
         self.seen = False
         """Whether the farm answered when it was last looked at."""
 
@@ -140,8 +145,9 @@ class Models:
         real = self._real_name(name)
         return self._served[real][1].assets if real is not None and real in self._served else None
 
-    async def look(self) -> None:
-        """Read the catalog and every model's state now; who asks meanwhile shares the next answer.
+    async def look(self, *, shared: bool = False) -> None:
+        """Read the catalog and every model's state now; who asks meanwhile shares the next answer. `shared`: take what
+        another process read within the last second.
 
         Raises RedisUnavailable.
         """
@@ -149,20 +155,23 @@ class Models:
         if running is not None and not running.done():
             await asyncio.shield(running)  # it may have begun before what this look is for was there: look once more
         if self._look is running:
-            self._look = asyncio.create_task(self._look_once())
+            self._look = asyncio.create_task(self._look_once(shared))
         assert self._look is not None
         await asyncio.shield(self._look)
 
-    async def _look_once(self) -> None:
+    async def _look_once(self, shared: bool) -> None:
         try:
-            found = await asyncio.to_thread(self._read)
+            found = await asyncio.to_thread(self._read, shared)
         except RedisUnavailable as error:
             self.seen, self._away = False, error
             raise
         self._overviews, self._served, self.seen, self._away = *found, True, None
 
-    def _read(self) -> tuple[dict[str, health.Overview], dict[str, tuple[Fingerprint, ServedModel]]]:
-        overviews = {overview.model: overview for overview in health.overviews(self._client)}
+    def _read(self, shared: bool) -> tuple[dict[str, health.Overview], dict[str, tuple[Fingerprint, ServedModel]]]:
+        found = health.shared_overviews(self._client) if shared else health.overviews(self._client)
+        if not shared:
+            self._read_at = time.monotonic()
+        overviews = {overview.model: overview for overview in found}
         served: dict[str, tuple[Fingerprint, ServedModel]] = {}
         calls = [
             read("HMGET", ModelKeys(name).assets, "created", "kv_tokens", "context_length", "vocab_size", parse=_print)
@@ -194,7 +203,7 @@ class Models:
     async def _keep_looking(self) -> None:
         while True:
             try:
-                await self.look()
+                await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)
             except RedisUnavailable:
                 pass  # the heartbeat says so
             except Exception as error:

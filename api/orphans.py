@@ -12,7 +12,7 @@ from control import catalog, keys
 from control.clients import SyncRedis
 from control.connection import read, run, run_all
 from control.errors import RedisUnavailable
-from control.requests import gone_apis, reap, reap_all
+from control.requests import gone_apis, reap, reap_all, take_round
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -21,10 +21,10 @@ LOOK_FOR_GONE_EVERY_S = 5.0
 
 
 class OrphanReaper:
-    """Runs in every api process; the same work done twice is harmless."""
+    """Runs in every api process, of which one makes a round in a second. The same work done twice is harmless."""
 
-    def __init__(self, client: SyncRedis) -> None:
-        self._client = client
+    def __init__(self, client: SyncRedis, api_id: str) -> None:
+        self._client, self._api_id = client, api_id
         self._looked = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -46,7 +46,9 @@ class OrphanReaper:
                 log.error("reaping orphans failed", action="reap", exc_info=error)
 
     def reap(self) -> None:
-        """One round over all models."""
+        """One round over all models, unless another process has made this second's."""
+        if not take_round(self._client, self._api_id):
+            return
         gone: list[str] = []
         if time.monotonic() - self._looked >= LOOK_FOR_GONE_EVERY_S:
             self._looked = time.monotonic()

@@ -47,7 +47,7 @@ class Process:
         self.bodies = Bodies(settings.body_limits)
         self.models = Models(self.sync_client, settings)
         self.follower = Follower(self.client, self.batches, settings)
-        self.orphans = OrphanReaper(self.sync_client)
+        self.orphans = OrphanReaper(self.sync_client, settings.api_id)
         self.heartbeat = Heartbeat(self.client, settings)
         self.canary = Canary(self.batches, self.models, self.follower, settings)
         self.grammars = GrammarChecks()

@@ -17,6 +17,10 @@ LOCK_MS = 2_000
 """Life of a replica's lock; renewed every quarter of it."""
 HEARTBEAT_MS = 2_000
 """Life of a host's and an API's heartbeat; beaten every quarter of it."""
+ROUND_MS = 900
+"""Life of the right to do what one API process does for all. Each tries once a second; a lone one always gets it."""
+OVERVIEWS_MS = 3_000
+"""Life of the overviews that one API process read for all."""
 RANK_BEAT_MS = 1_500
 """Life of a rank's heartbeat: with what its agent takes to look, a rank that hangs is found within 2 s."""
 COMMAND_MS = 60_000
@@ -291,6 +295,9 @@ API_KEYS_VERSION = f"{PREFIX}keys:version"  # string, counts changes of any API 
 METERED = f"{PREFIX}metered"  # set of names of all models ever loaded: operator -> operator (usage)
 MODELS = f"{PREFIX}models"  # set of model names: operator -> all
 PLACEMENT_LOCK = f"{PREFIX}placement:lock"  # string host: agents; 2 s
+REAPER_LOCK = f"{PREFIX}reaper:lock"  # string: the api that makes this second's round of reaping; 0.9 s
+OVERVIEWS_LOCK = f"{PREFIX}overviews:lock"  # string: the api that reads all overviews in this second; 0.9 s
+OVERVIEWS = f"{PREFIX}overviews"  # string, JSON: the api that read them -> all apis; 3 s
 DRAINED = f"{PREFIX}drained"  # set of host ids: operator -> placement; until the drain is undone
 HOSTS = f"{PREFIX}hosts"  # set of host ids ever seen: agents -> placement
 APIS = f"{PREFIX}apis"  # set of api ids ever seen: apis -> operator

@@ -7,6 +7,7 @@ from control.health.end_reason import EndReason, end_reason, note_end
 from control.health.epochs import Formation, formations, note_formation
 from control.health.overview import Overview, ReplicaOverview, overview, overviews
 from control.health.poisoning import Poison, last_poison, poison, poison_history, read_poison, write_poison
+from control.health.shared import shared_overviews
 from control.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
 from control.health.status import AgentState, Status, clear_status, status_of, write_status
 
@@ -40,6 +41,7 @@ __all__ = [
     "read_led_epoch",
     "read_poison",
     "replica_state",
+    "shared_overviews",
     "status_of",
     "write_poison",
     "write_status",

@@ -11,7 +11,7 @@ from control.requests.enqueue import Enqueue, Enqueued, enqueue, enqueue_again
 from control.requests.follow import Followed, follow, position, unfollow
 from control.requests.history import PAGE_ENTRIES, aread_pages, read_log, read_pages, read_params
 from control.requests.listing import OpenRequest, cancel_any, open_requests
-from control.requests.orphans import gone_apis, reap, reap_all
+from control.requests.orphans import gone_apis, reap, reap_all, take_round
 from control.requests.repair import Repaired, repair
 from control.requests.suspects import Inheritance, inherit, note_suspects, read_dockets
 
@@ -61,6 +61,7 @@ __all__ = [
     "repair",
     "requeue",
     "retry_letter",
+    "take_round",
     "takeover",
     "unfollow",
 ]

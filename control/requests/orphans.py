@@ -8,7 +8,7 @@ from typing import Any
 
 from control import keys
 from control.clients import SyncRedis
-from control.connection import Call, read, run, run_all
+from control.connection import Call, read, run, run_all, write
 from control.keys import ModelKeys
 
 GRACE_MS = 30_000
@@ -45,6 +45,14 @@ def reap(model: str, gone: Iterable[str] = (), grace_ms: int = GRACE_MS) -> Call
         return Reaped(rids, bool(more))
 
     return Call("reap", (model_keys.orphans,), (model_keys.base, grace_ms, *gone), parse)
+
+
+def take_round(client: SyncRedis, api: str) -> bool:
+    """Whether the process makes the next round over all models: one in a second does, however many there are.
+
+    Raises RedisUnavailable.
+    """
+    return run(client, write("SET", keys.REAPER_LOCK, api, "NX", "PX", keys.ROUND_MS, parse=bool))
 
 
 def gone_apis(client: SyncRedis) -> list[str]:

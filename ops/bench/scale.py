@@ -16,9 +16,9 @@ from control.embedded import EmbeddedServer
 from control.lease import Lease
 from ops.bench.figures import Figure, conclude
 from ops.bench.machine import describe
-from ops.bench.scaling import apis
 from ops.bench.scaling.acts import Acts
 from ops.bench.scaling.agents import Agents
+from ops.bench.scaling.apis import ApiProcesses
 from ops.bench.scaling.changes import Changes
 from ops.bench.scaling.clock import ServerClock, control_loop
 from ops.bench.scaling.crowd import Size, fill
@@ -67,8 +67,7 @@ def scale(
         lease = fill(client, size)
         figures = [
             *_scripts(client, lease, size, calls),
-            *_of_apis(client, size),
-            *_of_agents(client, url, size),
+            *_of_processes(client, url, size),
             *_of_a_death((client, blocking, pulse), lease, size),
         ]
     conclude(figures)
@@ -90,20 +89,15 @@ def _scripts(client: SyncRedis, lease: Lease, size: Size, calls: int) -> list[Fi
     return figures
 
 
-def _of_apis(client: SyncRedis, size: Size) -> list[Figure]:
-    found = apis.rounds(client, size)
-    figure = told("an api process's round, a command", found, SCRIPT_MS)
-    each = _each("an api process's round", found, 1)
-    share = Figure(f"thread's share of {size.apis} api processes", size.apis * each / 10, SHARE, "%")
-    return [figure, share]
-
-
-def _of_agents(client: SyncRedis, url: str, size: Size) -> list[Figure]:
+def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
+    """Agents and API processes, by what they do whether there are requests or not."""
     with Agents(client, url, size) as agents:
+        seconds = ApiProcesses(client, agents, size).rounds()
         ticks, turns = agents.ticks(), agents.turns(TURNS)
         agents.unsettle()
         unsettled = agents.turns(TURNS // 3)
     figures = [
+        told("an api process's second, a command", seconds, SCRIPT_MS),
         told("an agent's tick, a command", ticks, SCRIPT_MS),
         told("a placement turn, a command", turns, SCRIPT_MS),
         told("an unsettled turn, a command", unsettled, SCRIPT_MS),
@@ -111,8 +105,12 @@ def _of_agents(client: SyncRedis, url: str, size: Size) -> list[Figure]:
     tick = _each("an agent's tick", ticks, size.agents / len(ticks))
     turn = _each("a placement turn", turns, 1)
     _each("an unsettled placement turn", unsettled, 1)
-    share = (size.agents * tick + turn) / TICK_S / 10
-    return [*figures, Figure(f"thread's share of {size.agents} agents", share, SHARE, "%")]
+    second = _each("an api process's second", seconds, 1)
+    return [
+        *figures,
+        Figure(f"thread's share of {size.agents} agents", (size.agents * tick + turn) / TICK_S / 10, SHARE, "%"),
+        Figure(f"thread's share of {size.apis} api processes", size.apis * second / 10, SHARE, "%"),
+    ]
 
 
 def _each(name: str, rounds: Sequence[Round], parts: float) -> float:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 import msgspec
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from control import catalog, farm, health, keys
 from control.clients import SyncRedis
@@ -30,12 +32,12 @@ from worker.supervision.wire import encode_line
 _TOGETHER = 10
 """Agents whose ticks are watched together: between them everything beats, which is not counted."""
 _ASSETS = ModelAssets(
-    tokenizer_json="{}",
+    tokenizer_json=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).to_str(),
     tokenizer_config={},
     chat_template=None,
     generation_config={},
     context_length=4096,
-    vocab_size=30_000,
+    vocab_size=2,
     eos_ids=[0],
     kv_tokens=100_000,
     created=1_700_000_000,
@@ -70,7 +72,7 @@ class Agents:
         """A tick of each agent, none of which plans; several agents a round."""
         self._client.set(keys.PLACEMENT_LOCK, "another", px=600_000)
         parts = [self._agents[at : at + _TOGETHER] for at in range(0, len(self._agents), _TOGETHER)]
-        rounds = [self._watch(lambda part=part: [agent.tick() for agent in part]) for part in parts]
+        rounds = [self.watch(lambda part=part: [agent.tick() for agent in part]) for part in parts]
         self._client.delete(keys.PLACEMENT_LOCK)
         return rounds
 
@@ -79,7 +81,7 @@ class Agents:
         rounds: list[Round] = []
         for _ in range(count):
             due = time.monotonic() + TICK_S
-            rounds.append(self._watch(self._planner.turn))
+            rounds.append(self.watch(self._planner.turn))
             time.sleep(max(0.0, due - time.monotonic()))
         return rounds
 
@@ -88,7 +90,8 @@ class Agents:
         spec = catalog.list_specs(self._client)[0]
         catalog.put_spec(self._client, spec, again=True)
 
-    def _watch(self, act: Callable[[], object]) -> Round:
+    def watch(self, act: Callable[[], object]) -> Round:
+        """A round of anything beside replicas that all serve."""
         self._beat()
         return watch(self._client, act)
 

@@ -1,32 +1,45 @@
-"""The API processes of a farm: what each asks of Redis once in a while, whatever its clients do."""
+"""The API processes of a farm: what each asks of Redis once a second, whatever its clients do."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 
+from api.models import Models
 from api.orphans import OrphanReaper
+from api.settings import ApiSettings
 from control import farm
 from control.clients import SyncRedis
 from control.connection import run_every
+from ops.bench.scaling.agents import Agents
 from ops.bench.scaling.crowd import Size
-from ops.bench.scaling.rounds import Round, watch
+from ops.bench.scaling.rounds import Round
 
 
-def beat_all(client: SyncRedis, size: Size) -> None:
-    """Every API process says that it lives."""
-    for index in range(size.apis):
-        run_every(client, farm.beat_api(f"api-{index}", f"http://api-{index}", int(time.time())))
+class ApiProcesses:
+    """What runs in the background of each. The models are one object for all: their tokenizers are read once."""
 
+    def __init__(self, client: SyncRedis, agents: Agents, size: Size) -> None:
+        self._client, self._agents = client, agents
+        self._names = [f"api-{index}" for index in range(size.apis)]
+        self._models = Models(client, ApiSettings(redis_url=""))
+        asyncio.run(self._models.look(shared=True))
 
-def rounds(client: SyncRedis, size: Size) -> list[Round]:
-    """A heartbeat and a round of reaping of each process, with its look for processes that are gone."""
+    def rounds(self) -> list[Round]:
+        """A second of each, one after the other: two heartbeats, its part in reaping, and its look at the models."""
+        reapers = [OrphanReaper(self._client, name) for name in self._names]
+        found: list[Round] = []
+        for name, reaper in zip(self._names, reapers, strict=True):
+            for each in self._names:
+                self._beat(each)
+            found.append(self._agents.watch(lambda name=name, reaper=reaper: self._second(name, reaper)))
+        return found
 
-    def one(index: int, reaper: OrphanReaper) -> None:
-        run_every(client, farm.beat_api(f"api-{index}", f"http://api-{index}", int(time.time())))
+    def _second(self, name: str, reaper: OrphanReaper) -> None:
+        self._beat(name)
+        self._beat(name)
         reaper.reap()
+        asyncio.run(self._models.look(shared=True))
 
-    found: list[Round] = []
-    for index in range(size.apis):
-        beat_all(client, size)
-        found.append(watch(client, lambda index=index: one(index, OrphanReaper(client))))
-    return found
+    def _beat(self, name: str) -> None:
+        run_every(self._client, farm.beat_api(name, f"http://{name}", int(time.time())))

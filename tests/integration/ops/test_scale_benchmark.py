@@ -15,12 +15,13 @@ TINY += ["--agents", "3", "--apis", "2"]
 ACTS = ("enqueue", "emit of 80 rows", "emit of 256", "follow", "a page", "cancel", "adoption", "claim", "a staged page")
 GOINGS = ("a batch", "takeover", "retirement", "requeue", "position", "unfollow", "expiry", "repair, a page appended")
 ENDS = ("repair, a page replaced", "emit of 80 rows that finish", "ends of 16 of 128 choices, by (claim|adoption|reap)")
-ROUNDS = ("an api process's round", "an agent's tick", "a placement turn", "an unsettled turn")
+ROUNDS = ("an api process's second", "an agent's tick", "a placement turn", "an unsettled turn")
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, script_ms: float) -> Result:
     monkeypatch.setattr(scale_module, "SCRIPT_MS", script_ms)
     monkeypatch.setattr(scale_module, "SHARE", 1e9)
+    monkeypatch.setattr(scale_module, "TURNS", 3)
     monkeypatch.setattr(scale_module, "FIRST_S", 1e9)
     monkeypatch.setattr(scale_module, "ENTRY_S", 1e9)
     return CliRunner().invoke(scale, TINY, catch_exceptions=False)
