@@ -66,7 +66,7 @@ STAGED_MS = 60_000
 HAND_OUT = 16
 """Requests that one script hands out, puts back or ends at most: about two milliseconds of the server's time."""
 HAND_OUT_CHOICES = 256
-"""Choices after whose end a script ends no further request: each takes a log entry, four microseconds with its event."""
+"""Choices after whose end a script ends no further request: each takes a log entry, and its part of an event."""
 DEBT_MS = 600_000
 """How long a tenant without requests keeps what it was served beyond its turn."""
 

@@ -17,15 +17,15 @@ local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', whole(now), 'LIMIT', 0,
 for _, rid in ipairs(due) do
   check_request(ARGV[1], rid)
 end
-for i, rid in ipairs(due) do
+for _, rid in ipairs(due) do
+  if not may_end() then
+    break
+  end
   if redis.call('HGET', ARGV[1] .. 'req:' .. rid, 'state') == 'queued' then
     end_request(ARGV[1], rid, 'expired', 'expired', 'deadline passed', now)
     ended = ended + 1
   else
     redis.call('ZREM', KEYS[1], rid) -- a flush or its life took the request away
   end
-  if not may_end() then
-    return {ended, i < #due and 1 or 0}
-  end
 end
-return {ended, #due == HAND_OUT and 1 or 0}
+return {ended, (#due == HAND_OUT or not may_end()) and 1 or 0}

@@ -32,7 +32,7 @@ def put_all(farm: Farm, **fields: Any) -> None:
 def claims_expired(farm: Farm) -> Again:
     put_all(farm, deadline_ms=1)
     lease = farm.lead()
-    time.sleep(0.002)
+    time.sleep(0.003)
     return lambda: farm.run(requests.claim(lease, 10_000, 10**9)).more
 
 
@@ -78,6 +78,12 @@ def takes_over_cancelled(farm: Farm) -> Again:
     return _in_batches(farm, lambda after: requests.takeover(lease, dead.replica, after))
 
 
+def expires(farm: Farm) -> Again:
+    put_all(farm, deadline_ms=1)
+    time.sleep(0.003)
+    return lambda: farm.run(requests.expire(MODEL))[1]
+
+
 def reaps_what_a_gone_api_followed(farm: Farm) -> Again:
     put_all(farm, api="gone")
     return lambda: farm.run(requests.reap(MODEL, ["gone"], grace_ms=0)).more
@@ -96,6 +102,7 @@ ACTS = (
     claims_what_began_with_weights_that_are_gone,
     adopts_cancelled,
     takes_over_cancelled,
+    expires,
     reaps_what_a_gone_api_followed,
     reaps_orphans,
 )

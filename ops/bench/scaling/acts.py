@@ -41,7 +41,7 @@ class Acts:
             "a page of a log": (self._read, 1),
             "cancel of what waits": (self._cancel, 1),
             f"adoption of {HAND_OUT}": (lambda _: self._clock.run(requests.adopt(self._lease)), 1),
-            f"claim of {HAND_OUT}": (self._claim, 10),
+            f"claim of {HAND_OUT}": (self._claim, 2),
             f"a staged page of {WRITE_ENTRIES}, its request": (self._stage, 20),
             "a batch of a gone api process": (self._reap, 20),
         }

@@ -43,12 +43,13 @@ class Changes:
             "requeue": (self._requeue, 2),
             "position": (self._position, 2),
             "unfollow, which cancels": (self._unfollow, 2),
-            "expiry of a request": (self._expire, 20),
+            f"expiry of {HAND_OUT}": (self._expire, 10),
             "repair, a page appended": (self._append, 10),
             "repair, a page replaced": (self._replace, 10),
             f"emit of {ROWS} rows that finish, in parts": (self._finish, 10),
             f"{wide}, by claim": (self._claim_ended, 50),
             f"{wide}, by adoption": (self._adopt_ended, 50),
+            f"{wide}, by expiry": (self._expire_ended, 50),
             f"{wide}, by reap": (self._reap_ended, 50),
         }
 
@@ -111,10 +112,19 @@ class Changes:
         return self._clock.run(requests.unfollow(MODEL, one.rid, one.api))
 
     def _expire(self, _: int) -> None:
-        late = self._put(HAND_OUT, deadline_ms=1)
+        self._expired(1)
+
+    def _expire_ended(self, _: int) -> None:
+        self._expired(CHOICES)
+
+    def _expired(self, choices: int) -> None:
+        late = self._put(HAND_OUT, choices, deadline_ms=1)
         time.sleep(_LAPSE_S)
-        for one in late:
-            assert self._clock.run(requests.expire(MODEL, one.rid)) == "expired"
+        ended, more = 0, True
+        while more:
+            count, more = self._clock.run(requests.expire(MODEL))
+            ended += count
+        assert ended == len(late)
 
     def _finish(self, _: int) -> None:
         self._put(ROWS)

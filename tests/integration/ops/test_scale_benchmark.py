@@ -14,7 +14,11 @@ TINY = ["--entries", "3000", "--running", "4", "--waiting", "60", "--tenants", "
 TINY += ["--agents", "3", "--apis", "2"]
 ACTS = ("enqueue", "emit of 80 rows", "emit of 256", "follow", "a page", "cancel", "adoption", "claim", "a staged page")
 GOINGS = ("a batch", "takeover", "retirement", "requeue", "position", "unfollow", "expiry", "repair, a page appended")
-ENDS = ("repair, a page replaced", "emit of 80 rows that finish", "ends of 16 of 128 choices, by (claim|adoption|reap)")
+ENDS = (
+    "repair, a page replaced",
+    "emit of 80 rows that finish",
+    "ends of 16 of 128 choices, by (?:claim|adoption|expiry|reap)",
+)
 ROUNDS = ("an api process's second", "an agent's tick", "a placement turn", "an unsettled turn")
 
 
