@@ -187,6 +187,7 @@ def loading(target: Target, random: random.Random) -> str:
     """Killed, and slow to load its append-only file: it answers LOADING meanwhile."""
     server, seconds = target.server, random.uniform(*LOADING_S)
     with operator(target) as client:
+        client.set(MARK, 0)
         client.bgrewriteaof()  # so that what will be loaded is known: the keys, and what comes after them
         target.until(lambda: not client.info("persistence")["aof_rewrite_in_progress"], "the file is rewritten")
         pipeline = client.pipeline(transaction=False)
