@@ -1,8 +1,8 @@
 """Compiles every kernel for a GPU without having one, and says what it takes of it.
 
-`python -m ops.bench.kernels --arch 90` (Hopper; 80 is Ampere, 89 Ada, 100 Blackwell). Triton's interpreter, which
-the tests use, knows neither types nor shared memory: what it accepts may still not compile. So TRITON_INTERPRET must
-not be set.
+`python -m ops.bench.kernels --arch 90` (Hopper; 80 is Ampere, 89 Ada, 100 Blackwell). Triton's interpreter,
+which the tests use, knows neither types nor shared memory: what it accepts may still not compile. So TRITON_INTERPRET
+must not be set.
 """
 
 from __future__ import annotations
