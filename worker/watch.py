@@ -68,13 +68,11 @@ class Watch:
     def look(self) -> None:
         """Forgive when ready, kill what hangs."""
         model, name = self._replica.place
-        epoch = health.read_epoch(self._client, model, name)
-        beats = health.heartbeats(self._client, model, name, self._replica.assignment.spec.tp)
+        epoch, beats, poison = health.look_at(self._client, model, name, self._replica.assignment.spec.tp)
         if beats[0] is not None and beats[0].phase == "ready" and self._may_be_alive(beats[0]):
             if self._replica.attempts and not self._replica.draining:
                 health.write_status(self._client, model, name, "running", "")
             self._replica.ready()
-        poison = health.read_poison(self._client, model, name)
         leads = beats[0] is not None and beats[0].phase == "ready" and beats[0].epoch == epoch
         missing = len(self._replica.assignment.ranks) - len(self._replica.processes)
         self.whole = leads and not missing and (poison is None or poison.epoch != epoch)

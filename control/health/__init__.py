@@ -5,7 +5,7 @@ from __future__ import annotations
 from control.health.beats import BEAT_LIFE_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
 from control.health.end_reason import EndReason, end_reason, note_end
 from control.health.epochs import Formation, formations, note_formation
-from control.health.overview import Overview, ReplicaOverview, overview, overviews
+from control.health.overview import Overview, ReplicaOverview, look_at, overview, overviews
 from control.health.poisoning import Poison, last_poison, poison, poison_history, read_poison, write_poison
 from control.health.shared import shared_overviews
 from control.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
@@ -30,6 +30,7 @@ __all__ = [
     "formations",
     "heartbeats",
     "last_poison",
+    "look_at",
     "model_state",
     "note_end",
     "note_formation",

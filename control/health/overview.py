@@ -12,7 +12,7 @@ from control import catalog
 from control.clients import SyncRedis
 from control.connection import Call, read, run_every
 from control.health.beats import Beat, epoch_of, read_beat
-from control.health.poisoning import poison_of
+from control.health.poisoning import Poison, poison_of
 from control.health.state import ReplicaState, ReplicaView, model_state, replica_state
 from control.health.status import status_of
 from control.keys import ModelKeys
@@ -58,6 +58,20 @@ class Overview:
     def is_rolled_out(self) -> bool:
         """Whether as many serve as are wanted, of the newest revision, and nothing else is left."""
         return self.rolled_out == self.wanted == len(self.replicas)
+
+
+def look_at(client: SyncRedis, model: str, replica: str, tp: int) -> tuple[int, list[Beat | None], Poison | None]:
+    """A replica's newest epoch, the last word of each rank, and its poison, in one round trip.
+
+    Raises RedisUnavailable.
+    """
+    calls = [
+        epoch_of(model, replica),
+        *(read_beat(model, replica, rank) for rank in range(tp)),
+        poison_of(model, replica),
+    ]
+    epoch, *beats, poison = run_every(client, calls)
+    return epoch, beats, poison
 
 
 def overviews(client: SyncRedis) -> list[Overview]:

@@ -8,12 +8,14 @@ import time
 from api.models import Models
 from api.orphans import OrphanReaper
 from api.settings import ApiSettings
-from control import farm
+from control import farm, keys
 from control.clients import SyncRedis
 from control.connection import run_every
 from ops.bench.scaling.agents import Agents
 from ops.bench.scaling.crowd import Size
 from ops.bench.scaling.rounds import Round
+
+_RIGHTS = (keys.REAPER_LOCK, keys.OVERVIEWS_LOCK)
 
 
 class ApiProcesses:
@@ -26,13 +28,21 @@ class ApiProcesses:
         asyncio.run(self._models.look(shared=True))
 
     def rounds(self) -> list[Round]:
-        """A second of each, one after the other: two heartbeats, its part in reaping, and its look at the models."""
-        reapers = [OrphanReaper(self._client, name) for name in self._names]
+        """A second of each: two heartbeats, its part in reaping, and its look at the models. The first does for all
+        what one process in a second does; it keeps that right, however long the others take one after the other."""
+        for key in _RIGHTS:
+            self._client.delete(key)
         found: list[Round] = []
-        for name, reaper in zip(self._names, reapers, strict=True):
+        for name in self._names:
+            reaper = OrphanReaper(self._client, name)
             for each in self._names:
                 self._beat(each)
             found.append(self._agents.watch(lambda name=name, reaper=reaper: self._second(name, reaper)))
+            for key in _RIGHTS:
+                self._client.set(key, "the first", px=600_000)
+            self._client.persist(keys.OVERVIEWS)
+        for key in (*_RIGHTS, keys.OVERVIEWS):
+            self._client.delete(key)
         return found
 
     def _second(self, name: str, reaper: OrphanReaper) -> None:
