@@ -101,9 +101,9 @@ def retire(client: SyncRedis, model: str, replica: str) -> int | None:
 
     None while it holds its lock: then it is not gone. Running it again is harmless.
     """
-    returned = 0
+    heir, returned = _heir(client, model, replica), 0
     while True:
-        count, more = run(client, retire_batch(model, replica))
+        count, more = run(client, retire_batch(model, replica, heir))
         if count < 0:
             return None
         returned += count
@@ -111,12 +111,22 @@ def retire(client: SyncRedis, model: str, replica: str) -> int | None:
             return returned
 
 
-def retire_batch(model: str, replica: str) -> Call[tuple[int, int]]:
-    """One batch of `retire`: how many requests wait again, -1 while it holds its lock, and 1 while there are more."""
+def retire_batch(model: str, replica: str, heir: str = "") -> Call[tuple[int, int]]:
+    """One batch of `retire`: how many requests wait again, -1 while it holds its lock, and 1 while there are more.
+
+    `heir`: another replica that was seen with a leader. What the retired one suspects is left to it.
+    """
     model_keys = ModelKeys(model)
     replica_keys = model_keys.replica(replica)
     named = (replica_keys.lock, replica_keys.epoch, model_keys.replicas, model_keys.weights)
-    return Call("retire", named, (model_keys.base, replica_keys.base, replica), _pair)
+    return Call("retire", named, (model_keys.base, replica_keys.base, replica, heir), _pair)
+
+
+def _heir(client: SyncRedis, model: str, gone: str) -> str:
+    """Another replica of the model that has a leader, "" for none."""
+    others = [name for name in run(client, replicas(model)) if name != gone]
+    led = run_every(client, [read("EXISTS", ModelKeys(model).replica(name).lock, parse=bool) for name in others])
+    return next((name for name, leads in zip(others, led, strict=True) if leads), "")
 
 
 def _pair(reply: list[int]) -> tuple[int, int]:

@@ -71,7 +71,7 @@ local function remove(base, class, tenant, id)
   redis.pcall('XACK', queue, GROUP, id)
   redis.call('XDEL', queue, id)
   if redis.call('XLEN', queue) == 0 then
-    redis.call('DEL', queue)
+    redis.call('UNLINK', queue)
     end_turns(base, class, tenant)
   end
 end

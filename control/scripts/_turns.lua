@@ -4,6 +4,14 @@
 -- neither an idle past nor what others were served while nobody waited counts for anything. `debts:<class>` is what
 -- tenants without any request were served beyond it, for a while.
 
+-- Debts below the turn change nothing. Each request that begins to wait forgets more of them than it can leave.
+local function forget_debts(debts, turn)
+  local past = redis.call('ZRANGEBYSCORE', debts, '-inf', turn, 'LIMIT', 0, HAND_OUT)
+  if #past > 0 then
+    redis.call('ZREM', debts, unpack(past))
+  end
+end
+
 local function begin_waiting(base, class, tenant)
   local turns, served, debts = base .. 'turns:' .. class, base .. 'served:' .. class, base .. 'debts:' .. class
   if redis.call('ZSCORE', turns, tenant) then
@@ -14,7 +22,7 @@ local function begin_waiting(base, class, tenant)
   local own = redis.call('ZSCORE', served, tenant) or redis.call('ZSCORE', debts, tenant) or '0'
   local score = math.max(tonumber(own), tonumber(lowest))
   redis.call('ZREM', debts, tenant)
-  redis.call('ZREMRANGEBYSCORE', debts, '-inf', turn)
+  forget_debts(debts, turn)
   redis.call('ZADD', served, whole(score), tenant)
   redis.call('ZADD', turns, whole(score), tenant)
 end

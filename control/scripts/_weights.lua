@@ -12,13 +12,17 @@ local function other_weights(base, rid, mine)
   return nil
 end
 
+-- The fingerprints that the model's replicas have, read once in a script however many requests are passed on.
+local fingerprints = nil
+
 local function has_weights(base, wanted)
-  for _, weights in ipairs(redis.call('HVALS', base .. 'weights')) do
-    if weights == wanted then
-      return true
+  if not fingerprints then
+    fingerprints = {}
+    for _, weights in ipairs(redis.call('HVALS', base .. 'weights')) do
+      fingerprints[weights] = true
     end
   end
-  return false
+  return fingerprints[wanted] ~= nil
 end
 
 -- A request that began with other weights waits for a replica that has them; where none is known any more it ends.

@@ -21,12 +21,12 @@ local last = tonumber(redis.call('GET', KEYS[2]) or '0')
 -- The server's milliseconds keep it growing when a flush or a failover has taken the last epoch away.
 local epoch = math.max(last + 1, floor + 1, server_ms())
 for _, old in ipairs({last, floor}) do
-  redis.call('DEL', base .. 'reply:' .. whole(old))
+  redis.call('UNLINK', base .. 'reply:' .. whole(old))
   for rank = 1, world - 1 do
-    redis.call('DEL', base .. 'cmd:' .. whole(old) .. ':' .. rank)
+    redis.call('UNLINK', base .. 'cmd:' .. whole(old) .. ':' .. rank)
   end
 end
-redis.call('DEL', KEYS[3], base .. 'claim')
+redis.call('UNLINK', KEYS[3], base .. 'claim')
 redis.call('SET', KEYS[2], whole(epoch))
 redis.call('SET', KEYS[1], owner .. ':' .. whole(epoch), 'PX', LOCK_MS)
 return epoch

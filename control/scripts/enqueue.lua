@@ -126,6 +126,7 @@ note_follower(base, api, rid)
 local life = whole(deadline + RETENTION_MS)
 redis.call('PEXPIRE', req, life)
 if delivered > 0 then -- the log is the truth from which a leader goes on
+  redis.call('UNLINK', base .. 'log:' .. rid) -- RENAME would free an older one at once, however long
   redis.call('RENAME', KEYS[2], base .. 'log:' .. rid)
   redis.call('PEXPIRE', base .. 'log:' .. rid, life)
 end

@@ -14,6 +14,6 @@ end
 if same and redis.call('HLEN', KEYS[1]) == count then
   return 0
 end
-redis.call('DEL', KEYS[1])
+redis.call('UNLINK', KEYS[1])
 redis.call('HSET', KEYS[1], unpack(ARGV))
 return 1

@@ -29,6 +29,6 @@ local next_revision = tonumber(revision or ARGV[2])
 if revision and grows then
   next_revision = next_revision + 1
 end
-redis.call('DEL', KEYS[1])
+redis.call('UNLINK', KEYS[1])
 redis.call('HSET', KEYS[1], 'revision', string.format('%d', next_revision), unpack(ARGV, 3))
 return next_revision

@@ -7,5 +7,5 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
-redis.call('DEL', KEYS[1])
+redis.call('UNLINK', KEYS[1])
 return 1

@@ -2,11 +2,12 @@
 -- epoch moves on, so that its leader, should it wake, is fenced.
 -- KEYS 1 its lock (string)  2 its epoch (string)  3 replicas (hash)  4 weights (hash)
 -- ARGV 1 the model's base key  2 the replica's base key  3 replica id
+--      4 another replica of the model that was seen with a leader, '' for none
 -- Returns {the number of requests that wait again, 1 while there are more}, or {-1, 0} while it holds its lock, or while
 --      another replica may inherit what it suspects: back in the queue that could crash every replica.
 -- At most HAND_OUT requests a call; the replica is forgotten with the last.
 --@keys string string hash hash
---@arguments base prefix word
+--@arguments base prefix word text
 --@model load bell classes
 --@include clock
 --@include bell
@@ -19,18 +20,10 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
   return {-1, 0}
 end
 
-local function another_leads()
-  for _, name in ipairs(redis.call('HKEYS', KEYS[3])) do
-    if name ~= replica and redis.call('EXISTS', base .. name .. ':lock') == 1 then
-      return true
-    end
-  end
-  return false
-end
-
 local state = redis.call('HGET', ARGV[2] .. 'status', 'state')
-local heirs = state == 'failed' or state == 'unplaceable'
-if heirs and redis.call('HEXISTS', base .. 'docket', replica) == 1 and another_leads() then
+local given_up = state == 'failed' or state == 'unplaceable'
+local heir = ARGV[4] ~= '' and ARGV[4] ~= replica and redis.call('EXISTS', base .. ARGV[4] .. ':lock') == 1
+if given_up and heir and redis.call('HEXISTS', base .. 'docket', replica) == 1 then
   return {-1, 0}
 end
 local epoch, returned = number_in(KEYS[2]), 0
@@ -54,6 +47,6 @@ if more == 1 then
 end
 redis.call('HDEL', KEYS[3], replica)
 redis.call('HDEL', KEYS[4], replica)
-redis.call('DEL', ARGV[2] .. 'status', ARGV[2] .. 'claim')
+redis.call('UNLINK', ARGV[2] .. 'status', ARGV[2] .. 'claim')
 redis.call('HDEL', base .. 'docket', replica)
 return {returned, 0}

@@ -26,7 +26,7 @@ local tries = redis.call('GET', KEYS[4]) == replica
 if ARGV[4] == '' then
   redis.call('HDEL', KEYS[3], replica)
   if tries then
-    redis.call('DEL', KEYS[4])
+    redis.call('UNLINK', KEYS[4])
   end
 else
   redis.call('HSET', KEYS[3], replica, ARGV[4])

@@ -38,8 +38,9 @@ class Scene:
     no leader, and nobody comes for `late`; and there is one of everything else."""
 
     def __init__(self, farm: Farm) -> None:
-        farm.client.flushall()
+        farm.client.flushdb()
         self.farm = farm
+        self.prepare()
         self.lease: Lease = farm.lead(world_size=3)
         other = farm.lead("r1", "two")
         farm.put("gone")
@@ -65,6 +66,9 @@ class Scene:
         for key in farm.client.keys("*"):
             if farm.client.ttl(key) > 0:
                 farm.client.expire(key, 1000)  # nothing lapses while a test looks at it
+
+    def prepare(self) -> None:
+        """What is there before all that."""
 
 
 def put_spec(spec: ModelSpec) -> Call[int]:
@@ -98,7 +102,7 @@ def enqueued() -> Call[Any]:
 
 def retire() -> Call[Any]:
     keys = KEYS.replica("r1")
-    return plain("retire", (keys.lock, keys.epoch, KEYS.replicas, KEYS.weights), KEYS.base, keys.base, "r1")
+    return plain("retire", (keys.lock, keys.epoch, KEYS.replicas, KEYS.weights), KEYS.base, keys.base, "r1", "r0")
 
 
 def repair(how: str, *words: Any) -> Call[Any]:

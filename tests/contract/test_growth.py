@@ -1,108 +1,182 @@
-"""No script does more work because more is stored: counted by the server, at two sizes."""
+"""No script does more work because more is stored: counted at two sizes, and looked for in the scripts' text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from control import requests
-from control.connection import connect, connect_blocking, run_steps
+from control import requests, scripts
+from control.connection import connect_blocking, run_steps
 from control.keys import HAND_OUT
-from control.lease import Lease
 from control.messages import LogEntry
 from control.requests import Emission
-from tests.contract.conftest import MODEL, Farm, token
+from control.scripts import SCRIPTS, Script
+from tests.contract.conftest import MODEL, Farm
+from tests.contract.crowd import CASES, OWN, Crowd, Make
 from tests.servers import NEW, serving
 
-SMALL, LARGE = 70, 700
-"""Requests, tenants and log entries; both more than one batch, so that each batch is full."""
+SMALL, LARGE = 80, 400
+"""Of everything; both more than any batch, so that each batch is full."""
+HOME, STORED = 0, {SMALL: 1, LARGE: 2}
+"""Databases: where scripts run, and where a crowd of each size is kept."""
+MORE_COMMANDS, MORE_BYTES = HAND_OUT, 1_500
+"""What a call at the larger size may take beyond the smaller: a command more for each request, and longer names."""
+REPLICA_BYTES = 20
+"""Of one replica in a hash that has a field for each."""
+
+COPY = """
+redis.call('SELECT', ARGV[2])
+redis.call('FLUSHDB')
+redis.call('SELECT', ARGV[1])
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  redis.call('COPY', key, key, 'DB', ARGV[2])
+end
+"""
+COUNT_BYTES = """
+local function bytes_of(reply)
+  if type(reply) ~= 'table' then
+    return type(reply) == 'string' and #reply or 8
+  end
+  local sum = 8
+  for _, item in pairs(reply) do
+    sum = sum + bytes_of(item)
+  end
+  return sum
+end
+local function counted(run)
+  return function(...)
+    local reply = run(...)
+    redis.call('INCRBY', 'bytes-read', bytes_of(reply))
+    return reply
+  end
+end
+local plain = redis
+local redis = setmetatable({call = counted(plain.call), pcall = counted(plain.pcall)}, {__index = plain})
+"""
+"""In front of a script: what its commands answer it is counted, so a walk over one large answer shows."""
+FOLDER = Path(scripts.__file__).parent
+READS_REPLICAS = {
+    ("adopt", "of other weights"),
+    ("takeover", "of other weights"),
+    ("claim", "of other weights"),
+    ("suspect", "two inherited"),
+}
+"""Calls that read a hash with a field for each of the model's replicas, once: see ALLOWED."""
+REFUSED = ("LOST", "FENCED", "POISONED", "ABSENT", "MOVED", "OTHER", "LAPSED", "BUSY", "CONFLICT", "LIMIT")
 
 
-@pytest.fixture(scope="module")
-def growing() -> Iterator[Farm]:
-    with serving(NEW) as server, closing(connect(server.url)) as client, closing(connect_blocking(server.url)) as more:
-        yield Farm(client, more, server.url)
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of one call of a script: commands by the server's count, bytes that they answered, bytes of its own answer."""
+
+    commands: int
+    read: int
+    answered: int
 
 
-def commands(farm: Farm, act: Callable[[], object]) -> int:
-    """Commands that the server ran for `act`, those inside scripts included, EVALs by text counted as by digest."""
-    farm.client.config_resetstat()
-    act()
+class Crowds:
+    """A crowd of each size, built once and put back before each call."""
+
+    def __init__(self, farm: Farm) -> None:
+        self.farm = farm
+        self._scenes = {size: self._build(size) for size in STORED}
+
+    def _build(self, size: int) -> Crowd:
+        scene = Crowd(self.farm, size)
+        self._copy(HOME, STORED[size])
+        return scene
+
+    def _copy(self, source: int, target: int) -> None:
+        self.farm.blocking.execute_command("EVAL", COPY, 0, source, target)
+
+    def at(self, size: int) -> Crowd:
+        """The crowd as it was when it was built."""
+        self._copy(STORED[size], HOME)
+        return self._scenes[size]
+
+    def work(self, script: str, make: Make, size: int) -> Work:
+        """Of the call: once to count commands, and once more, on the same crowd, to count bytes."""
+        answer: Any = None
+
+        def send(front: str = "") -> None:
+            nonlocal answer
+            call = make(self.at(size))
+            self.farm.client.config_resetstat()
+            words = (len(call.keys), *call.keys, *call.args)
+            answer = self.farm.blocking.execute_command("EVAL", front + SCRIPTS[script].text, *words)
+
+        send()
+        commands = run_commands(self.farm)
+        send(COUNT_BYTES)
+        status = answer[0] if isinstance(answer, list) and answer else answer
+        assert status not in REFUSED and answer not in (None, [0], [-1, 0]), f"it did nothing: {answer}"
+        return Work(commands, int(self.farm.client.get("bytes-read") or 0), size_of(answer))
+
+
+def size_of(answer: Any) -> int:
+    if isinstance(answer, list):
+        return 8 + sum(map(size_of, cast(list[Any], answer)))
+    return len(answer) if isinstance(answer, str | bytes) else 8
+
+
+def run_commands(farm: Farm) -> int:
+    """Commands that the server ran since its statistics were set back, those inside scripts included."""
     stats = farm.client.info("commandstats")
     return sum(
         int(one["calls"]) for name, one in stats.items() if name not in ("cmdstat_config|resetstat", "cmdstat_eval")
     )
 
 
-def crowd(farm: Farm, size: int) -> Lease:
-    """`size` tenants with a request each that waits, as many that a replica runs, and one with a log of that length."""
-    farm.client.flushall()
-    for index in range(size):
-        farm.put(f"run-{index}", tenant=f"t{index}", api="gone")
-    lease = farm.lead(weights="w")
-    farm.client.pexpire(lease.keys.lock, 600_000)
-    farm.claim(lease, requests_=size, tokens=10**9)
-    farm.put("long", tenant="long", n=2, api="api1", delivered=[token(seq) for seq in range(1, size + 1)])
-    for index in range(size):
-        farm.put(f"wait-{index}", tenant=f"t{index}", api="gone", priority="low")
-    return lease
+@pytest.fixture(scope="module")
+def growing() -> Iterator[Farm]:
+    """With a client that waits as long as it takes: a slow machine must not end a call in the middle of a crowd."""
+    with serving(NEW) as server, closing(connect_blocking(server.url)) as client:
+        yield Farm(client, client, server.url)
 
 
-def adopts(farm: Farm, lease: Lease) -> object:
-    return farm.run(requests.adopt(lease))
+@pytest.fixture(scope="module")
+def crowds(growing: Farm) -> Crowds:
+    return Crowds(growing)
 
 
-def claims(farm: Farm, lease: Lease) -> object:
-    return farm.run(requests.claim(lease, 1000, 10**9))
+def names(case: tuple[str, str]) -> str:
+    return " ".join(case).strip().replace(" ", "-")
 
 
-def takes_over(farm: Farm, lease: Lease) -> object:
-    other = farm.lead("r1", owner="two", weights="w")
-    farm.lose(lease)
-    return farm.run(requests.takeover(other, lease.replica))
+@pytest.mark.parametrize("case", CASES, ids=names)
+def test_a_call_costs_the_same_however_much_is_stored(crowds: Crowds, case: tuple[str, str]) -> None:
+    """Five times of all that it could walk: the same commands, and as much read and answered, but for longer names."""
+    small, large = (crowds.work(case[0], CASES[case], size) for size in STORED)
+    assert large.commands <= small.commands + MORE_COMMANDS, (small, large)
+    replicas = REPLICA_BYTES * (LARGE - SMALL) if case in READS_REPLICAS else 0
+    assert large.read <= small.read * 1.1 + MORE_BYTES + replicas, (small, large)
+    assert large.answered <= small.answered * 1.1 + MORE_BYTES, (small, large)
 
 
-def cancels(farm: Farm, lease: Lease) -> object:
-    return farm.run(requests.cancel(MODEL, "long", "long"))
+def test_every_script_has_a_case() -> None:
+    """The folder's own list: a new script comes with a call that meets a crowd."""
+    scripts = {path.stem for path in FOLDER.glob("[!_]*.lua")}
+    assert scripts == {script for script, _ in CASES} and set(OWN) <= scripts
 
 
-def follows(farm: Farm, lease: Lease) -> object:
-    return farm.run(requests.follow(MODEL, "long", "api2", "long", 0, most=10))
-
-
-def emits(farm: Farm, lease: Lease) -> object:
-    return farm.emit(lease, Emission("run-0", 1, [token(1)]))
-
-
-def reaps(farm: Farm, lease: Lease) -> object:
-    return farm.run(requests.reap(MODEL, ["gone"]))
-
-
-def enqueues(farm: Farm, lease: Lease) -> object:
-    return farm.put("new", tenant="new")
-
-
-@pytest.mark.parametrize("act", [adopts, claims, takes_over, cancels, follows, emits, reaps, enqueues])
-def test_a_call_costs_the_same_however_much_is_stored(growing: Farm, act: Callable[[Farm, Lease], object]) -> None:
-    """Ten times the requests, tenants and entries: the same commands, within what one more turn is worth."""
-    counted: list[int] = []
-    for size in (SMALL, LARGE):
-        lease = crowd(growing, size)
-        act(growing, lease)  # the script is known, and its answer is of the size that it has
-        lease = crowd(growing, size)
-        counted.append(commands(growing, lambda lease=lease: act(growing, lease)))
-    assert counted[1] <= counted[0] + 8, counted
-
-
-def test_the_control_sees_a_walk(growing: Farm) -> None:
-    """A caller that repeats a batch until all is handed out does ten times the work: the count shows it."""
-    counted: list[int] = []
-    for size in (SMALL, LARGE):
-        lease = crowd(growing, size)
-        counted.append(commands(growing, lambda lease=lease: growing.adopt(lease)))
-    assert counted[1] > 5 * counted[0]
+def test_the_control_sees_a_walk(crowds: Crowds) -> None:
+    """Scripts that walk, with a command for each item or in one large answer: both counts show it."""
+    walks = "for _, rid in ipairs(redis.call('ZRANGE', ARGV[1] .. 'orphans', 0, -1)) do redis.call('TYPE', rid) end\n"
+    script = "enqueue"
+    text = SCRIPTS[script].text
+    mended = SCRIPTS[script]
+    try:
+        SCRIPTS[script] = Script(walks + text, "")
+        small, large = (crowds.work(script, OWN[script]["a known tenant"], size) for size in STORED)
+    finally:
+        SCRIPTS[script] = mended
+    assert large.commands > small.commands + 300 and large.read > small.read + 5_000
 
 
 def test_a_leader_s_death_hands_out_ids_and_no_logs(growing: Farm) -> None:
@@ -137,3 +211,61 @@ def test_a_log_of_several_pages_is_repaired_in_each_way(growing: Farm) -> None:
     assert growing.log("a") == other and growing.field("a", "state") == "queued"
     assert growing.emit(lease, Emission("a", length + 1, [])).taken == ["a"]
     assert not growing.client.keys("*staged*")
+
+
+UNBOUNDED = (
+    "HGETALL",
+    "HKEYS",
+    "HVALS",
+    "SMEMBERS",
+    "LRANGE",
+    "SORT",
+    "KEYS",
+    "SCAN",
+    "HSCAN",
+    "SSCAN",
+    "ZSCAN",
+    "XPENDING",
+)
+RANGES = ("XRANGE", "XREVRANGE", "XREAD", "XREADGROUP", "ZRANGE", "ZREVRANGE", "ZRANGEBYLEX", "ZRANGEBYSCORE")
+FREES = ("DEL", "ZREMRANGEBYSCORE", "ZREMRANGEBYRANK", "ZREMRANGEBYLEX", "XTRIM", "LTRIM", "FLUSHDB")
+"""Commands that free what they remove at once, however much that is; UNLINK hands it to another thread."""
+
+ALLOWED = {
+    (
+        "_docket",
+        "HKEYS', docket",
+    ): "a docket for each replica that looks into a crash: at most the replicas of a model, 1,024",
+    ("_weights", "HVALS', base .. 'weights'"): "a fingerprint for each replica of the model, read once in a call",
+    ("follow", "HKEYS', KEYS[1]"): "the fields of one request, which the scripts name",
+    ("put_spec", "HGETALL', KEYS[1]"): "the fields of a ModelSpec",
+    ("_stored", "ZRANGE', index, 0, BATCH - 1"): "a batch",
+    ("_turns", "ZRANGE', turns, 0, 0"): "one",
+    ("trim_responses", "ZRANGE', KEYS[1], 0, 0"): "one",
+    ("reap", "ZRANGE', base .. 'followed:' .. ARGV[i], 0, looks - 1"): "HAND_OUT in all",
+    ("claim", "ZRANGE', turns, skip, last"): "queues that the call has passed, and flows that the leader runs",
+}
+"""Reads without COUNT or LIMIT, by file, with what bounds them."""
+
+
+def unbounded(stem: str, text: str) -> Iterator[str]:
+    """The calls of a script that may read or free any amount in one command."""
+    for call in re.findall(r"redis\.p?call\('(.*)", re.sub(r"(?m)^\s*--.*$", "", text)):
+        command = call.partition("'")[0]
+        bounded = "'COUNT'" in call or "'LIMIT'" in call
+        allowed = any(stem == file and call.startswith(what) for file, what in ALLOWED)
+        if not allowed and (command in UNBOUNDED + FREES or (command in RANGES and not bounded)):
+            yield f"{stem}: {call}"
+
+
+def test_no_script_reads_or_frees_without_a_bound() -> None:
+    """Each read of a collection has a COUNT or a LIMIT, or a reason here; nothing large is freed at once."""
+    texts = {path.stem: path.read_text() for path in FOLDER.glob("*.lua")}
+    assert [found for stem, text in texts.items() for found in unbounded(stem, text)] == []
+    for file, what in ALLOWED:
+        assert f"redis.call('{what}" in texts[file], f"{file} has no {what} any more"
+
+
+def test_control_a_read_without_a_bound_is_found() -> None:
+    text = "local all = redis.call('HVALS', key)\nredis.pcall('DEL', key)\nredis.call('XRANGE', key, '-', '+')"
+    assert len(list(unbounded("claim", text))) == 3
