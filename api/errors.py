@@ -54,14 +54,16 @@ class ClientDisconnected(Exception):
 
 
 class GenerationFailed(errors.FurrowError):
-    """A request ended in an error after it was accepted: a failure in the group, a cancel, its deadline.
+    """A request ended in an error after it was accepted: a failure in the group, a cancel, its deadline, a model that
+    was given up.
 
-    `status` is what a client sees when no byte was sent yet; `code` is the machine-readable reason.
+    `status` is what a client sees when no byte was sent yet; `code` is the machine-readable reason; `retry_after` in
+    seconds, where trying again can help.
     """
 
-    def __init__(self, message: str, *, code: str, status: int) -> None:
+    def __init__(self, message: str, *, code: str, status: int, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.code, self.status = code, status
+        self.code, self.status, self.retry_after = code, status, retry_after
 
 
 class ShuttingDown(errors.FurrowError):
@@ -169,8 +171,8 @@ def problem(error: BaseException, asked: str = "this request") -> Problem:
         return _problem(503, str(error), "server_error", None, "stream_interrupted", 1.0)
     if isinstance(error, GenerationFailed):
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-        found = _problem(error.status, str(error), kind, None, error.code)
-        found.final = True
+        found = _problem(error.status, str(error), kind, None, error.code, error.retry_after)
+        found.final = error.retry_after is None
         return found
     if isinstance(error, HTTPException):
         return _framework_problem(error, asked)

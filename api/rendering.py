@@ -138,7 +138,7 @@ class StreamRenderer:
         index = member * self._view.n + piece.choice
         if not piece.silent:
             self._event(member, (piece.seq, _TEXT), self._writer.piece(index, piece), events)
-        failed = piece.finish in ("cancelled", "expired", "error")
+        failed = piece.finish in ("cancelled", "expired", "unavailable", "error")
         if piece.finish is not None and not failed:
             self._event(member, (piece.seq, _FINISH), self._writer.finish(index, piece.finish), events)
 

@@ -137,10 +137,14 @@ class ArgumentsRefused(FurrowError):
         self.script = script
 
 
+RETRY_AFTER_S = 5.0
+"""After which a model that is not available may be asked for again."""
+
+
 class ModelUnavailable(FurrowError):
     """The model is known but can't serve: failed after back-off, draining, unloading, or no asset yet."""
 
-    def __init__(self, model: str, state: str, detail: str, retry_after: float = 5.0) -> None:
+    def __init__(self, model: str, state: str, detail: str, retry_after: float = RETRY_AFTER_S) -> None:
         remedy = f". Repair the cause, then run `furrow models load {model}` again" if state == "failed" else ""
         super().__init__(f"The model '{model}' is {state}: {detail}{remedy}")
         self.model, self.state, self.detail, self.retry_after = model, state, detail, retry_after

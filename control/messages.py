@@ -133,8 +133,9 @@ AnyCommand = (
 
 # --- requests -------------------------------------------------------------------------------------------------------
 
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "expired", "error"]
-"""Why a choice ended. The last three never come from a model: a cancel, a deadline, a failure."""
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "expired", "unavailable", "error"]
+"""Why a choice ended. The last four never come from a model: a cancel, a deadline, a model that was given up or
+unloaded, a failure."""
 
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice"]

@@ -14,12 +14,14 @@ from api.chat.reading.parser import AnswerParser
 from api.chat.tokens import Vocabulary
 from api.errors import GenerationFailed
 from api.schemas.view import View
+from control.errors import RETRY_AFTER_S
 from control.messages import FinishReason, LogEntry
 from control.text import Detokenizer, StopStrings
 
 _FAILURES: dict[str, tuple[str, int]] = {
     "cancelled": ("request_cancelled", 409),
     "expired": ("deadline_exceeded", 503),
+    "unavailable": ("model_unavailable", 503),
     "error": ("generation_failed", 500),
 }
 """Ends that no model decided: their machine-readable code, and the status when nothing was sent yet."""
@@ -168,7 +170,8 @@ class Answer:
         if entry.finish in _FAILURES:
             code, status = _FAILURES[entry.finish]
             text = entry.cause or f"The request ended as {entry.finish}."
-            self.failure = self.failure or GenerationFailed(text, code=code, status=status)
+            retry_after = RETRY_AFTER_S if entry.finish == "unavailable" else None
+            self.failure = self.failure or GenerationFailed(text, code=code, status=status, retry_after=retry_after)
         if self._prompts is None:
             return self._choices[entry.choice].push(entry)
         prompt = self._prompts[entry.choice]

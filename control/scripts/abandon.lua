@@ -18,5 +18,5 @@ local led = was[1] == 'running' and redis.call('EXISTS', ARGV[1] .. was[2] .. ':
 if led or (was[1] ~= 'queued' and was[1] ~= 'running') then
   return 0
 end
-end_request(ARGV[1], ARGV[2], state, 'error', ARGV[3], server_ms())
+end_request(ARGV[1], ARGV[2], state, 'unavailable', ARGV[3], server_ms())
 return 1

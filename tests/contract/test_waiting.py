@@ -79,7 +79,7 @@ def test_abandon_finds_every_request_whether_its_tenant_waits_or_not(farm: Farm)
     assert farm.load("queued") == 0 and farm.client.exists(farm.keys.queue("normal", "runs")) == 0
     for rid in ("running-0", f"running-{PAGE + 2}", "high", "low"):
         [entry] = farm.look(rid, tenant=farm.field(rid, "tenant") or "").entries
-        assert (entry.finish, entry.cause, farm.field(rid, "state")) == ("error", "given up", "finished")
+        assert (entry.finish, entry.cause, farm.field(rid, "state")) == ("unavailable", "given up", "finished")
 
 
 def test_abandon_refuses_a_state_that_is_no_end(farm: Farm) -> None:
@@ -104,7 +104,7 @@ def test_abandon_ends_what_waits_and_what_no_leader_runs(farm: Farm) -> None:
     assert abandon(farm.client, MODEL, "unloaded") == 1
     for rid in ("running", "waiting"):
         [entry] = farm.look(rid).entries
-        assert (entry.finish, entry.cause, farm.field(rid, "state")) == ("error", "unloaded", "cancelled")
+        assert (entry.finish, entry.cause, farm.field(rid, "state")) == ("unavailable", "unloaded", "cancelled")
     assert not farm.client.exists(farm.keys.deadlines)
 
 

@@ -89,10 +89,11 @@ def test_logprobs_follow_the_text() -> None:
 
 
 def test_an_end_from_outside_is_a_failure() -> None:
-    """Cancelled, expired and error are no finish reasons: they become the answer's failure."""
+    """Cancelled, expired, unavailable and error are no finish reasons: they become the answer's failure."""
     for finish, code in (
         ("cancelled", "request_cancelled"),
         ("expired", "deadline_exceeded"),
+        ("unavailable", "model_unavailable"),
         ("error", "generation_failed"),
     ):
         answer = Answer(VOCABULARY, view())
