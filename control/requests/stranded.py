@@ -37,7 +37,8 @@ def given_up(statuses: Mapping[str, Status | None]) -> str | None:
 
 
 class StrandedRequests:
-    """Looked at in every turn of the placement holder; asks Redis once a second. Any holder may go on with it."""
+    """Looked at in every turn of the placement holder, and of API processes while there is none; asks Redis once a
+    second. Any of them may go on with it, and the same work done twice is harmless."""
 
     def __init__(self, client: SyncRedis) -> None:
         self._client = client

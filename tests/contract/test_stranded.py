@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from control import health
+from api.orphans import OrphanReaper
+from control import catalog, health, keys
+from control.farm import hold_placement
 from control.health import Status
 from control.messages import ModelSpec
 from control.requests import stranded as stranded_module
@@ -96,6 +98,23 @@ def test_a_look_costs_nothing_before_it_is_due(farm: Farm, holder: Holder) -> No
     farm.put("a")
     holder.look("r0", after=LOOK_EVERY_S / 2)
     assert farm.field("a", "state") == "queued"
+
+
+def test_without_an_agent_an_api_process_ends_them(farm: Farm, holder: Holder) -> None:
+    """Only while nobody holds the placement lock: who does may know of a host that the replica goes to."""
+    catalog.put_spec(farm.client, ModelSpec(name=MODEL, source="x"))
+    farm.run(catalog.put_replica(MODEL, "r0", catalog.Assigned(revision=1, tp=1)))
+    farm.put("a")
+    holder.fails("r0")
+    reaper = OrphanReaper(farm.client)
+    assert hold_placement(farm.client, "host")
+    farm.client.pexpire(keys.PLACEMENT_LOCK, 60_000)
+    reaper.reap()
+    assert farm.field("a", "state") == "queued"
+    farm.client.delete(keys.PLACEMENT_LOCK)
+    reaper.reap()
+    [entry] = farm.look("a").entries
+    assert entry.finish == "unavailable" and WHY in (entry.cause or "")
 
 
 def test_the_first_replica_names_the_cause() -> None:
