@@ -134,10 +134,14 @@ class Feed:
         """The log begins with `entries` again; what was announced beyond them may never have been."""
         self.diverged, self._newest = False, self.have
 
-    def take(self) -> list[LogEntry]:
-        """The entries that are ready; an empty list is no end."""
-        taken = self.entries.since(self._taken)
-        self._taken = self.have
+    def take(self, most: int | None = None) -> list[LogEntry]:
+        """The entries that are ready, at most so many: the reader is woken again for the rest. No entry is no end."""
+        ready = self.have - self._taken
+        count = ready if most is None else min(ready, most)
+        start, self._taken = self._taken, self._taken + count
+        taken = self.entries.since(start) if count == ready else self.entries[start : start + count]
+        if count < ready:
+            self.wake.set()
         if taken:
             self._ask()
         return taken

@@ -20,7 +20,7 @@ from api.event_rendering import EventRenderer, renderer_of
 from api.intake import Caller
 from api.journal import Journal
 from api.metrics import Metrics
-from api.ongoing import Ongoing
+from api.ongoing import TURN_SCORED, Ongoing
 from api.schemas.response_events import response_object
 from api.schemas.view import Cursor, decode_view
 from api.submit import Submitter
@@ -112,7 +112,9 @@ class Keeper:
         renderer = renderer_of(stored.rid, view, served.vocabulary, int(fields["prompt_tokens"]))
         assert isinstance(renderer, EventRenderer)
         async for page in requests.aread_pages(self._client, served.name, stored.rid):
-            renderer.collect([], 0, page)
+            for at in range(0, len(page), TURN_SCORED):
+                renderer.collect([], 0, page[at : at + TURN_SCORED])
+                await asyncio.sleep(0)
         if not renderer.finished:
             return {**renderer.so_far(), "status": "queued" if fields["state"] == "queued" else "in_progress"}
         renderer.ended_s = int(fields["t_last"]) / 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from api.archive import Archive
@@ -13,9 +13,21 @@ from api.feed import Feed
 from api.follow import Follower
 from api.journal import Journal
 from api.rendering import StreamRenderer
+from api.schemas.view import View
 from api.settings import ApiSettings
 from control.clock import now_ms
+from control.messages import LogEntry
 from control.requests.orphans import GRACE_MS
+
+TURN_ENTRIES, TURN_SCORED, TURN_PROMPTS = 1024, 64, 1
+"""Entries of the log that one turn of the event loop renders: some milliseconds. With twenty log probabilities an entry
+costs thirty times as much, and one of a prompt has many tokens."""
+
+
+def _turn_of(view: View) -> int:
+    if view.prompt_logprobs is not None or (view.echo and view.logprobs is not None):
+        return TURN_PROMPTS
+    return TURN_ENTRIES if view.logprobs is None else TURN_SCORED
 
 
 @dataclass(eq=False, kw_only=True)
@@ -74,6 +86,22 @@ class Ongoing:
             self._alarm.cancel()
             self._alarm = None
 
+    def take(self) -> Iterator[tuple[int, list[LogEntry]]]:
+        """What is ready of each member that one turn of the event loop may render; `wake` is set for the rest."""
+        left = _turn_of(self.renderer.view)
+        for member, feed in enumerate(self.feeds):
+            if not left:
+                self.wake.set()
+                return
+            if entries := feed.take(left):
+                left -= len(entries)
+                yield member, entries
+
+    async def rest(self) -> None:
+        """Let the other streams have their turn, where more is ready at once."""
+        if self.wake.is_set():
+            await asyncio.sleep(0)
+
     async def settle(self) -> None:
         """Wait for the claim, the first token or an early refusal, so that the status line can be honest."""
         until = self.settings.early_refusal
@@ -102,12 +130,12 @@ class Ongoing:
             self.wake.clear()
             self.check_interrupted()
             progress = False
-            for member, feed in enumerate(self.feeds):
-                if entries := feed.take():
-                    renderer.collect(pieces, member, entries)
-                    progress = True
+            for member, entries in self.take():
+                renderer.collect(pieces, member, entries)
+                progress = True
             if progress:
                 journal.first_token()
+                await self.rest()
                 continue
             for feed in self.feeds:
                 if feed.error is not None:

@@ -109,7 +109,7 @@ class StreamRenderer:
         """Add entries to an answer that is not streamed; `pieces` has one element per choice over all members."""
         for entry in entries:
             piece = self.answers[member].feed(entry)
-            pieces[member * self._view.n + piece.choice].collect(piece)
+            self._writer.collect(pieces[member * self._view.n + piece.choice], piece)
 
     def so_far(self) -> dict[str, Any]:
         """The answer as far as it has come, where the endpoint shows that."""

@@ -73,9 +73,8 @@ async def _tokens(ongoing: Ongoing) -> AsyncIterator[bytes]:
         ongoing.wake.clear()
         ongoing.check_interrupted()
         data = b""
-        for member, feed in enumerate(ongoing.feeds):
-            if entries := feed.take():
-                data += renderer.feed(member, entries)
+        for member, entries in ongoing.take():
+            data += renderer.feed(member, entries)
         if data:
             journal.first_token()
             yield data
@@ -83,6 +82,7 @@ async def _tokens(ongoing: Ongoing) -> AsyncIterator[bytes]:
         if renderer.finished:
             return
         if ongoing.wake.is_set():
+            await ongoing.rest()
             continue
         for feed in ongoing.feeds:
             if feed.error is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -47,6 +48,9 @@ class Piece(msgspec.Struct):
     scored: list[ScoredToken] = []
     prompt: list[PromptToken] = []
     """Tokens of the prompt, where they are shown beside the answer; never in a stream."""
+    encoded: list[Any] = []
+    encoded_prompt: list[Any] = []
+    """Of an answer that is not streamed: `scored` and `prompt` so far, as its writer encodes them."""
     finish: FinishReason | None = None
     stop: str | None = None
     """The stop string that ended the choice, where one did."""

@@ -155,7 +155,7 @@ async def retrieve_response(
             check_number("starting_after", starting_after)
         stored = await process.archive.look_up(response_id, caller.identity)
         if not stream:
-            return _json(await process.keeper.current(stored), stored.rid)
+            return _json(stored.response or await process.keeper.current(stored), stored.rid)
         process.refuse_when_draining()
         ongoing = await process.submitter.resume(Cursor(stored.rid, []), caller, stored.model)
         ongoing.renderer.starting_after = -1 if starting_after is None else starting_after
@@ -218,7 +218,7 @@ async def list_input_items(
     )
 
 
-def _json(body: dict[str, Any], rid: str) -> Response[bytes]:
-    return Response(
-        msgspec.json.encode(body), status_code=200, media_type="application/json", headers={"x-request-id": rid}
-    )
+def _json(body: dict[str, Any] | bytes, rid: str) -> Response[bytes]:
+    """`body` as it is where it is JSON already: one with log probabilities takes long to decode."""
+    text = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return Response(text, status_code=200, media_type="application/json", headers={"x-request-id": rid})

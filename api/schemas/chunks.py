@@ -11,7 +11,7 @@ import msgspec
 
 from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
-from api.schemas.scores import finite, scored_tokens
+from api.schemas.scores import finite, raw, scored_tokens
 from api.schemas.view import View, answer_id
 from control.messages import FinishReason, PromptToken
 
@@ -67,8 +67,18 @@ class Writer:
     def usage(self, usage: Usage) -> bytes:
         return self._head + b'],"usage":' + _json(usage.encode()) + b"}\n\n"
 
+    def collect(self, whole: Piece, piece: Piece) -> None:
+        """Add a piece to an answer that is not streamed. Log probabilities are encoded here, entry by entry: those of
+        all choices together would hold the event loop for seconds."""
+        if self._view.logprobs is not None:
+            whole.encoded += self._encoded(piece.scored)
+        if (count := self._view.prompt_logprobs) is not None:
+            whole.encoded_prompt += [raw(self._prompt_token(token, count)) for token in piece.prompt]
+        piece.scored, piece.prompt = [], []
+        whole.collect(piece)
+
     def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
-        """The body of an answer that is not streamed; one piece per choice, in order."""
+        """The body of an answer that is not streamed; one collected piece per choice, in order."""
         return _json(
             {
                 "id": self._id,
@@ -90,10 +100,7 @@ class Writer:
 
     def _prompt_logprobs(self, piece: Piece) -> dict[str, Any]:
         """The prompt's tokens by id, as vLLM shows them; nothing where they were not asked for."""
-        count = self._view.prompt_logprobs
-        if count is None:
-            return {}
-        return {"prompt_logprobs": [self._prompt_token(token, count) for token in piece.prompt]}
+        return {} if self._view.prompt_logprobs is None else {"prompt_logprobs": piece.encoded_prompt}
 
     def _prompt_token(self, token: PromptToken, count: int) -> dict[str, Any] | None:
         if token.logprob is None:
@@ -112,6 +119,14 @@ class Writer:
         raise NotImplementedError
 
     def _scored(self, tokens: list[ScoredToken]) -> dict[str, Any]:
+        """The log probabilities of a choice, or of a part of it."""
+        return self._joined(self._encoded(tokens))
+
+    def _encoded(self, tokens: list[ScoredToken]) -> list[Any]:
+        """What `_joined` puts together, for each token."""
+        raise NotImplementedError
+
+    def _joined(self, encoded: list[Any]) -> dict[str, Any]:
         raise NotImplementedError
 
     def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
@@ -139,11 +154,14 @@ class ChatWriter(Writer):
     def _end(self, index: int, reason: FinishReason) -> bytes:
         return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}' % (index, reason.encode())
 
-    def _scored(self, tokens: list[ScoredToken]) -> dict[str, Any]:
-        return {"content": scored_tokens(self._vocabulary, self._name, tokens), "refusal": None}
+    def _encoded(self, tokens: list[ScoredToken]) -> list[Any]:
+        return scored_tokens(self._vocabulary, self._name, tokens)
+
+    def _joined(self, encoded: list[Any]) -> dict[str, Any]:
+        return {"content": encoded, "refusal": None}
 
     def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        scored = self._scored(piece.scored) if self._view.logprobs is not None else None
+        scored = self._joined(piece.encoded) if self._view.logprobs is not None else None
         content = None if piece.calls and not piece.text else piece.text
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, **_reasoning(piece)}
         if piece.calls:
@@ -186,17 +204,20 @@ class CompletionWriter(Writer):
     def _end(self, index: int, reason: FinishReason) -> bytes:
         return b'{"index":%d,"text":"","logprobs":null,"finish_reason":"%s"}' % (index, reason.encode())
 
-    def _scored(self, tokens: list[ScoredToken]) -> dict[str, Any]:
-        known = [token.logprobs for token in tokens]
-        return {
-            "tokens": [self._name(token.token) for token in tokens],
-            "token_logprobs": [None if one is None else finite(one.chosen) for one in known],
-            "top_logprobs": [self._top(token) for token in tokens],
-            "text_offset": [token.start for token in tokens],
-        }
+    def _encoded(self, tokens: list[ScoredToken]) -> list[Any]:
+        """Of each token its name, its log probability, its alternatives and its place."""
+        known = ((token, token.logprobs) for token in tokens)
+        return [
+            (self._name(token.token), one and finite(one.chosen), raw(self._top(token)), token.start)
+            for token, one in known
+        ]
+
+    def _joined(self, encoded: list[Any]) -> dict[str, Any]:
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {name: [token[place] for token in encoded] for place, name in enumerate(names)}
 
     def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        scored = self._scored(piece.scored) if self._view.logprobs is not None else None
+        scored = self._joined(piece.encoded) if self._view.logprobs is not None else None
         choice = {"index": index, "text": piece.text, "logprobs": scored, "finish_reason": piece.finish}
         return choice | self._prompt_logprobs(piece)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from api.chat.piece import Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.errors import GenerationFailed, problem
@@ -63,7 +65,7 @@ class _Message(_Item):
 
     def __init__(self, identity: str, at: int) -> None:
         super().__init__(identity, at)
-        self._scored: list[dict[str, Any]] = []
+        self._scored: list[msgspec.Raw] = []
 
     def open(self) -> list[Event]:
         part = self._part("", [])
@@ -85,7 +87,7 @@ class _Message(_Item):
             self._inner("response.content_part.done", content_index=0, part=part),
         ]
 
-    def _part(self, text: str, scored: list[dict[str, Any]]) -> dict[str, Any]:
+    def _part(self, text: str, scored: list[msgspec.Raw]) -> dict[str, Any]:
         return {"type": "output_text", "annotations": [], "logprobs": scored, "text": text}
 
 
@@ -239,7 +241,7 @@ class ResponseTeller:
         item, self._open = self._open, None
         return [] if item is None else item.close(status)
 
-    def _scored(self, tokens: list[ScoredToken]) -> list[dict[str, Any]]:
+    def _scored(self, tokens: list[ScoredToken]) -> list[msgspec.Raw]:
         return (
             scored_tokens(self._vocabulary, self._vocabulary.token_text, tokens)
             if self._view.logprobs is not None
