@@ -115,7 +115,9 @@ class Keeper:
             for at in range(0, len(page), TURN_SCORED):
                 renderer.collect([], 0, page[at : at + TURN_SCORED])
                 await asyncio.sleep(0)
-        if not renderer.finished:
+        if renderer.finished and "t_last" not in fields:  # it ended while its log was read
+            _, fields = await self._submitter.find(stored.rid, stored.tenant, stored.model)
+        if not renderer.finished or "t_last" not in fields:
             return {**renderer.so_far(), "status": "queued" if fields["state"] == "queued" else "in_progress"}
         renderer.ended_s = int(fields["t_last"]) / 1000
         body = renderer.to_store
