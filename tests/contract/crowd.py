@@ -72,7 +72,8 @@ class Crowd(Scene):
         for name in keys.CLASSES:
             client.zadd(KEYS.debts(name), {one: index for index, one in enumerate(each)})
             client.hset(KEYS.load, f"turn:{name}", 10**9)
-        client.zadd(KEYS.orphans, {f"deep-{index}": 1 for index in numbers})
+        for overdue in (KEYS.orphans, KEYS.deadlines):
+            client.zadd(overdue, {f"deep-{index}": 1 for index in numbers})
         client.sadd(keys.APIS, *each)
         client.hset(KeyKeys(KEY.id).open, mapping=dict.fromkeys(each, "1 m"))
         client.hset(KeyKeys(KEY.id).spent("spent"), mapping=dict.fromkeys(each, 5))

@@ -106,12 +106,12 @@ def test_without_an_agent_an_api_process_ends_them(farm: Farm, holder: Holder) -
     farm.run(catalog.put_replica(MODEL, "r0", catalog.Assigned(revision=1, tp=1)))
     farm.put("a")
     holder.fails("r0")
-    reaper = OrphanReaper(farm.client)
+    reaper = OrphanReaper(farm.client, "a1")
     assert hold_placement(farm.client, "host")
     farm.client.pexpire(keys.PLACEMENT_LOCK, 60_000)
     reaper.reap()
     assert farm.field("a", "state") == "queued"
-    farm.client.delete(keys.PLACEMENT_LOCK)
+    farm.client.delete(keys.PLACEMENT_LOCK, keys.REAPER_LOCK)
     reaper.reap()
     [entry] = farm.look("a").entries
     assert entry.finish == "unavailable" and WHY in (entry.cause or "")
