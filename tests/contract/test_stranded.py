@@ -111,7 +111,8 @@ def test_without_an_agent_an_api_process_ends_them(farm: Farm, holder: Holder) -
     farm.client.pexpire(keys.PLACEMENT_LOCK, 60_000)
     reaper.reap()
     assert farm.field("a", "state") == "queued"
-    farm.client.delete(keys.PLACEMENT_LOCK, keys.REAPER_LOCK)
+    for lock in (keys.PLACEMENT_LOCK, keys.REAPER_LOCK):
+        farm.client.delete(lock)
     reaper.reap()
     [entry] = farm.look("a").entries
     assert entry.finish == "unavailable" and WHY in (entry.cause or "")
