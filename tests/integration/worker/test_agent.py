@@ -244,7 +244,7 @@ def test_requests_of_a_replica_that_was_given_up_end_with_its_cause(scene: Agent
     assert time.monotonic() - given_up < 5.0
     for one in followed:
         [entry] = scene.redis.run(one).entries
-        assert entry.finish == "error" and words in (entry.cause or "")
+        assert entry.finish == "unavailable" and words in (entry.cause or "")
     (scene.folder / "exit-0").unlink()
     desired.load(scene.redis.client, scene.spec, None)
     until(lambda: len(scene.pids(0)) == 2, 40.0)
