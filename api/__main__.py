@@ -18,12 +18,12 @@ from api.chat.reading.how import CallFormat
 from api.server import Server
 from api.settings import ApiSettings
 from control import access, logs
-from control.connection import connect, run
 from control.errors import FurrowError
 from control.listening import free_port
 from control.operations.options import cors_option, quota_options, redis_option
 from control.process import die_with_parent
-from control.readiness import wait_until_ready
+from control.redis.connection import connect, run
+from control.redis.readiness import wait_until_ready
 from control.settings import Settings
 
 

@@ -11,12 +11,9 @@ import structlog
 
 from api.access.identity import Identity
 from api.settings import ApiSettings
-from control.batches import Batches
-from control.connection import Call
 from control.errors import RedisUnavailable, RequestError, RequestNotFound
-from control.health.memory import ServerMemory, in_words
 from control.keys import RESPONSE_OVERHEAD
-from control.responses import (
+from control.records.responses import (
     Quota,
     StoredResponse,
     Trimmed,
@@ -31,6 +28,9 @@ from control.responses import (
     use_responses,
     watch_response,
 )
+from control.redis.batches import Batches
+from control.redis.connection import Call
+from control.replicas.health.memory import ServerMemory, in_words
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -11,10 +11,10 @@ from api.request_ids import new_rid
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control import requests
-from control.batches import Batches
 from control.clock import now_ms
 from control.errors import FurrowError
 from control.messages import GenerationRequest, Sampling
+from control.redis.batches import Batches
 
 PROVED_FOR_S = 5.0
 """How long one token counts as proof, the canary's or any client's."""

@@ -13,10 +13,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from control import keys
-from control.clients import AsyncRedis
 from control.errors import RedisUnavailable
 from control.messages import EventRow, decode_event
-from control.outage import outage
+from control.redis.clients import AsyncRedis
+from control.redis.outage import outage
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -10,9 +10,9 @@ import structlog
 
 from api.feed import Feed
 from control import requests
-from control.batches import Batches
-from control.connection import Call
 from control.errors import RedisUnavailable
+from control.redis.batches import Batches
+from control.redis.connection import Call
 
 log = structlog.stdlib.get_logger(__name__)
 

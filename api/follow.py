@@ -21,13 +21,13 @@ from api.recovery import Recovery, origin_of, set_back
 from api.settings import ApiSettings
 from api.tasks import end
 from control import requests
-from control.batches import Batches
-from control.clients import AsyncRedis
 from control.clock import now_ms
-from control.connection import Call, arun_all
 from control.errors import RedisUnavailable, RequestNotFound
 from control.messages import EventRow, LogEntry
-from control.outage import outage
+from control.redis.batches import Batches
+from control.redis.clients import AsyncRedis
+from control.redis.connection import Call, arun_all
+from control.redis.outage import outage
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -15,9 +15,9 @@ import structlog
 from api.chat.tokens import Vocabulary
 from api.schemas.structured import Asked
 from control.errors import RequestError
-from control.grammar_check import Letters, Task, Verdict
 from control.messages import Grammar, ModelAssets
 from control.process import child_environment, python_command
+from control.text.grammar_check import Letters, Task, Verdict
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -118,7 +118,7 @@ class _Child:
 async def _start() -> asyncio.subprocess.Process:
     """A process that is ready, so that its start is not counted as a grammar's time."""
     process = await asyncio.create_subprocess_exec(
-        *python_command("control.grammar_check"),
+        *python_command("control.text.grammar_check"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=child_environment(),

@@ -8,11 +8,12 @@ import time
 
 from api.settings import ApiSettings
 from api.tasks import end
-from control import farm, keys
-from control.clients import AsyncRedis
-from control.connection import arun, arun_all, read
+from control import keys
 from control.errors import RedisUnavailable
-from control.outage import outage
+from control.placement import farm
+from control.redis.clients import AsyncRedis
+from control.redis.connection import arun, arun_all, read
+from control.redis.outage import outage
 
 
 class Heartbeat:

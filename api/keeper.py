@@ -26,11 +26,19 @@ from api.schemas.view import Cursor, decode_view
 from api.submit import Submitter
 from api.tasks import end
 from control import requests
-from control.clients import AsyncRedis, SyncRedis
-from control.connection import arun
 from control.errors import FurrowError, RedisUnavailable, RequestNotFound
-from control.health.memory import ServerMemory, server_memory
-from control.responses import KEYLESS, StoredResponse, close_response, due_owners, due_responses, owners, read_response
+from control.records.responses import (
+    KEYLESS,
+    StoredResponse,
+    close_response,
+    due_owners,
+    due_responses,
+    owners,
+    read_response,
+)
+from control.redis.clients import AsyncRedis, SyncRedis
+from control.redis.connection import arun
+from control.replicas.health.memory import ServerMemory, server_memory
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from api.schemas.chunks import Usage
-from control.health.memory import ServerMemory
+from control.replicas.health.memory import ServerMemory
 
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 

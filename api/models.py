@@ -19,12 +19,13 @@ from api.chat.tokens import Vocabulary
 from api.grammar import letters
 from api.settings import ApiSettings
 from api.tasks import end
-from control import catalog, health
-from control.clients import SyncRedis
-from control.connection import read, run_all
 from control.errors import ModelNotFound, ModelUnavailable, RedisUnavailable
 from control.keys import ModelKeys
 from control.messages import ModelAssets
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import read, run_all
+from control.replicas import health
 
 log = structlog.stdlib.get_logger(__name__)
 

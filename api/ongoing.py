@@ -17,7 +17,7 @@ from api.schemas.view import View
 from api.settings import ApiSettings
 from control.clock import now_ms
 from control.messages import LogEntry
-from control.requests.orphans import GRACE_MS
+from control.requests.upkeep.orphans import GRACE_MS
 
 TURN_ENTRIES, TURN_SCORED, TURN_PROMPTS = 1024, 64, 1
 """Entries of the log that one turn of the event loop renders: some milliseconds. With twenty log probabilities an entry

@@ -9,13 +9,14 @@ import time
 import structlog
 
 from api.tasks import end
-from control import catalog, keys
-from control.clients import SyncRedis
-from control.connection import read, run, run_all, run_every
+from control import keys
 from control.errors import RedisUnavailable
 from control.messages import ModelSpec
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import read, run, run_all, run_every
 from control.requests import gone_apis, reap, reap_all, take_round
-from control.requests.stranded import StrandedRequests
+from control.requests.upkeep.stranded import StrandedRequests
 
 log = structlog.stdlib.get_logger(__name__)
 

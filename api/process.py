@@ -20,9 +20,9 @@ from api.models import Models
 from api.orphans import OrphanReaper
 from api.settings import ApiSettings
 from api.submit import Submitter
-from control.batches import Batches
-from control.connection import connect, connect_async
-from control.dead_connections import hardened
+from control.redis.batches import Batches
+from control.redis.connection import connect, connect_async
+from control.redis.dead_connections import hardened
 
 
 class Process:

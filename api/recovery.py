@@ -8,11 +8,11 @@ import msgspec
 import structlog
 
 from api.feed import Feed
-from control.clients import AsyncRedis
 from control.clock import now_ms
-from control.connection import Steps, arun_steps
 from control.errors import LogConflict, RequestNotFound
 from control.messages import decode_request
+from control.redis.clients import AsyncRedis
+from control.redis.connection import Steps, arun_steps
 from control.requests import Enqueue, Enqueued, Followed, enqueue_again, repair
 
 log = structlog.stdlib.get_logger(__name__)

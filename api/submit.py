@@ -26,8 +26,8 @@ from api.request_ids import member_rid
 from api.schemas.view import Cursor, decode_view
 from api.settings import ApiSettings
 from control import requests
-from control.batches import Batches
 from control.errors import FurrowError, ModelNotFound, QueueFull, RedisUnavailable, RequestError, RequestNotFound
+from control.redis.batches import Batches
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import redis
 
-from control.clients import connect
+from control.redis.clients import connect
 
 READY_WITHIN_S = 120.0
 STOP_WITHIN_S = 60.0
@@ -44,7 +44,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 def furrow(*arguments: str, timeout: float = 60.0, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run the furrow command to its end."""
-    command = [sys.executable, "-m", "control.cli", *arguments]
+    command = [sys.executable, "-m", "ops.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=clean_environment(**extra))
 
 
@@ -113,7 +113,7 @@ def serving_farm(model: str, *options: str, redis_url: str | None = None, **extr
     """
     with tempfile.TemporaryDirectory(prefix="furrow-farm-") as folder:
         data, log = Path(folder) / "data", Path(folder) / "log"
-        command = [sys.executable, "-m", "control.cli", "serve", model, "--port", "0", "--data", str(data), *options]
+        command = [sys.executable, "-m", "ops.cli", "serve", model, "--port", "0", "--data", str(data), *options]
         command += ["--redis", redis_url] if redis_url else []
         with log.open("w") as sink:
             process = subprocess.Popen(

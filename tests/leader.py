@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from control import catalog, health, requests
-from control.connection import connect, run, run_all
+from control import requests
 from control.errors import EpochOver, RedisUnavailable
-from control.lease import Lease, acquire, release, renew
 from control.messages import (
     GenerationRequest,
     LogEntry,
@@ -25,8 +23,12 @@ from control.messages import (
     RequestState,
     TokenLogprobs,
 )
+from control.records import catalog
+from control.redis.connection import connect, run, run_all
+from control.replicas import health
+from control.replicas.lease import Lease, acquire, release, renew
 from control.requests import Claimed, Emission
-from control.text import TextStream
+from control.text.text import TextStream
 from tests.byte_model import EOS, byte_assets
 
 POLL_S = 0.005

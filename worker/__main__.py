@@ -19,10 +19,10 @@ from worker.supervision.wire import take_channel
 
 def run_agent() -> None:
     """The agent of this host, until its supervisor says stop; on SIGTERM it leaves its processes to the next agent."""
-    from control.connection import connect
-    from control.placement import Host
+    from control.placement.placement import Host
     from control.process import die_with_parent, name_process
-    from control.readiness import wait_until_ready
+    from control.redis.connection import connect
+    from control.redis.readiness import wait_until_ready
     from worker.agent import Agent
     from worker.devices import accelerators
     from worker.standby import Standby

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
-from control.health import Beat
+from control.replicas.health import Beat
 from worker.health.scheduled import times_run
 
 STOPPED_S = 2.0

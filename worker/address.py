@@ -8,9 +8,9 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from control.address import endpoint
-from control.clients import SyncRedis, unavailable
 from control.errors import SettingsError
+from control.redis.address import endpoint
+from control.redis.clients import SyncRedis, unavailable
 from control.replies import Pong
 
 

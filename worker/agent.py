@@ -12,13 +12,15 @@ import msgspec
 import psutil
 import structlog
 
-from control import catalog, farm, health, lease
-from control.clients import SyncRedis
-from control.connection import run
 from control.errors import RedisUnavailable
 from control.messages import Assignment
-from control.outage import outage
-from control.placement import Host
+from control.placement import farm
+from control.placement.placement import Host
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run
+from control.redis.outage import outage
+from control.replicas import health, lease
 from worker.contact import Contact
 from worker.models.preparation import Preparations
 from worker.planner import Planner

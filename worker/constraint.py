@@ -8,8 +8,8 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from control.grammar import error_of
 from control.messages import Sampling
+from control.text.grammar import error_of
 
 Bits = NDArray[np.uint8]
 """One bit per token, the lowest of each byte first."""

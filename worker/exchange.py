@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from control import requests
-from control.clients import SyncRedis
-from control.commands import wait_for_work
-from control.connection import Call, run, run_every
 from control.errors import RedisUnavailable
-from control.lease import Lease
-from control.outage import outage
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, run, run_every
+from control.redis.outage import outage
+from control.replicas.commands import wait_for_work
+from control.replicas.lease import Lease
 from control.requests import Claims, Emission, EmitResult
 from worker.courier import Courier
 

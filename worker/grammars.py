@@ -10,9 +10,9 @@ import structlog
 from llguidance import LLMatcher, LLTokenizer
 
 from control.errors import GrammarRefused
-from control.grammar import compile_grammar, tokenizer_of
 from control.messages import Grammar, ModelAssets
-from control.vocabulary import read_token_bytes
+from control.text.grammar import compile_grammar, tokenizer_of
+from control.text.vocabulary import read_token_bytes
 from worker.constraint import Constraint
 from worker.scheduling.sequence import Sequence
 

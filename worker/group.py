@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import structlog
 import torch.distributed as dist
 
-from control import commands
-from control.clients import SyncRedis
 from control.clock import now_ms
 from control.errors import CollectiveLeft, EpochOver, GroupError, Poisoned, RankError, collective_failure
-from control.health import Formation
-from control.lease import Lease
 from control.messages import Command, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown
+from control.redis.clients import SyncRedis
+from control.replicas import commands
+from control.replicas.health import Formation
+from control.replicas.lease import Lease
 from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
 from worker.address import check_reachable
 from worker.courier import Courier

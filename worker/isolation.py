@@ -10,11 +10,12 @@ from typing import Any
 
 import structlog
 
-from control import health, requests
-from control.connection import Call
-from control.health import Poison
-from control.lease import Lease
+from control import requests
 from control.messages import encode
+from control.redis.connection import Call
+from control.replicas import health
+from control.replicas.health import Poison
+from control.replicas.lease import Lease
 from control.requests import Claimed
 from worker.running import RunningRequest
 from worker.suspects import PROOF_TOKENS, Docket, decode_docket

@@ -10,14 +10,16 @@ import msgspec
 import structlog
 from tokenizers import Tokenizer
 
-from control import catalog, health, requests
-from control.clients import SyncRedis
-from control.connection import run, run_every
+from control import requests
 from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable
-from control.lease import Lease, acquire, release
 from control.messages import Assignment, LoadDenseShard, ModelAssets
-from control.outage import outage
-from control.text import Decode
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run, run_every
+from control.redis.outage import outage
+from control.replicas import health
+from control.replicas.lease import Lease, acquire, release
+from control.text.text import Decode
 from worker.backoff import Backoff
 from worker.courier import Courier
 from worker.exchange import LOOP, Exchange

@@ -7,15 +7,17 @@ from collections.abc import Callable
 
 import structlog
 
-from control import catalog, farm, health, lease
-from control.clients import SyncRedis
-from control.connection import run, run_every
 from control.messages import Assignment, ModelSpec
-from control.placement import Action, Assign, Unplaceable, Withdraw
-from control.requests.abandon import abandon
+from control.placement import farm
+from control.placement.placement import Action, Assign, Unplaceable, Withdraw
+from control.placement.rollout import Part, Place, is_settled, plan
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run, run_every
+from control.replicas import health, lease
 from control.requests.ending import expire_waiting
-from control.requests.stranded import StrandedRequests
-from control.rollout import Part, Place, is_settled, plan
+from control.requests.upkeep.abandon import abandon
+from control.requests.upkeep.stranded import StrandedRequests
 
 log = structlog.get_logger()
 

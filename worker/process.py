@@ -13,12 +13,13 @@ import msgspec
 import structlog
 import torch
 
-from control import health, logs
-from control.clients import SyncRedis
-from control.connection import connect, connect_blocking, run_every
+from control import logs
 from control.errors import DevicesError, FurrowError, GroupError, ModelFilesAway, RedisUnavailable
 from control.messages import Assignment
 from control.process import die_with_parent, name_process
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect, connect_blocking, run_every
+from control.replicas import health
 from control.settings import Settings, host_id
 from worker.address import rendezvous_address
 from worker.assets import read_assets

@@ -16,12 +16,12 @@ from collections.abc import Callable
 import psutil
 import structlog
 
-from control import health
-from control.clients import SyncRedis
-from control.connection import Call, run_all
 from control.errors import EpochOver, Fenced, Lost, Poisoned, RedisUnavailable
-from control.lease import Lease, close_epoch, renew
-from control.outage import outage
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, run_all
+from control.redis.outage import outage
+from control.replicas import health
+from control.replicas.lease import Lease, close_epoch, renew
 from worker.contact import Contact
 from worker.exits import STUCK
 from worker.progress import Progress

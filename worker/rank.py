@@ -8,11 +8,11 @@ from typing import get_args
 import msgspec
 import structlog
 
-from control import commands, health
-from control.clients import SyncRedis
 from control.errors import EpochOver, RankError, RankErrorKind, RedisUnavailable
 from control.messages import AnyCommand, Shutdown, decode_command
-from control.outage import outage
+from control.redis.clients import SyncRedis
+from control.redis.outage import outage
+from control.replicas import commands, health
 from control.replies import Bye, ErrorReply, Reply
 from worker.executor import Executor
 from worker.progress import UNKNOWN_STEP_S, Progress

@@ -10,10 +10,10 @@ from threading import Event, Thread
 
 import structlog
 
-from control.connection import Call
 from control.errors import RedisUnavailable
-from control.lease import Lease
 from control.messages import GenerationRequest, LogEntry
+from control.redis.connection import Call
+from control.replicas.lease import Lease
 from control.requests import PAGE_ENTRIES, Claimed, read_log, read_params
 from worker.exchange import AWAY_S, Exchange
 from worker.running import RunningRequest

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from control import requests
-from control.connection import Call
 from control.errors import Lost, RequestTooLarge
 from control.keys import CLASSES
-from control.lease import Lease
 from control.messages import PromptToken, RequestState, TokenLogprobs
+from control.redis.connection import Call
+from control.replicas.lease import Lease
 from control.requests import Adopted, Claimed, Claims, Emission, EmitResult
 from worker.exchange import Exchange
 from worker.grammars import Grammars

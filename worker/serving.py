@@ -9,8 +9,8 @@ import structlog
 
 from control import requests
 from control.errors import GroupError, Poisoned, collective_failure
-from control.lease import Lease
 from control.messages import Sampling
+from control.replicas.lease import Lease
 from control.requests import Claims, EmitResult
 from worker.engine.step import StepResult
 from worker.exchange import Exchange

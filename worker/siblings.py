@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from control import catalog
-from control.clients import SyncRedis
-from control.connection import run_every
-from control.health import status_of
-from control.lease import Lease, holder
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run_every
+from control.replicas.health import status_of
+from control.replicas.lease import Lease, holder
 
 LOOK_EVERY_S = 1.0
 GONE_AFTER_S = 5.0

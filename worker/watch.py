@@ -7,8 +7,8 @@ from pathlib import Path
 
 import structlog
 
-from control import health
-from control.clients import SyncRedis
+from control.redis.clients import SyncRedis
+from control.replicas import health
 from worker.absence import Absence
 from worker.contact import Contact
 from worker.health.scheduled import times_run

@@ -1,1 +1,1 @@
-"""Who asks, and whether they may: identities, API keys kept in memory, and the limits of a key."""
+"""Authentication and limits of a request: API keys, operators, origins."""

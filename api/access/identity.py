@@ -15,7 +15,7 @@ from api.settings import ApiSettings
 from control.access import ApiKey, hash_secret, key_id_of
 from control.errors import ModelNotFound, RequestError
 from control.keys import CLASSES
-from control.responses import KEYLESS
+from control.records.responses import KEYLESS
 
 
 @dataclass(frozen=True, slots=True)

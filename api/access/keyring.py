@@ -17,8 +17,8 @@ import structlog
 from api.tasks import end
 from control import access
 from control.access import ApiKey
-from control.batches import Batches
 from control.errors import RedisUnavailable
+from control.redis.batches import Batches
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -14,12 +14,12 @@ import structlog
 from api.access.keyring import LANE
 from api.access.settler import Settler
 from control.access import Allowance, ApiKey, free_places, open_requests, settle, spend
-from control.batches import Batches
 from control.clock import now_ms
-from control.connection import read
 from control.errors import RateLimited, RedisUnavailable, RequestTooLarge
 from control.keys import ModelKeys
 from control.messages import GenerationRequest
+from control.redis.batches import Batches
+from control.redis.connection import read
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -16,8 +16,8 @@ from api.access.keyring import LANE
 from api.tasks import end
 from control.access import forget, metered_models, pending
 from control.access.settlements import MOST_READ
-from control.batches import Batches
 from control.errors import RedisUnavailable
+from control.redis.batches import Batches
 
 log = structlog.stdlib.get_logger(__name__)
 

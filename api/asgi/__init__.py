@@ -1,1 +1,1 @@
-"""The connection's edge: what is read from a client before a handler sees it, and what bounds it."""
+"""Client connections: heads, bodies, disconnects and their limits."""

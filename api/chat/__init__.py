@@ -1,1 +1,1 @@
-"""From messages to token ids, and from token ids back to text."""
+"""Chat templates, and the parsing of answers for reasoning and tool calls."""

@@ -16,7 +16,7 @@ from api.errors import GenerationFailed
 from api.schemas.view import View
 from control.errors import RETRY_AFTER_S
 from control.messages import FinishReason, LogEntry
-from control.text import Detokenizer, StopStrings
+from control.text.text import Detokenizer, StopStrings
 
 _FAILURES: dict[str, tuple[str, int]] = {
     "cancelled": ("request_cancelled", 409),
@@ -28,7 +28,7 @@ _FAILURES: dict[str, tuple[str, int]] = {
 
 
 class _Choice:
-    """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text.
+    """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text.text.
 
     `offset`: the characters of the prompt that are shown before it.
     """

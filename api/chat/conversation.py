@@ -20,8 +20,8 @@ from api.schemas.refusals import refusal
 from api.schemas.structured import Asked, grammar_of, only_one
 from api.schemas.tools import Offer
 from control.errors import RequestError
-from control.grammar import as_lark
 from control.messages import Grammar, ModelAssets
+from control.text.grammar import as_lark
 
 _RESERVED = ("messages", "tools")
 """Variables of a template that have a field of their own in the request."""

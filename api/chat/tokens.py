@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from api.chat.template import special_tokens
 from control.messages import ModelAssets
-from control.text import REPLACEMENT
-from control.vocabulary import byte_pieces, is_byte_level, piece_bytes
+from control.text.text import REPLACEMENT
+from control.text.vocabulary import byte_pieces, is_byte_level, piece_bytes
 
 _PIECE_CHARACTERS = 65_536
 _CUT_TOKENS = 1024

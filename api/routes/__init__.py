@@ -1,1 +1,1 @@
-"""The HTTP handlers, one file per group of routes."""
+"""HTTP routes."""

@@ -12,8 +12,8 @@ from api.routes.generation import authenticate, caller_of, process_of, refused, 
 from api.schemas.state import RequestStatus, request_status
 from api.schemas.view import Cursor, decode_view, parse_cursor
 from control import requests
-from control.connection import arun, arun_all
 from control.errors import RequestError
+from control.redis.connection import arun, arun_all
 
 Http = Request[Any, Any, Any]
 

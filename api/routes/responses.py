@@ -34,7 +34,7 @@ from api.schemas.state import Deleted, InputItems, InputTokens
 from api.schemas.view import Cursor
 from api.truncation import fitted
 from control.errors import RequestError, RequestNotFound
-from control.responses import StoredResponse
+from control.records.responses import StoredResponse
 
 Http = Request[Any, Any, Any]
 

@@ -1,1 +1,1 @@
-"""What clients send and what they get, as structs and as ready-made bytes, with OpenAI's field names."""
+"""Requests as clients send them: types and validation."""

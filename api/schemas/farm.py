@@ -6,8 +6,8 @@ import msgspec
 
 from control.access import ApiKey
 from control.access.usage import Usage
-from control.health import Overview
 from control.messages import GenerationRequest
+from control.replicas.health import Overview
 from control.requests import OpenRequest
 
 

@@ -1,4 +1,4 @@
-"""Who may use the farm, how much of it, and how much they used: API keys, their limits, their usage."""
+"""API keys: their records, limits and usage."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from control.access.record import ApiKey
-from control.connection import Call, read
 from control.errors import RateLimited
 from control.keys import KeyKeys
+from control.redis.connection import Call, read
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 from control import keys
 from control.access.limits import settle
-from control.connection import Call, read
 from control.keys import ModelKeys
+from control.redis.connection import Call, read
 
 MOST_READ = 128
 """Settlements read in one call."""

@@ -11,11 +11,11 @@ import msgspec
 
 from control import keys
 from control.access.record import ApiKey
-from control.catalog import as_fields, from_fields
-from control.clients import SyncRedis
-from control.connection import Call, read, run, run_every
 from control.errors import KeyNotFound
 from control.keys import KeyKeys
+from control.records.catalog import as_fields, from_fields
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, read, run, run_every
 
 REVOKED_DAYS = 90
 """How long a revoked key can still be looked at."""

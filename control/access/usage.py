@@ -11,9 +11,9 @@ from datetime import UTC, date, datetime, timedelta
 import msgspec
 
 from control import keys
-from control.clients import SyncRedis
-from control.connection import Call, read, run, run_every
 from control.keys import ModelKeys
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, read, run, run_every
 
 KINDS = ("requests", "prompt", "cached", "completion")
 _EPOCH = date(1970, 1, 1)

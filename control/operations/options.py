@@ -9,12 +9,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from control.address import password_in
-from control.clients import SyncRedis
-from control.connection import connect
 from control.errors import SettingsError
 from control.process import hide_argument
-from control.readiness import wait_until_ready
+from control.redis.address import password_in
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
+from control.redis.readiness import wait_until_ready
 from control.settings import NAMING, redis_url_from_environment, redis_wait_s
 from control.settings import redis_url as named_url
 

@@ -1,19 +1,19 @@
-"""The life of a request in Redis: enqueue, claim, emit, follow, and the ways it can end."""
+"""The life of a request in Redis: enqueue, claim, emit, follow, end, repair."""
 
 from __future__ import annotations
 
 from control.requests.claim import ANY_TOKENS, Adopted, Claimed, Claims, adopt, claim, takeover
-from control.requests.counts import recount
-from control.requests.dead import DeadLetter, dead_letter, dead_letters, drop_letter, retry_letter
 from control.requests.emit import Emission, EmitResult, emit, emit_all, merged
 from control.requests.ending import bury, cancel, expire, requeue
 from control.requests.enqueue import Enqueue, Enqueued, enqueue, enqueue_again
 from control.requests.follow import Followed, follow, position, unfollow
 from control.requests.history import PAGE_ENTRIES, aread_pages, read_log, read_pages, read_params
-from control.requests.listing import OpenRequest, cancel_any, open_requests
-from control.requests.orphans import gone_apis, reap, reap_all, take_round
 from control.requests.repair import Repaired, repair
 from control.requests.suspects import Inheritance, inherit, note_suspects, read_dockets
+from control.requests.upkeep.counts import recount
+from control.requests.upkeep.dead import DeadLetter, dead_letter, dead_letters, drop_letter, retry_letter
+from control.requests.upkeep.listing import OpenRequest, cancel_any, open_requests
+from control.requests.upkeep.orphans import gone_apis, reap, reap_all, take_round
 
 __all__ = [
     "ANY_TOKENS",

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from control.connection import Call
 from control.keys import ReplicaKeys
-from control.lease import Lease, granted
 from control.messages import encode
+from control.redis.connection import Call
+from control.replicas.lease import Lease, granted
 
 
 @dataclass(frozen=True, slots=True)

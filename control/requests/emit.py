@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from control.connection import Call
-from control.lease import Lease, granted
 from control.messages import LogEntry, RequestState, encode
+from control.redis.connection import Call
+from control.replicas.lease import Lease, granted
 
 CALL_COST = 400
 """What one call emits at most, in the cost of an entry: about two milliseconds of the server's time."""

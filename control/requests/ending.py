@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from control.clients import SyncRedis
-from control.connection import Call, run_every
 from control.keys import ModelKeys
-from control.lease import Lease, granted
 from control.messages import RequestState
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, run_every
+from control.replicas.lease import Lease, granted
 from control.requests.follow import not_found
 
 EXPIRE_BATCHES = 128

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from control.connection import Call, Steps
 from control.errors import IdempotencyConflict, QueueFull, RedisUnavailable, RequestError
 from control.keys import CLASSES, ModelKeys
 from control.messages import GenerationRequest, LogEntry, encode
+from control.redis.connection import Call, Steps
 from control.requests.staging import stage
 
 DEFAULT_DEADLINE_MS = 24 * 3_600_000

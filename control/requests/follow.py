@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from control.connection import Call
 from control.errors import RequestNotFound
 from control.keys import ModelKeys
 from control.messages import LogEntry
+from control.redis.connection import Call
 from control.requests.history import PAGE_ENTRIES, decode_entries
 
 

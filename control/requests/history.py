@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 
-from control.clients import AsyncRedis, SyncRedis
-from control.connection import Call, arun, read, run
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, LogEntry, decode_request
+from control.redis.clients import AsyncRedis, SyncRedis
+from control.redis.connection import Call, arun, read, run
 
 PAGE_ENTRIES = 1_000
 """Entries of a log that are read in one call: about a third of a millisecond of the server's time."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from control.connection import Call, Steps, read
 from control.errors import LogConflict, RedisUnavailable
 from control.keys import ModelKeys
 from control.messages import FinishReason, LogEntry, encode
+from control.redis.connection import Call, Steps, read
 from control.requests.emit import encode_entry
 from control.requests.follow import not_found
 from control.requests.history import PAGE_ENTRIES, WRITE_ENTRIES, read_log

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from control.connection import Call, Steps
 from control.errors import RedisUnavailable, RequestError
 from control.messages import LogEntry
+from control.redis.connection import Call, Steps
 from control.requests.emit import encode_entry
 from control.requests.history import WRITE_ENTRIES
 

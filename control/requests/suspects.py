@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-from control.connection import Call, read
 from control.keys import ReplicaKeys
-from control.lease import Lease, granted
+from control.redis.connection import Call, read
+from control.replicas.lease import Lease, granted
 
 Inheritance = Literal["free", "stays", "waits", "inherited"]
 """Of the suspects of a replica that is gone: there are none; they wait for their own replica; they wait until another

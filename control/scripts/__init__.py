@@ -1,4 +1,4 @@
-"""The atomic transitions, one Lua file each, and their loader.
+"""The state transitions, as Lua scripts that run in Redis, and the code that loads them.
 
 Each file's header lists its KEYS and ARGV with types. The loader does this to the text and no more: a line
 `--@include name` is replaced by the file `_name.lua`; the lines `--@keys`, `--@arguments` and `--@model` are replaced

@@ -8,7 +8,7 @@ loader puts the checks in front of it:
                                           the kinds of pairs
     --@model load bell classes            keys of the model that the script writes besides, whose types are known
 
-A refusal is an error with the word REFUSED. control.connection raises it as ArgumentsRefused.
+A refusal is an error with the word REFUSED. control.redis.connection raises it as ArgumentsRefused.
 """
 
 from __future__ import annotations

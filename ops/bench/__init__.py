@@ -1,1 +1,1 @@
-"""Measures a running farm under load, and the engine alone; `furrow bench --help`."""
+"""Benchmarks."""

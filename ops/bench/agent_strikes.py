@@ -7,10 +7,11 @@ import signal
 import time
 from dataclasses import dataclass
 
-from control import farm, health
-from control.clients import SyncRedis
-from control.connection import read, run_every
 from control.keys import ModelKeys
+from control.placement import farm
+from control.redis.clients import SyncRedis
+from control.redis.connection import read, run_every
+from control.replicas import health
 from ops.bench.strikes import MODEL, STRIKE_AT, Scene, finished, pause, submit, wait_for_length, wait_until_whole
 
 OBSERVED_S = 2.0

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import click
 
-from control.clients import AsyncRedis
-from control.connection import connect_async
 from control.keys import ModelKeys
 from control.messages import ModelSpec
+from control.redis.clients import AsyncRedis
+from control.redis.connection import connect_async
 from ops.bench.ask import now_ms
 from ops.bench.client import Base, Response, request
 from ops.bench.farm import private_farm

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from control.clients import SyncRedis
-from control.connection import connect
-from control.embedded import EmbeddedServer
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
 from ops.bench.machine import describe
 from ops.bench.outside import outside
 from ops.bench.redis_traffic import traffic
 from ops.bench.stepping import Metronome, Turn, hashing, stepping, timed
 from ops.bench.summary import median
+from ops.local.embedded import EmbeddedServer
 from worker.turn import LONGEST_S
 
 ALONE_MS = {1: 0.3, 8: 0.3, 64: 0.8}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from control import commands
-from control.connection import connect, connect_blocking
 from control.messages import AnyCommand, Ping, decode_command
+from control.redis.connection import connect, connect_blocking
+from control.replicas import commands
 from control.replies import GenerateStepOk, Pong, Reply
 
 

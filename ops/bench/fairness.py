@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import click
 
-from control.connection import connect_async
 from control.errors import FurrowError
 from control.messages import ModelSpec
+from control.redis.connection import connect_async
 from ops.bench.ask import Answer, ask, now_ms
 from ops.bench.client import Base
 from ops.bench.farm import NOBODY_REFUSED, private_farm, say

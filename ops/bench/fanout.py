@@ -17,10 +17,9 @@ from typing import Any
 import click
 import msgspec
 
-from control.connection import connect
-from control.embedded import EmbeddedServer
 from control.errors import ModelUnavailable
 from control.listening import free_port
+from control.redis.connection import connect
 from ops.bench.fanning.parts import Meter, Part, resident, running, split_cores
 from ops.bench.fanning.schedule import Load
 from ops.bench.fanning.whole import WARM_UP, overhead_ms
@@ -28,6 +27,7 @@ from ops.bench.farm import HOST, NOBODY_REFUSED, say
 from ops.bench.figures import Figure, conclude
 from ops.bench.machine import describe
 from ops.bench.summary import Summary
+from ops.local.embedded import EmbeddedServer
 
 TOKENS_PER_S = 20_000
 LATE_MS = 10.0

@@ -12,16 +12,18 @@ from pathlib import Path
 
 import msgspec
 
-from control import catalog, farm, health
-from control.cli.ready import is_ready
-from control.cli.supervisor import Part, Supervisor
-from control.clients import SyncRedis
-from control.connection import connect
-from control.embedded import EmbeddedServer
 from control.errors import ModelUnavailable
 from control.listening import free_port
 from control.messages import ModelSpec
+from control.placement import farm
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
+from control.replicas import health
 from control.settings import keeps_standby
+from ops.local.embedded import EmbeddedServer
+from ops.local.ready import is_ready
+from ops.local.supervisor import Part, Supervisor
 
 TICK_S = 0.2
 START_LIMIT_S = 300.0

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import click
 
-from control import health
-from control.connection import run
 from control.keys import ModelKeys
+from control.redis.connection import run
+from control.replicas import health
 from ops.bench.farm import say
 from ops.bench.figures import Figure, conclude
 from ops.bench.machine import describe

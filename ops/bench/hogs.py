@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import click
 
-from control.connection import connect
 from control.errors import FurrowError
 from control.messages import ModelSpec
+from control.redis.connection import connect
 from control.requests import open_requests
 from ops.bench.ask import Answer, ask
 from ops.bench.client import Base

@@ -14,8 +14,7 @@ import click
 import msgspec
 
 from control import access
-from control.connection import connect
-from control.embedded import EmbeddedServer
+from control.redis.connection import connect
 from ops.bench.fanning.parts import Part, resident, running, split_cores
 from ops.bench.fanning.schedule import Load
 from ops.bench.fanout import BENCH, api, get, leaders, wait
@@ -24,6 +23,7 @@ from ops.bench.figures import Figure, conclude
 from ops.bench.hostility import attacks
 from ops.bench.machine import describe
 from ops.bench.summary import median
+from ops.local.embedded import EmbeddedServer
 
 LATER_MS = 100.0
 """At p99.9, above an undisturbed run."""

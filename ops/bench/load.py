@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from control.connection import connect_async
 from control.errors import FurrowError
 from control.operations.options import redis_option
 from control.operations.spec import build_spec
+from control.redis.connection import connect_async
 from control.settings import redis_url_from_environment
 from ops.bench import report as reports
 from ops.bench import traffic

@@ -6,11 +6,11 @@ from dataclasses import astuple, dataclass, fields
 from itertools import pairwise
 from statistics import median
 
-from control import health
-from control.clients import SyncRedis
-from control.connection import read, run
-from control.health import Formation
 from control.keys import ReplicaKeys
+from control.redis.clients import SyncRedis
+from control.redis.connection import read, run
+from control.replicas import health
+from control.replicas.health import Formation
 
 TARGETS_MS = {
     "detect": 100,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from control.clients import SyncRedis
+from control.redis.clients import SyncRedis
 
 SENT = ("evalsha", "eval", "xread")
 """What processes send; all other commands run inside scripts."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import click
 import msgspec
 
-from control import catalog, health
-from control.clients import SyncRedis
-from control.connection import connect
 from control.messages import ModelSpec
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
+from control.replicas import health
 from ops.bench.ask import Answer, ask
 from ops.bench.client import Base
 from ops.bench.farm import private_farm, say

@@ -10,10 +10,9 @@ from statistics import mean
 
 import click
 
-from control.clients import SyncRedis
-from control.connection import connect, connect_blocking
-from control.embedded import EmbeddedServer
-from control.lease import Lease
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect, connect_blocking
+from control.replicas.lease import Lease
 from ops.bench.figures import Figure, conclude
 from ops.bench.machine import describe
 from ops.bench.scaling.acts import Acts
@@ -25,6 +24,7 @@ from ops.bench.scaling.crowd import Size, fill
 from ops.bench.scaling.rounds import Round, told
 from ops.bench.scaling.takeover import succeed
 from ops.bench.scaling.timing import head, row, timed
+from ops.local.embedded import EmbeddedServer
 from worker.agent import TICK_S
 
 SCRIPT_MS = 5.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from control.clients import AsyncRedis
-from control.connection import arun_all, read
 from control.keys import ModelKeys
+from control.redis.clients import AsyncRedis
+from control.redis.connection import arun_all, read
 from ops.bench.ask import Answer, now_ms
 from ops.bench.segments import STAMPS
 

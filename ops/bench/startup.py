@@ -91,7 +91,7 @@ def one_start(options: list[str]) -> dict[str, float]:
     Raises ModelUnavailable where it ends or is silent before that.
     """
     with TemporaryDirectory(prefix="furrow-bench-") as data:
-        command = [sys.executable, "-m", "control.cli", "serve", *options, "--port", "0", "--data", data]
+        command = [sys.executable, "-m", "ops.cli", "serve", *options, "--port", "0", "--data", data]
         kept = {name: value for name, value in os.environ.items() if not name.endswith("REDIS_URL")}
         environment = {**kept, "FURROW_LOG_FORMAT": "json", "FURROW_LOG_LEVEL": "info"}
         began = time.monotonic()
@@ -147,5 +147,5 @@ def end(process: subprocess.Popen[str]) -> None:
 def help_once() -> float:
     """Seconds that `furrow --help` takes."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "control.cli", "--help"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "ops.cli", "--help"], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began

@@ -13,9 +13,9 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from control.connection import Call, connect, connect_blocking, run
-from control.lease import Lease, acquire
 from control.messages import GenerateStep, GenerationRequest, ModelAssets, Sampling
+from control.redis.connection import Call, connect, connect_blocking, run
+from control.replicas.lease import Lease, acquire
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
 from worker.engine.step import GoesOn, Sample, StepResult
 from worker.exchange import Exchange

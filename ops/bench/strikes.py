@@ -14,11 +14,12 @@ from tempfile import TemporaryDirectory
 
 from tokenizers import Tokenizer
 
-from control import farm, health
-from control.clients import SyncRedis
 from control.clock import now_ms
-from control.connection import connect, run
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
+from control.placement import farm
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect, run
+from control.replicas import health
 from control.requests import Enqueue, enqueue, read_pages
 from control.settings import keeps_standby
 from ops.bench.farm import private_farm

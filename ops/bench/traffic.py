@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from control.clients import AsyncRedis
+from control.redis.clients import AsyncRedis
 from ops.bench.ask import Answer, ask, now_ms
 from ops.bench.client import Base
 from ops.bench.prompts import prompt

@@ -1,1 +1,1 @@
-"""`furrow chaos`: faults under streaming load, and a checker that compares every stream with the undisturbed one."""
+"""Faults injected into a farm under load; every stream is checked."""

@@ -13,12 +13,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from control import catalog, logs
-from control.clients import SyncRedis
+from control import logs
 from control.errors import FurrowError
 from control.messages import ModelSpec
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import DTYPES, build_spec
+from control.records import catalog
+from control.redis.clients import SyncRedis
 from ops.bench.client import Base
 from ops.bench.machine import describe
 from ops.chaos import report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from control.connection import connect
+from control.redis.connection import connect
 from ops.chaos.servers import Node
 from ops.chaos.topologies import ClusterTopology, SentinelTopology, cluster, sentinel
 

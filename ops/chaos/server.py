@@ -12,12 +12,12 @@ from pathlib import Path
 
 from redis import exceptions as redis_errors
 
-import control.server_child
-from control.clients import SyncRedis
-from control.connection import connect
+import ops.local.server_child
 from control.listening import free_port
-from control.server_binary import find_server
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
 from ops.chaos.errors import ChaosError
+from ops.local.server_binary import find_server
 
 HOST = "127.0.0.1"
 READY_WITHIN_S = 30.0
@@ -61,7 +61,7 @@ class ServerProcess:
             lines.append("enable-debug-command local")
         config.write_text("\n".join([*lines, *options]) + "\n")
         # It can't outlive this process, however that ends.
-        command = [sys.executable, "-I", "-S", control.server_child.__file__, str(os.getpid())]
+        command = [sys.executable, "-I", "-S", ops.local.server_child.__file__, str(os.getpid())]
         self._process = subprocess.Popen([*command, self._binary.path, config], start_new_session=True)
 
     def answers(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import redis
 from redis import exceptions as redis_errors
 
-from control import server_child
+from ops.local import server_child
 
 READY_WITHIN_S = 20.0
 PASSWORD = "chaos"

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import psutil
 
-from control import catalog, keys
-from control.cli.supervisor import Part, Supervisor
+from control import keys
 from control.listening import free_port
 from control.messages import ModelSpec
+from control.records import catalog
 from ops.chaos.proxy import Proxy
 from ops.chaos.replicated import Replicated, replicated
 from ops.chaos.server import ServerProcess
 from ops.chaos.view import View
+from ops.local.supervisor import Part, Supervisor
 
 HOST = "127.0.0.1"
 APIS = 2

@@ -19,8 +19,8 @@ from pathlib import Path
 from redis import exceptions as redis_errors
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from control.server_binary import find_server
 from ops.chaos.servers import PASSWORD, Node, free_ports, wait_until
+from ops.local.server_binary import find_server
 
 DOWN_AFTER_MS = 500
 """Silence after which a primary is taken for dead."""

@@ -11,14 +11,15 @@ from typing import TypeVar
 
 import psutil
 
-from control import farm, health
-from control.cli.ready import is_ready
-from control.clients import SyncRedis
-from control.connection import run
 from control.errors import RedisUnavailable
-from control.health import Beat, Overview, Poison
 from control.messages import ModelSpec
+from control.placement import farm
+from control.redis.clients import SyncRedis
+from control.redis.connection import run
+from control.replicas import health
+from control.replicas.health import Beat, Overview, Poison
 from ops.chaos.errors import ChaosError
+from ops.local.ready import is_ready
 
 TICK_S = 0.01
 WHOLE_WITHIN_S = 240.0

@@ -1,4 +1,4 @@
-"""An httpx transport under which a stream outlives the API process that serves it; the official SDKs run on top."""
+"""A resuming transport for official clients."""
 
 from ops.client.exchange import ResumeRefused
 from ops.client.transport import ResumingTransport

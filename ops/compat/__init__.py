@@ -1,1 +1,1 @@
-"""Programs that nobody here wrote, each in an environment of its own, put to work on a farm; and the page about it."""
+"""Official clients and frameworks, run against a farm."""

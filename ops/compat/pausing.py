@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from control.clients import SyncRedis
-from control.connection import connect
 from control.keys import ModelKeys
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
 
 KEEP_ALIVE_S = 0.1
 """Silence after which the API of such a run sends a comment: a pause holds several."""

@@ -1,4 +1,4 @@
-"""The demonstration model: a tiny Qwen3 checkpoint, shipped as package data, and the scripts that made it."""
+"""The demonstration model."""
 
 from pathlib import Path
 

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from control import farm, health
-from control.clients import SyncRedis
-from control.connection import connect
+from control.placement import farm
 from control.process import child_environment
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
+from control.replicas import health
 from control.settings import keeps_standby
 
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="show the log of every process")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="furrow-demo-") as data, tempfile.TemporaryFile("w+") as logs:
-        command = [sys.executable, "-m", "control.cli", "serve", "demo", "--port", "0", "--data", data]
+        command = [sys.executable, "-m", "ops.cli", "serve", "demo", "--port", "0", "--data", data]
         print(f"$ furrow serve demo --tp {options.tp}", flush=True)
         server = subprocess.Popen(
             [*command, "--tp", str(options.tp), "--devices", "cpu"],

@@ -1,1 +1,1 @@
-"""What the images run besides the `furrow` command."""
+"""Images and health checks of containers."""

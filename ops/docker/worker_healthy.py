@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from control import farm
-from control.connection import connect
 from control.errors import FurrowError
+from control.placement import farm
+from control.redis.connection import connect
 from control.settings import Settings, host_id
 
 

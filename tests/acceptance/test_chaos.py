@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def chaos(report: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     """Exit status, report and output of `furrow chaos`."""
-    command = [sys.executable, "-m", "control.cli", "chaos", "--report", str(report), *options]
+    command = [sys.executable, "-m", "ops.cli", "chaos", "--report", str(report), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=220, env=clean_environment())
     return done.returncode, json.loads(report.read_text()) if report.exists() else {}, done.stdout + done.stderr
 

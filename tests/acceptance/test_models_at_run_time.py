@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from control.connection import connect
-from control.health import overviews
+from control.redis.connection import connect
+from control.replicas.health import overviews
 from tests.farm import Farm, until
 from tests.models import make
 

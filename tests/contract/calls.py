@@ -8,16 +8,18 @@ from typing import Any
 
 import msgspec
 
-from control import access, catalog, health, requests, responses
+from control import access, requests
 from control.access.limits import settle, spend
-from control.commands import fan_out
-from control.connection import Call
 from control.keys import ModelKeys
-from control.lease import Lease, acquire, close_epoch, release, renew
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Ping, Sampling
+from control.records import catalog, responses
+from control.records.responses import Quota, StoredResponse
+from control.redis.connection import Call
+from control.replicas import health
+from control.replicas.commands import fan_out
+from control.replicas.lease import Lease, acquire, close_epoch, release, renew
 from control.replies import Pong
 from control.requests import Emission
-from control.responses import Quota, StoredResponse
 from tests.byte_model import byte_assets
 from tests.contract.conftest import MODEL, Farm, last, token
 

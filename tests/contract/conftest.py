@@ -11,11 +11,11 @@ import fakeredis
 import pytest
 
 from control import requests
-from control.clients import SyncRedis
-from control.connection import Call, connect, connect_blocking, run, run_steps
 from control.keys import ModelKeys
-from control.lease import Lease, acquire
 from control.messages import GenerationRequest, LogEntry, Sampling
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, connect, connect_blocking, run, run_steps
+from control.replicas.lease import Lease, acquire
 from control.requests import Adopted, Claimed, Claims, Emission, EmitResult, Enqueue, Enqueued, Followed
 
 T = TypeVar("T")

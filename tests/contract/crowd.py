@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
-from control import keys, requests, responses
+from control import keys, requests
 from control.access.limits import settle, spend
-from control.connection import Call
 from control.keys import KeyKeys, ResponseKeys
-from control.lease import Lease
 from control.messages import GenerationRequest, LogEntry, RequestState, Sampling
+from control.records import responses
+from control.redis.connection import Call
+from control.replicas.lease import Lease
 from control.requests import Emission, Enqueue
 from tests.contract.calls import CALLS, END, KEY, KEYS, QUOTA, STORED, Scene, plain, repair
 from tests.contract.conftest import MODEL, Farm, last, token

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from control import catalog
 from control.messages import ModelAssets, ModelSpec
+from control.records import catalog
 from tests.contract.conftest import MODEL, Farm
 
 SPEC = ModelSpec(name=MODEL, source="/x", tp=2, devices=["cpu", "cpu"], max_context=64)

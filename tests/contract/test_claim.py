@@ -6,8 +6,8 @@ import pytest
 
 from control import requests
 from control.errors import Fenced, Lost, Poisoned
-from control.health import write_poison
-from control.lease import release
+from control.replicas.health import write_poison
+from control.replicas.lease import release
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, rids, token
 

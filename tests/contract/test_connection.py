@@ -9,12 +9,21 @@ from pathlib import Path
 import pytest
 
 from control import requests
-from control.connection import arun, arun_all, connect, connect_async, connect_blocking, run, run_all, wait_until_ready
 from control.errors import RedisFull, RedisUnavailable, RequestNotFound, SettingsError
-from control.lease import acquire, holder
 from control.messages import GenerationRequest, Sampling
+from control.redis.connection import (
+    arun,
+    arun_all,
+    connect,
+    connect_async,
+    connect_blocking,
+    run,
+    run_all,
+    wait_until_ready,
+)
+from control.redis.streams import read_streams
+from control.replicas.lease import acquire, holder
 from control.requests import Enqueue
-from control.streams import read_streams
 from tests.servers import NEW, OLD, Server, serving
 
 

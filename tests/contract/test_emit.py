@@ -6,10 +6,10 @@ import pytest
 
 from control import requests, scripts
 from control.errors import Fenced, Lost, Poisoned
-from control.health import write_poison
 from control.keys import RETENTION_MS
-from control.lease import Lease
 from control.messages import EventRow, decode_event
+from control.replicas.health import write_poison
+from control.replicas.lease import Lease
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, token
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from control import requests
-from control.connection import run_steps
 from control.errors import IdempotencyConflict, QueueFull, RequestError
 from control.messages import GenerationRequest, Sampling
+from control.redis.connection import run_steps
 from control.requests import Emission, Enqueue
 from tests.contract.conftest import MODEL, Farm, last, rids, token
 

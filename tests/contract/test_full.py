@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import pytest
 
 from control import access, requests, scripts
-from control.cluster import Cluster
-from control.connection import write
 from control.errors import RedisFull, RedisUnavailable
-from control.health.memory import server_memory
-from control.lease import acquire, release, renew
+from control.records.responses import Quota, StoredResponse, end_response, keep_response, read_response
+from control.redis.connection import write
+from control.redis.routing.cluster import Cluster
+from control.replicas.health.memory import server_memory
+from control.replicas.lease import acquire, release, renew
 from control.requests import Emission
-from control.responses import Quota, StoredResponse, end_response, keep_response, read_response
 from tests.contract.conftest import MODEL, Farm, last, token
 
 

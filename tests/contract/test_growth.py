@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from control import requests, scripts
-from control.connection import connect_blocking, run_steps
 from control.keys import HAND_OUT
 from control.messages import LogEntry
+from control.redis.connection import connect_blocking, run_steps
 from control.requests import Emission
 from control.scripts import SCRIPTS, Script
 from tests.contract.conftest import MODEL, Farm

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from control import catalog, health
 from control.errors import Fenced
 from control.keys import RANK_BEAT_MS
-from control.lease import Lease
 from control.messages import ModelAssets, ModelSpec
+from control.records import catalog
+from control.replicas import health
+from control.replicas.lease import Lease
 from tests.contract.conftest import MODEL, Farm
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from control import health
-from control.connection import run_all
 from control.errors import Fenced, Lost
 from control.keys import LOCK_MS
-from control.lease import acquire, close_epoch, holder, release, release_token, renew
+from control.redis.connection import run_all
+from control.replicas import health
+from control.replicas.lease import acquire, close_epoch, holder, release, release_token, renew
 from tests.contract.conftest import MODEL, Farm
 
 

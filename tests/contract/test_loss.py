@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from control import requests
-from control.connection import run_all
 from control.errors import Lost
-from control.lease import renew
+from control.redis.connection import run_all
+from control.replicas.lease import renew
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, rids, token
 

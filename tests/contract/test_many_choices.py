@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from control import requests
-from control.connection import Call
 from control.keys import HAND_OUT
-from control.lease import Lease
+from control.redis.connection import Call
+from control.replicas.lease import Lease
 from control.requests import Adopted
 from tests.contract.conftest import MODEL, Farm, token
 

@@ -13,8 +13,8 @@ import pytest
 import redis
 from redis import exceptions as redis_errors
 
-from control.connection import Call, connect
 from control.errors import ArgumentsRefused
+from control.redis.connection import Call, connect
 from control.scripts import SCRIPTS, source
 from control.scripts.arguments import refused
 from tests.contract.calls import CALLS, Scene

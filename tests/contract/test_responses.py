@@ -10,7 +10,7 @@ import pytest
 from control import keys
 from control.errors import ArgumentsRefused
 from control.keys import RESPONSE_OVERHEAD, ResponseKeys
-from control.responses import (
+from control.records.responses import (
     Quota,
     StoredResponse,
     Trimmed,

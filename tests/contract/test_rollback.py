@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 
 from control import requests
-from control.connection import run_steps
 from control.errors import LogConflict, RequestNotFound
-from control.lease import Lease
 from control.messages import LogEntry
+from control.redis.connection import run_steps
+from control.replicas.lease import Lease
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, rids, token
 

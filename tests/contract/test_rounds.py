@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from control import catalog, health, keys, requests
+from control import keys, requests
 from control.messages import ModelSpec
+from control.records import catalog
+from control.replicas import health
 from tests.contract.conftest import Farm
 
 

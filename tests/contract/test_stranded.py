@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from api.orphans import OrphanReaper
-from control import catalog, health, keys
-from control.farm import hold_placement
-from control.health import Status
+from control import keys
 from control.messages import ModelSpec
-from control.requests import stranded as stranded_module
-from control.requests.stranded import LOOK_EVERY_S, UNPLACED_S, StrandedRequests, given_up
+from control.placement.farm import hold_placement
+from control.records import catalog
+from control.replicas import health
+from control.replicas.health import Status
+from control.requests.upkeep import stranded as stranded_module
+from control.requests.upkeep.stranded import LOOK_EVERY_S, UNPLACED_S, StrandedRequests, given_up
 from tests.contract.conftest import MODEL, Farm
 
 WHY = "Model folder '/models/m' does not exist"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from control import catalog, health, requests
-from control.connection import Call
+from control import requests
 from control.errors import ArgumentsRefused, Fenced, Lost
-from control.health import write_poison
 from control.keys import SUSPECTS_MS, TRIAL_MS
-from control.lease import Lease
 from control.messages import encode
+from control.records import catalog
+from control.redis.connection import Call
+from control.replicas import health
+from control.replicas.health import write_poison
+from control.replicas.lease import Lease
 from control.requests import Emission, Inheritance, takeover
 from tests.contract.conftest import MODEL, Farm, last, rids, token
 from worker.suspects import Docket

@@ -14,14 +14,14 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from control import requests
-from control.clients import AsyncRedis, connect, connect_async, connect_blocking
-from control.connection import Call, arun, run, run_all, run_steps, wait_until_ready
 from control.errors import RedisUnavailable, SettingsError
 from control.keys import ModelKeys
-from control.lease import Lease, acquire, holder
 from control.messages import GenerationRequest, Sampling
+from control.redis.clients import AsyncRedis, connect, connect_async, connect_blocking
+from control.redis.connection import Call, arun, run, run_all, run_steps, wait_until_ready
+from control.redis.streams import read_streams
+from control.replicas.lease import Lease, acquire, holder
 from control.requests import Emission, Enqueue
-from control.streams import read_streams
 from ops.chaos.servers import PASSWORD
 from ops.chaos.topologies import ClusterTopology, SentinelTopology, cluster
 from tests.contract.conftest import token

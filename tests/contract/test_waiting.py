@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from control import requests
-from control.connection import Call
 from control.errors import ArgumentsRefused
 from control.keys import HAND_OUT, HAND_OUT_CHOICES
-from control.requests.abandon import PAGE, abandon
+from control.redis.connection import Call
 from control.requests.ending import expire, expire_waiting
+from control.requests.upkeep.abandon import PAGE, abandon
 from tests.contract.conftest import MODEL, Farm
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from control import catalog
-from control.lease import Lease
+from control.records import catalog
+from control.replicas.lease import Lease
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, rids, token
 

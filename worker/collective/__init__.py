@@ -1,4 +1,4 @@
-"""The collectives of a rank group behind one small interface, so that a model never knows what carries them."""
+"""Collectives between ranks: torch.distributed, or shared memory between CPU ranks of one host."""
 
 from worker.collective.base import Collective, Solo
 from worker.collective.process_group import ProcessGroupCollective, met

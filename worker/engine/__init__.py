@@ -1,1 +1,1 @@
-"""The step: what a command makes of the running batch, the forward, and the tokens that every rank agrees on."""
+"""One forward of a batch: checks, CUDA graphs, a step launched ahead."""

@@ -1,1 +1,1 @@
-"""Signs of life of a rank: what it has done, and whether it gets on."""
+"""Heartbeats, progress and exit codes of rank processes."""

@@ -1,4 +1,4 @@
-"""Triton kernels and their launchers. Only imported where the device is a GPU, or under Triton's interpreter in tests.
+"""Triton kernels and the tensors that they read. Kernels are only imported for a GPU or Triton's interpreter.
 
 Launchers take tensors and read no value from the device, so that a CUDA graph can hold what they launch.
 """

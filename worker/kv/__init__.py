@@ -1,1 +1,1 @@
-"""Where sequences keep their keys and values: stores behind one interface."""
+"""KV memory: slabs on CPUs, pages on GPUs."""

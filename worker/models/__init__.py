@@ -1,4 +1,1 @@
-"""Everything that touches a model's files and transformers' internals.
-
-`families`, `files`, `gates` and `source` are free of torch: they are read before any rank process exists.
-"""
+"""Models: weights loaded, sharded and run, in torch or C++."""

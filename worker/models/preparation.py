@@ -13,12 +13,12 @@ from pathlib import Path
 
 import structlog
 
-from control import catalog
-from control.clients import SyncRedis
 from control.errors import FurrowError, HubUnreachable, ModelFilesAway
-from control.health import AgentState
 from control.messages import Assignment
 from control.quantization import check_quant
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.replicas.health import AgentState
 from worker.models import gates, source
 from worker.models.download import Download
 

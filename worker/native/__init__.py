@@ -1,1 +1,1 @@
-"""Products and whole forwards in C++, compiled for the processor they run on."""
+"""C++ for CPUs: its sources, its compilation, its memory."""

@@ -1,1 +1,1 @@
-"""Which sequences run in a step: pure, torch-free, tested without a model."""
+"""The scheduler: admission, KV accounting, prefix cache, shares; no torch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from control.messages import FinishReason
-from control.text import Decode, TextStream
+from control.text.text import Decode, TextStream
 from worker.scheduling.sequence import Sequence
 
 

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from control.messages import Sampling
-from control.text import TextStream
+from control.text.text import TextStream
 from worker.constraint import Constraint
 
 

@@ -1,1 +1,1 @@
-"""One host's supervisor: the parent of its agent, its ranks and its standby, so that a dead agent ends none of them."""
+"""The supervisor of a host, which is the parent of agent, ranks and standby, and its protocol."""

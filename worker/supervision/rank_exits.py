@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from control import health, lease
-from control.clients import SyncRedis
-from control.connection import run
 from control.errors import RedisUnavailable
 from control.messages import Assignment
+from control.redis.clients import SyncRedis
+from control.redis.connection import run
+from control.replicas import health, lease
 from worker.exits import REFUSED, STOPPED, describe, poison_kind
 from worker.replica import DeathNotice, Exit, Failure, ReplicaProcesses
 from worker.supervision.client import SupervisorClient

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from api.chat.piece import CallDelta, Piece
 from api.chat.reading.how import Calling
-from control.text import begun
+from control.text.text import begun
 
 State = Callable[[Piece], bool]
 """Takes what it can of the held text; True where another state, or the same, may go on with the rest."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from api.chat.piece import Piece
 from api.chat.reading.calls import CallParser
-from control.text import begun
+from control.text.text import begun
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from api.chat.reading.how import Thinking
-from control.text import begun
+from control.text.text import begun
 
 
 class ThinkingParser:

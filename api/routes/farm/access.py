@@ -14,8 +14,8 @@ from api.schemas.bounds import check_number
 from api.schemas.farm import KeyCard, KeyLimits, KeyNamed, Keys, KeyToChange, KeyToCreate, UsageList, key_card
 from control import access
 from control.access.usage import usage
-from control.clients import SyncRedis
 from control.errors import RequestError
+from control.redis.clients import SyncRedis
 
 Http = Request[Any, Any, Any]
 

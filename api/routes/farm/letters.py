@@ -10,9 +10,10 @@ from litestar.params import FromPath, FromQuery
 
 from api.routes.farm.threaded import body_of, on_farm, taking
 from api.schemas.farm import Done, Letter, LetterNamed, Letters
-from control import catalog, requests
-from control.clients import SyncRedis
-from control.connection import run
+from control import requests
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run
 from control.requests import DeadLetter
 
 Http = Request[Any, Any, Any]

@@ -10,10 +10,11 @@ from litestar import Request, get, post
 from api.routes.farm.threaded import body_of, on_farm, taking
 from api.schemas.bounds import check_number
 from api.schemas.farm import Done, ModelNamed, Models, ModelToLoad, ModelToScale
-from control import desired, health
-from control.clients import SyncRedis
 from control.errors import RequestError
+from control.operations import desired
 from control.operations.spec import DTYPES, build_spec
+from control.redis.clients import SyncRedis
+from control.replicas import health
 from control.settings import demo_model
 
 Http = Request[Any, Any, Any]

@@ -8,10 +8,13 @@ from litestar import Request, get, post
 
 from api.routes.farm.threaded import body_of, on_farm, taking
 from api.schemas.farm import Done, FarmCard, HostCard, Hosts, HostToDrain, ReplicaNamed
-from control import access, catalog, farm, health, requests
-from control.clients import SyncRedis
-from control.connection import run, run_every
+from control import access, requests
 from control.errors import RequestError
+from control.placement import farm
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run, run_every
+from control.replicas import health
 
 Http = Request[Any, Any, Any]
 

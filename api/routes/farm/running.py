@@ -9,9 +9,10 @@ from litestar.params import FromQuery
 
 from api.routes.farm.threaded import body_of, on_farm, taking
 from api.schemas.farm import Done, RequestNamed, Requests
-from control import catalog, requests
-from control.clients import SyncRedis
+from control import requests
 from control.errors import ModelNotFound
+from control.records import catalog
+from control.redis.clients import SyncRedis
 from control.requests import OpenRequest
 
 Http = Request[Any, Any, Any]

@@ -14,7 +14,7 @@ from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody
 from api.asgi.limits import OPERATOR_BYTES
 from api.routes.generation import identity_of, process_of
 from api.schemas.decoding import decode_body
-from control.clients import SyncRedis
+from control.redis.clients import SyncRedis
 
 Http = Request[Any, Any, Any]
 P = ParamSpec("P")

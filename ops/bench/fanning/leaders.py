@@ -13,10 +13,10 @@ import msgspec
 from tokenizers import Tokenizer
 
 from control import requests
-from control.commands import wait_for_work
-from control.connection import connect, connect_blocking, run
 from control.messages import LogEntry
 from control.process import die_with_parent
+from control.redis.connection import connect, connect_blocking, run
+from control.replicas.commands import wait_for_work
 from control.requests import Emission
 from control.settings import Settings
 from ops.bench.fanning.replica import Replica, number_of, publish, read_claimed

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import msgspec
 from tokenizers import Tokenizer
 
-from control import catalog, health, requests
-from control.clients import SyncRedis
-from control.connection import Call, Posted, run, run_every
+from control import requests
 from control.errors import ModelUnavailable
-from control.lease import Lease, acquire, release, renew
 from control.messages import GenerationRequest, LogEntry, ModelAssets, ModelSpec
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, Posted, run, run_every
+from control.replicas import health
+from control.replicas.lease import Lease, acquire, release, renew
 from control.requests import Claimed, Emission
 from ops.bench.fanning.ring import TOKENS, Ring
 from ops.bench.fanning.schedule import TEXT

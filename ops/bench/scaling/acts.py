@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from control import requests
-from control.clients import SyncRedis
-from control.connection import run
 from control.keys import HAND_OUT
-from control.lease import Lease
 from control.messages import LogEntry
+from control.redis.clients import SyncRedis
+from control.redis.connection import run
+from control.replicas.lease import Lease
 from control.requests import Emission
 from control.requests.history import WRITE_ENTRIES
 from ops.bench.scaling.clock import ServerClock

@@ -12,13 +12,16 @@ import msgspec
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from control import catalog, farm, health, keys
-from control.clients import SyncRedis
-from control.connection import Call, run, run_every
-from control.health import Beat
-from control.lease import Lease, acquire, holder
+from control import keys
 from control.messages import Assignment, ModelAssets
-from control.placement import Host
+from control.placement import farm
+from control.placement.placement import Host
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, run, run_every
+from control.replicas import health
+from control.replicas.health import Beat
+from control.replicas.lease import Lease, acquire, holder
 from ops.bench.scaling.crowd import Size
 from ops.bench.scaling.rounds import Round, watch
 from worker.agent import TICK_S, Agent

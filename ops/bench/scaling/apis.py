@@ -8,9 +8,10 @@ import time
 from api.models import Models
 from api.orphans import OrphanReaper
 from api.settings import ApiSettings
-from control import farm, keys
-from control.clients import SyncRedis
-from control.connection import run_every
+from control import keys
+from control.placement import farm
+from control.redis.clients import SyncRedis
+from control.redis.connection import run_every
 from ops.bench.scaling.agents import Agents
 from ops.bench.scaling.crowd import Size
 from ops.bench.scaling.rounds import Round

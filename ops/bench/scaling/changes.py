@@ -6,12 +6,13 @@ from __future__ import annotations
 import itertools
 import time
 
-from control import catalog, requests
-from control.clients import SyncRedis
-from control.connection import run, run_every, run_steps
+from control import requests
 from control.keys import HAND_OUT
-from control.lease import Lease, acquire
 from control.messages import LogEntry
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run, run_every, run_steps
+from control.replicas.lease import Lease, acquire
 from control.requests import Claimed, Emission, Enqueue
 from control.requests.history import WRITE_ENTRIES
 from ops.bench.scaling.acts import ROWS, Act

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from control.clients import SyncRedis
-from control.connection import Call, Steps, read, run
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, Steps, read, run
 
 T = TypeVar("T")
 

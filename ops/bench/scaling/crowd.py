@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
-from control import catalog, requests
-from control.clients import SyncRedis
-from control.connection import run, run_every, run_steps
-from control.lease import Lease, acquire
+from control import requests
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run, run_every, run_steps
+from control.replicas.lease import Lease, acquire
 from control.requests import Enqueue
 
 MODEL = "busy"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import click
 
-from control.clients import SyncRedis
+from control.redis.clients import SyncRedis
 from control.scripts import SCRIPTS
 from ops.bench.figures import Figure
 from ops.bench.scaling.clock import thread_ms

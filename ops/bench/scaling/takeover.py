@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from control.clients import SyncRedis
-from control.connection import Call, run
-from control.lease import Lease, acquire, holder
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, run
+from control.replicas.lease import Lease, acquire, holder
 from control.requests import Adopted, Claimed, adopt
 from worker.exchange import Exchange
 from worker.progress import Progress

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from control.clients import SyncRedis
-from control.connection import Call, Steps, connect, read, run, run_all, run_every
 from control.keys import LOCK_MS, ModelKeys
-from control.lease import holder
 from control.messages import GenerationRequest, LogEntry, Sampling
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, Steps, connect, read, run, run_all, run_every
+from control.replicas.lease import holder
 from control.requests import Enqueue, Enqueued, cancel, enqueue_again, read_pages
 from ops.chaos.errors import ChaosError, Harm, NoEffect
 from ops.chaos.faults.fault import Fault

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from control.connection import read, run_every
 from control.errors import CollectiveFailed
 from control.keys import ReplicaKeys
+from control.redis.connection import read, run_every
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import replaced

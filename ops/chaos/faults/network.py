@@ -7,9 +7,9 @@ import random
 import time
 from collections.abc import Callable
 
-from control.clients import connect
-from control.connection import read, run
 from control.errors import RedisUnavailable
+from control.redis.clients import connect
+from control.redis.connection import read, run
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.harmless import harmless, outage_s

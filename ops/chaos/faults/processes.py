@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import psutil
 
-from control import farm
-from control.connection import run
 from control.messages import GenerationRequest, Sampling
+from control.placement import farm
+from control.redis.connection import run
 from control.requests import Enqueue, cancel, enqueue
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault

@@ -18,10 +18,12 @@ from typing import Any
 
 import msgspec
 
-from control import catalog, desired, health
-from control.connection import read, run
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
+from control.operations import desired
+from control.records import catalog
+from control.redis.connection import read, run
+from control.replicas import health
 from control.requests import Enqueue, dead_letters, drop_letter, enqueue
 from ops.chaos.errors import Harm, NoEffect
 from ops.chaos.faults.fault import Fault

@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from control.errors import RedisUnavailable
-from control.transient import transient
+from control.redis.transient import transient
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.harmless import harmless, outage_s

@@ -16,8 +16,8 @@ import msgspec
 import openai
 import pytest
 
-from control.connection import connect
 from control.process import child_environment
+from control.redis.connection import connect
 from tests.leader import ScriptedLeader
 from tests.servers import NEW, Server, serving
 

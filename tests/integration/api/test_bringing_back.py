@@ -18,10 +18,10 @@ from api.journal import Journal
 from api.process import Process
 from api.schemas.view import Cursor
 from api.settings import ApiSettings
-from control.connection import connect
 from control.errors import RequestNotFound
 from control.keys import ModelKeys
 from control.messages import GenerationRequest
+from control.redis.connection import connect
 from control.requests import Claimed
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import Event, chat, events, read_all, text_of

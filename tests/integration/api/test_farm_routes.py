@@ -9,12 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
-from control import access, catalog, farm, requests
-from control.clients import SyncRedis
-from control.connection import run
-from control.lease import acquire
+from control import access, requests
 from control.messages import Assignment, GenerationRequest, ModelSpec, Sampling
-from control.placement import Host
+from control.placement import farm
+from control.placement.placement import Host
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run
+from control.replicas.lease import acquire
 from control.requests import Enqueue
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat

@@ -12,11 +12,11 @@ from api.feed import BUFFER_ENTRIES, Feed
 from api.follow import Follower
 from api.settings import ApiSettings
 from control import requests
-from control.batches import Batches
-from control.connection import arun, connect_async
 from control.keys import ModelKeys
-from control.lease import acquire
 from control.messages import GenerationRequest, LogEntry, Sampling
+from control.redis.batches import Batches
+from control.redis.connection import arun, connect_async
+from control.replicas.lease import acquire
 from tests.leader import ScriptedLeader
 from tests.servers import Server
 

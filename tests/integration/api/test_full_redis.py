@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from control import requests
-from control.connection import connect, run
-from control.embedded import EmbeddedServer
 from control.errors import RedisFull
-from control.health.memory import server_memory
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, Sampling
+from control.redis.connection import connect, run
+from control.replicas.health.memory import server_memory
 from control.requests import Enqueue
+from ops.local.embedded import EmbeddedServer
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader

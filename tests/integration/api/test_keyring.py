@@ -9,10 +9,10 @@ import pytest
 from api.access import keyring as keyring_module
 from api.access.keyring import Keyring
 from control import access
-from control.batches import Batches
-from control.clients import AsyncRedis, SyncRedis
-from control.connection import connect, connect_async
 from control.errors import RedisUnavailable
+from control.redis.batches import Batches
+from control.redis.clients import AsyncRedis, SyncRedis
+from control.redis.connection import connect, connect_async
 from tests.servers import NEW, Server, serving
 
 

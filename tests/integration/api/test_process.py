@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from control import health
 from control.keys import ModelKeys
+from control.replicas import health
 from tests.byte_model import byte_assets
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat, events, text_of
@@ -298,8 +298,8 @@ def test_a_model_with_a_slash(server: Server, leader: ScriptedLeader, http: http
         assert http.post(CHAT, content=json.dumps(body)).status_code == 404
     finally:
         second.stop()
-        from control import catalog
-        from control.connection import connect
+        from control.records import catalog
+        from control.redis.connection import connect
 
         with connect(server.url) as client:
             spec = catalog.get_spec(client, "org/second")

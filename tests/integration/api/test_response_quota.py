@@ -13,7 +13,7 @@ import pytest
 
 from api.access.identity import tenant_of
 from control import keys
-from control.responses import KEYLESS
+from control.records.responses import KEYLESS
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.leader import ScriptedLeader
 from tests.servers import Server

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from control import keys
-from control.responses import KEYLESS
+from control.records.responses import KEYLESS
 from ops.client import ResumingTransport
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import blocks

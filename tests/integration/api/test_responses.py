@@ -11,7 +11,7 @@ import pytest
 
 from control import keys
 from control.keys import ModelKeys
-from control.responses import KEYLESS
+from control.records.responses import KEYLESS
 from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 

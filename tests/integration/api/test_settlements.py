@@ -9,8 +9,8 @@ import pytest
 
 from control import access
 from control.access import ApiKey
-from control.clients import SyncRedis
-from control.connection import run
+from control.redis.clients import SyncRedis
+from control.redis.connection import run
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat
 from tests.integration.api.waiting import until

@@ -10,16 +10,16 @@ import pytest
 import redis
 
 from control import access
-from control.cli.supervisor import Supervisor
-from control.connection import connect, run
 from control.errors import RedisUnavailable
-from control.health import Beat, beat
 from control.messages import ModelSpec
+from control.redis.connection import connect, run
+from control.replicas.health import Beat, beat
 from ops.chaos.errors import NoEffect
 from ops.chaos.faults import harmless, network, servers
 from ops.chaos.proxy import Proxy
 from ops.chaos.server import ServerProcess
 from ops.chaos.target import Target
+from ops.local.supervisor import Supervisor
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from control.clients import connect
+from control.redis.clients import connect
 from tests.integration.api.conftest import running_api
 from tests.servers import Server
 

@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from control import requests
-from control.cli.dead import dead
-from control.connection import connect, run
 from control.errors import LetterNotFound
-from control.lease import acquire
 from control.messages import GenerationRequest, Sampling
+from control.redis.connection import connect, run
+from control.replicas.lease import acquire
 from control.requests import Enqueue
+from ops.cli.dead import dead
 from tests.servers import Server
 
 MODEL, RID = "m", "0123"

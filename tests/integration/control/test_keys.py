@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from click.testing import CliRunner, Result
 
-from control import access, catalog, requests
-from control.cli.keys import keys, moment
-from control.clients import SyncRedis
-from control.connection import connect, run
+from control import access, requests
 from control.errors import KeyNotFound, SettingsError
 from control.messages import GenerationRequest, ModelSpec, Sampling
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect, run
 from control.requests import Enqueue
+from ops.cli.keys import keys, moment
 from tests.servers import Server
 
 Ask = Callable[..., Result]

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control.address import password_in
-from control.embedded import EmbeddedServer
 from control.errors import SettingsError
+from control.redis.address import password_in
 from control.settings import redis_reference, redis_url
+from ops.local.embedded import EmbeddedServer
 from tests.farm import clean_environment, furrow, serving_farm
 
 SECRET = "hunter2-Of-The-Test"
@@ -57,7 +57,7 @@ def test_a_password_that_a_user_gives_is_hidden_and_not_passed_on() -> None:
     url = f"redis://:{SECRET}@127.0.0.1:1/0"
     for verb in (["worker"], ["api", "--port", "0"], ["models", "list"]):
         process = subprocess.Popen(
-            [sys.executable, "-m", "control.cli", *verb, "--redis", url],
+            [sys.executable, "-m", "ops.cli", *verb, "--redis", url],
             env=clean_environment(FURROW_REDIS_WAIT="30"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -75,7 +75,7 @@ def test_files_of_the_working_folder_are_not_imported(tmp_path: Path, verb: list
     for name in ("random", "h2", "structlog", "msgspec", "control", "worker", "api"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working folder')\n")
     ended = subprocess.run(
-        python_command("control.cli", *verb, "--redis", "redis://127.0.0.1:1/0"),
+        python_command("ops.cli", *verb, "--redis", "redis://127.0.0.1:1/0"),
         cwd=tmp_path,
         env=clean_environment(FURROW_REDIS_WAIT="0"),
         capture_output=True,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from control import catalog, farm
-from control.cli.serve import desire
-from control.connection import connect
 from control.messages import Assignment, ModelSpec
-from control.placement import Host
+from control.placement import farm
+from control.placement.placement import Host
+from control.records import catalog
+from control.redis.connection import connect
+from ops.cli.serve import desire
 from tests.servers import Server
 
 OLD, NEW = ModelSpec(name="old", source="/old"), ModelSpec(name="new", source="/new")

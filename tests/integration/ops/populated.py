@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 from api.heartbeat import Heartbeat
 from api.settings import ApiSettings
-from control import access, catalog, farm, health, keys, requests
-from control.clients import SyncRedis
-from control.commands import reply, send
-from control.connection import connect_async, run, run_all
-from control.lease import Lease, acquire
+from control import access, keys, requests
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Ping, Sampling, encode
-from control.placement import Host
+from control.placement import farm
+from control.placement.placement import Host
+from control.records import catalog
+from control.records.responses import Quota, StoredResponse, keep_response, watch_response
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect_async, run, run_all
+from control.replicas import health
+from control.replicas.commands import reply, send
+from control.replicas.lease import Lease, acquire
 from control.replies import Pong
 from control.requests import Emission, Enqueue
-from control.responses import Quota, StoredResponse, keep_response, watch_response
 from worker.suspects import Docket
 
 MODEL, HOST, OWNER = "demo", "alpha", "alpha/4711"

@@ -14,10 +14,11 @@ import psutil
 import pytest
 import redis
 
-from control import farm, keys
-from control.connection import connect
-from control.placement import Host
-from control.readiness import wait_until_ready
+from control import keys
+from control.placement import farm
+from control.placement.placement import Host
+from control.redis.connection import connect
+from control.redis.readiness import wait_until_ready
 from tests.integration.ops.cheat_sheet import find_redis_cli
 from tests.servers import NEW, OLD, Server
 from tests.unit.ops.compose_file import read

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from control.connection import connect, connect_blocking, run
 from control.errors import RedisUnavailable
-from control.lease import acquire, holder
-from control.streams import read_streams
+from control.redis.connection import connect, connect_blocking, run
+from control.redis.streams import read_streams
+from control.replicas.lease import acquire, holder
 from ops.chaos.proxy import Proxy
 from tests.servers import Server
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import asdict
 
 from control import keys
-from control.connection import connect
+from control.redis.connection import connect
 from tests.integration.ops.cheat_sheet import SHEET, ask, pairs, questions, shell_blocks
 from tests.integration.ops.populated import FORMATION, HOST, MODEL, OWNER, WEIGHTS, Populated, populate
 from tests.servers import NEW, OLD, Server, serving

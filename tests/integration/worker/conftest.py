@@ -10,10 +10,10 @@ from typing import TypeVar
 import pytest
 import torch
 
-from control.clients import SyncRedis
-from control.connection import Call, connect, connect_blocking, run
 from control.keys import ReplicaKeys
-from control.lease import Lease, acquire
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, connect, connect_blocking, run
+from control.replicas.lease import Lease, acquire
 from tests.servers import Server
 
 MODEL, REPLICA = "m", "r0"

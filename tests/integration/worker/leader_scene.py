@@ -6,9 +6,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from control import catalog, health, requests
+from control import requests
 from control.keys import ModelKeys
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
+from control.records import catalog
+from control.replicas import health
 from control.requests import Enqueue
 from control.requests.history import decode_entry
 from tests.farm import until

@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from control import commands
 from control.errors import EpochOver
-from control.lease import Lease
 from control.messages import (
     AnyCommand,
     Command,
@@ -19,6 +17,8 @@ from control.messages import (
     Shutdown,
     decode_command,
 )
+from control.replicas import commands
+from control.replicas.lease import Lease
 from control.replies import Bye, ErrorReply, GenerateStepOk, InitOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 

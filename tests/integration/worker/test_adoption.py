@@ -15,9 +15,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from control import catalog, farm, health
 from control.messages import Assignment, ModelSpec
-from control.placement import Host as FarmHost
+from control.placement import farm
+from control.placement.placement import Host as FarmHost
+from control.records import catalog
+from control.replicas import health
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import Host, supervised_host

@@ -16,10 +16,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from control import catalog, desired, farm, health, keys, lease, requests
+from control import keys, requests
 from control.errors import FurrowError
 from control.messages import Assignment, GenerationRequest, ModelSpec, Sampling
-from control.placement import Host
+from control.operations import desired
+from control.placement import farm
+from control.placement.placement import Host
+from control.records import catalog
+from control.replicas import health, lease
 from control.requests import Enqueue
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from control import catalog
 from control.messages import ModelAssets
+from control.records import catalog
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL
 from tests.integration.worker.test_agent import AgentScene, model, scene  # noqa: F401 (fixtures)

@@ -12,10 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control import catalog, desired, farm
 from control.errors import ModelFilesError
 from control.keys import ModelKeys
 from control.messages import ModelSpec
+from control.operations import desired
+from control.placement import farm
+from control.records import catalog
 from tests.farm import until
 from tests.hub import Hub
 from tests.integration.worker.conftest import ReplicaRedis

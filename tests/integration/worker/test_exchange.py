@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from control import requests
-from control.lease import Lease
 from control.messages import GenerationRequest, LogEntry, Sampling
+from control.replicas.lease import Lease
 from control.requests import Emission, Enqueue
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, ReplicaRedis

@@ -11,8 +11,8 @@ import structlog
 from structlog.testing import capture_logs
 
 from control.errors import CollectiveFailed, CollectiveLeft, GroupError, Lost, Poisoned, RankError, SettingsError
-from control.health import write_poison
 from control.messages import AnyCommand, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown, encode
+from control.replicas.health import write_poison
 from control.replies import GenerateStepOk, Pong, Reply
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from control import health, requests
-from control.connection import run
+from control import requests
 from control.errors import CollectiveFailed
-from control.health import write_poison
 from control.messages import GenerateStep
+from control.redis.connection import run
+from control.replicas import health
+from control.replicas.health import write_poison
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from control import catalog, health, requests
-from control.connection import Call
+from control import requests
 from control.errors import GroupError
-from control.health import write_poison
 from control.keys import ModelKeys
-from control.lease import Lease
 from control.messages import Assignment, ModelSpec
+from control.records import catalog
+from control.redis.connection import Call
+from control.replicas import health
+from control.replicas.health import write_poison
+from control.replicas.lease import Lease
 from control.requests import Emission, EmitResult
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis

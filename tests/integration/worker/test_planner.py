@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from control import catalog, farm, requests
+from control import requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
-from control.placement import Host
+from control.placement import farm
+from control.placement.placement import Host
+from control.records import catalog
 from control.requests import Enqueue
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from control import health
 from control.keys import ModelKeys
+from control.replicas import health
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene

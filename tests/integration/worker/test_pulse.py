@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import structlog
 
-from control.connection import connect
 from control.errors import EpochOver, Fenced, Lost, Poisoned
-from control.health import Beat, beat, heartbeats, read_poison, write_poison
-from control.lease import Lease
-from control.outage import Outage
+from control.redis.connection import connect
+from control.redis.outage import Outage
+from control.replicas.health import Beat, beat, heartbeats, read_poison, write_poison
+from control.replicas.lease import Lease
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.servers import serving

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from control.commands import Deadline, Replies, reply, send
 from control.errors import Poisoned
-from control.health import heartbeats, read_poison, write_poison
-from control.lease import Lease
 from control.messages import GenerateStep, Ping, Shutdown, UnloadModel
+from control.replicas.commands import Deadline, Replies, reply, send
+from control.replicas.health import heartbeats, read_poison, write_poison
+from control.replicas.lease import Lease
 from control.replies import AnyReply, Bye, ErrorReply, Pong
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis

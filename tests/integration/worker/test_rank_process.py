@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from control.health import end_reason, heartbeats, last_poison, write_poison
 from control.messages import Assignment, ModelSpec, encode
 from control.process import child_environment
+from control.replicas.health import end_reason, heartbeats, last_poison, write_poison
 from tests.farm import clean_environment, until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from worker.exits import LOAD_FAILED, REFUSED, STOPPED

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from control import catalog, health, requests
-from control.connection import run
-from control.health import heartbeats
+from control import requests
 from control.keys import ModelKeys, ReplicaKeys
-from control.lease import acquire
 from control.messages import Assignment, GenerationRequest, ModelSpec, Sampling, encode
 from control.process import child_environment
+from control.records import catalog
+from control.redis.connection import run
+from control.replicas import health
+from control.replicas.health import heartbeats
+from control.replicas.lease import acquire
 from control.requests import Enqueue
 from control.requests.history import decode_entry
 from tests.farm import clean_environment, until

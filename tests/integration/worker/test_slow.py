@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from control import health
-from control.connection import run
+from control.redis.connection import run
+from control.replicas import health
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make

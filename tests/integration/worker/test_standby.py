@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control.health import heartbeats, last_poison, write_poison
 from control.messages import Assignment, ModelSpec
+from control.replicas.health import heartbeats, last_poison, write_poison
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.models import make

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from control import catalog, farm, health, requests
+from control import requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
+from control.placement import farm
+from control.records import catalog
+from control.replicas import health
 from control.requests import Enqueue
 from control.requests.history import decode_entry
 from tests.farm import clean_environment, until

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from control import catalog, health, requests
-from control.connection import run
-from control.health import write_poison
+from control import requests
 from control.keys import ModelKeys
 from control.messages import Assignment, GenerateStep, GenerationRequest, ModelSpec, Sampling
+from control.records import catalog
+from control.redis.connection import run
+from control.replicas import health
+from control.replicas.health import write_poison
 from control.requests import Enqueue
 from control.requests.history import decode_entry
 from tests.farm import until

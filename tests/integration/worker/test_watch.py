@@ -13,9 +13,9 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from control.health import Beat, beat, overview, read_poison, write_poison, write_status
-from control.lease import Lease
 from control.messages import Assignment, ModelSpec
+from control.replicas.health import Beat, beat, overview, read_poison, write_poison, write_status
+from control.replicas.lease import Lease
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import supervised

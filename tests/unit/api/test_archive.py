@@ -6,7 +6,7 @@ from typing import Any
 
 from api.archive import Archive
 from api.settings import ApiSettings
-from control.health.memory import ServerMemory, in_words
+from control.replicas.health.memory import ServerMemory, in_words
 
 GIB = 1024**3
 

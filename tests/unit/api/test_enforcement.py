@@ -13,8 +13,8 @@ from api.chat.enforcement import answer_grammar
 from api.chat.reading.how import CallFormat, Thinking
 from api.chat.tokens import Vocabulary
 from api.schemas.tools import Tool, ToolChoice, offered
-from control.grammar import as_lark
 from control.messages import Grammar
+from control.text.grammar import as_lark
 from tests.byte_model import EOS, byte_assets, byte_tokenizer
 from tests.integration.api.calling import TIME, WEATHER
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from api.farewells import Farewells
 from api.feed import Feed
-from control.batches import Batches
-from control.connection import Call
 from control.errors import RedisUnavailable
+from control.redis.batches import Batches
+from control.redis.connection import Call
 
 
 class Sent(Batches):

@@ -15,7 +15,7 @@ from api.metrics import Metrics
 from api.schemas.view import View
 from control import requests
 from control.messages import LogEntry
-from control.responses import StoredResponse
+from control.records.responses import StoredResponse
 from tests.byte_model import byte_assets
 
 TOLD = {"background": True, "store": True, "include": [], "reasoning": {"summary": None}}

@@ -8,7 +8,7 @@ import pytest
 
 from api.models import Models
 from api.settings import ApiSettings
-from control.health import Overview, ReplicaState
+from control.replicas.health import Overview, ReplicaState
 
 SERVED = ("loaded", "poisoned", "recovering")
 

@@ -9,8 +9,8 @@ import msgspec
 
 from api.feed import BUFFER_ENTRIES, Feed
 from api.recovery import bring_back, origin_of
-from control.connection import Call
 from control.messages import GenerationRequest, LogEntry, Sampling, encode
+from control.redis.connection import Call
 from control.requests import Enqueue, Followed, enqueue
 
 DEADLINE, LOST = 7, 19

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from control.address import address, redacted
-from control.clients import connect
 from control.errors import SettingsError
+from control.redis.address import address, redacted
+from control.redis.clients import connect
 
 
 @pytest.mark.parametrize(

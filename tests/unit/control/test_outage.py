@@ -5,7 +5,7 @@ from __future__ import annotations
 from structlog.testing import capture_logs
 
 from control.errors import RedisUnavailable
-from control.outage import SAY_EVERY_S, Outage
+from control.redis.outage import SAY_EVERY_S, Outage
 
 GONE = RedisUnavailable("gone")
 

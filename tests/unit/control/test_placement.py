@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from control.messages import Assignment, ModelSpec
-from control.placement import Assign, Host, Unplaceable, Withdraw
-from control.rollout import plan
+from control.placement.placement import Assign, Host, Unplaceable, Withdraw
+from control.placement.rollout import plan
 
 CPU = Host("a")
 GPUS = Host("g", ("cuda:0", "cuda:1"))

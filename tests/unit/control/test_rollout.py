@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control.messages import Assignment, ModelSpec
-from control.placement import Assign, Host, Unplaceable, Withdraw
-from control.rollout import Place, free_names, in_order, is_settled, plan
+from control.placement.placement import Assign, Host, Unplaceable, Withdraw
+from control.placement.rollout import Place, free_names, in_order, is_settled, plan
 
 ONE, TWO = Host("a"), Host("b")
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from control.cli.serve import News
+from ops.cli.serve import News
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from control.cli.options import demo_environment
 from control.errors import SettingsError
 from control.operations.spec import build_spec, model_source
 from control.settings import demo_model
+from ops.cli.options import demo_environment
 from ops.demo import MODEL_DIR
 
 PLAIN = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from control.health import STUCK_MS, Beat, Poison, ReplicaView, Status, model_state, replica_state
+from control.replicas.health import STUCK_MS, Beat, Poison, ReplicaView, Status, model_state, replica_state
 
 
 def beat(epoch: int = 5, phase: str = "ready", pending_ms: int = 0, stalled_ms: int = 0) -> Beat:

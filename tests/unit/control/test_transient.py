@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
-from control.transient import transient
+from control.redis.transient import transient
 
 
 @pytest.mark.parametrize(

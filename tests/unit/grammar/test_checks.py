@@ -15,9 +15,9 @@ from api.chat.tokens import Vocabulary
 from api.grammar import GrammarChecks, letters
 from api.schemas.structured import Asked
 from control.errors import RequestError
-from control.grammar_check import Letters
 from control.messages import Grammar
-from control.vocabulary import read_token_bytes
+from control.text.grammar_check import Letters
+from control.text.vocabulary import read_token_bytes
 from tests.byte_model import byte_assets
 
 ASSETS = byte_assets()

@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from control.messages import Grammar, ModelAssets, Sampling, TokenLogprobs
-from control.vocabulary import read_token_bytes
+from control.text.vocabulary import read_token_bytes
 from tests.byte_model import byte_assets
 from worker import turn as turn_module
 from worker.engine import filters

@@ -12,7 +12,7 @@ import click
 import jsonschema
 import pytest
 
-from control.cli import cli
+from ops.cli import cli
 from tests.unit.ops.command_line import parse
 from tests.unit.ops.compose_file import COMPOSE, ROOT, MissingVariable, read
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from control.cli import cli
 from control.requests.bounds import RANGES
+from ops.cli import cli
 from tests.unit.ops.command_line import parse
 from tests.unit.ops.compose_file import ROOT
 from worker.models.families import FAMILIES

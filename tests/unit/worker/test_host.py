@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from control.connection import connect
 from control.errors import DevicesError
+from control.redis.connection import connect
 from worker.address import rendezvous_address
 from worker.devices import accelerators
 from worker.exits import LOAD_FAILED, REFUSED, STOPPED, STUCK, describe, poison_kind

@@ -6,10 +6,10 @@ import asyncio
 import time
 from contextlib import ExitStack
 
-from control import health
-from control.connection import connect
 from control.errors import FurrowError, ModelUnavailable
 from control.operations.spec import build_spec
+from control.redis.connection import connect
+from control.replicas import health
 from ops.bench.client import Base
 from ops.bench.farm import NOBODY_REFUSED, private_farm
 from ops.bench.peers.base import Failed, Setup, Stream, Unavailable

@@ -1,1 +1,0 @@
-"""The private server of one machine."""

@@ -1,0 +1,77 @@
+"""What an operator may ask of a model: that it is loaded, changed, started anew, made more or fewer, or taken out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from control.errors import ModelNotFound, SettingsError
+from control.messages import ModelSpec
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.replicas import health
+from control.requests.bounds import refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """`before` is the revision that was desired until now, 0 for a model that is new."""
+
+    revision: int
+    before: int
+    changed: bool = True
+
+
+def load(client: SyncRedis, spec: ModelSpec, replicas: int | None) -> Desired:
+    """Make `spec` the desired state; `replicas` None: as many as now, or 1. One that has failed is tried again.
+
+    `changed` is False where exactly that is desired already, and nothing is done then. Raises SettingsError for a model
+    that is on its way out.
+    """
+    known = catalog.get_spec(client, spec.name)
+    if known is not None:
+        check_stays(known)
+    if replicas is not None and (text := refusal("replicas", replicas)) is not None:
+        raise SettingsError(text)
+    spec = msgspec.structs.replace(spec, replicas=replicas or (known.replicas if known is not None else 1))
+    failed = health.overview(client, spec.name).state == "failed"
+    if known is not None and catalog.same(known, spec) and not failed:
+        return Desired(known.revision, known.revision, changed=False)
+    before = known.revision if known is not None else 0
+    return Desired(catalog.put_spec(client, spec, again=failed), before)
+
+
+def reload(client: SyncRedis, name: str) -> int:
+    """Have every replica started anew, one by one; the new revision. Raises as `find_spec`."""
+    return catalog.put_spec(client, find_spec(client, name), again=True)
+
+
+def scale(client: SyncRedis, name: str, replicas: int) -> None:
+    """Run so many copies. Raises as `find_spec`, and SettingsError for a number out of range."""
+    if (text := refusal("replicas", replicas)) is not None:
+        raise SettingsError(text)
+    catalog.put_spec(client, msgspec.structs.replace(find_spec(client, name), replicas=replicas))
+
+
+def unload(client: SyncRedis, name: str) -> None:
+    """Take the model out once its requests are finished. Raises ModelNotFound."""
+    if not catalog.tombstone(client, name):
+        raise ModelNotFound(name, [one.name for one in catalog.list_specs(client)])
+
+
+def find_spec(client: SyncRedis, name: str) -> ModelSpec:
+    """Raises ModelNotFound, or SettingsError for one that is on its way out."""
+    spec = catalog.get_spec(client, name)
+    if spec is None:
+        raise ModelNotFound(name, [one.name for one in catalog.list_specs(client)])
+    check_stays(spec)
+    return spec
+
+
+def check_stays(spec: ModelSpec) -> None:
+    """Raises SettingsError where the model is being unloaded."""
+    if spec.unload:
+        raise SettingsError(
+            f"model '{spec.name}' is being unloaded; wait until `furrow models list` no longer shows it"
+        )

@@ -1,0 +1,1 @@
+"""Which host runs which rank: the planner, rolling changes, hosts and assignments."""

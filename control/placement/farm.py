@@ -1,0 +1,143 @@
+"""Hosts and what they were given to run, as Redis holds them. Read and written by agents; the operator reads along.
+
+Every function raises RedisUnavailable while Redis is away.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from control import keys
+from control.errors import SettingsError
+from control.messages import Assignment, encode
+from control.placement.placement import Host
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, read, run, run_every, write
+
+_decode_assignment = msgspec.json.Decoder(Assignment).decode
+
+
+def beat_host(client: SyncRedis, host: Host, pid: int, memory_bytes: int, standby: str = "off") -> None:
+    """Say that the host's agent lives, what devices it has, how much memory is free, and whether a standby waits."""
+    key = keys.host(host.id)
+    words = ("devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes, "standby", standby)
+    beat = [
+        write("SADD", keys.HOSTS, host.id, parse=int),
+        write("HSET", key, *words, parse=int),
+        read("PEXPIRE", key, keys.HEARTBEAT_MS, parse=int),
+    ]
+    run_every(client, beat)
+
+
+def known_hosts(client: SyncRedis) -> list[str]:
+    """Every host that ever beat, in order of name."""
+    return run(client, read("SMEMBERS", keys.HOSTS, parse=sorted))
+
+
+def standbys(client: SyncRedis) -> list[str]:
+    """What each host that beats now says of its standby process: off, starting or ready."""
+    hosts = known_hosts(client)
+    said = run_every(client, [read("HGET", keys.host(name), "standby", parse=lambda word: word) for name in hosts])
+    return [word for word in said if word]
+
+
+def agents(client: SyncRedis) -> dict[str, int]:
+    """The pid of the agent of each host that beats now."""
+    hosts = known_hosts(client)
+    pids = run_every(client, [read("HGET", keys.host(name), "pid", parse=_text) for name in hosts])
+    return {host: int(pid) for host, pid in zip(hosts, pids, strict=True) if pid is not None}
+
+
+def living_hosts(client: SyncRedis) -> list[Host]:
+    """The hosts whose agent beats now."""
+    names = known_hosts(client)
+    words = [read("HGET", keys.host(name), "devices", parse=_text) for name in names]
+    drained, *devices = run_every(client, [read("SMEMBERS", keys.DRAINED, parse=set), *words])
+    found = zip(names, devices, strict=True)
+    return [
+        Host(name, tuple(filter(None, text.split(","))), name in drained) for name, text in found if text is not None
+    ]
+
+
+def drained_hosts(client: SyncRedis) -> set[str]:
+    """Those that get nothing new."""
+    return run(client, read("SMEMBERS", keys.DRAINED, parse=set))
+
+
+def beat_api(api_id: str, url: str, started: int) -> list[Call[int]]:
+    """The calls with which an API process says that it lives."""
+    key = keys.api(api_id)
+    return [
+        write("SADD", keys.APIS, api_id, parse=int),
+        # Of one key and in this order, so that the heartbeat never stays without its end.
+        write("HSET", key, "url", url, "started", started, parse=int),
+        read("PEXPIRE", key, keys.HEARTBEAT_MS, parse=int),
+    ]
+
+
+def living_apis(client: SyncRedis) -> list[str]:
+    """Ids of the API processes that beat now."""
+    known = run(client, read("SMEMBERS", keys.APIS, parse=sorted))
+    beats = run_every(client, [read("EXISTS", keys.api(name), parse=bool) for name in known])
+    return [name for name, beat in zip(known, beats, strict=True) if beat]
+
+
+def drain(client: SyncRedis, host_id: str, drained: bool = True) -> bool:
+    """Keep replicas away from the host and let those that it has move, or undo that; False if nothing changed."""
+    return run(client, read("SADD" if drained else "SREM", keys.DRAINED, host_id, parse=bool))
+
+
+def assignments(client: SyncRedis, host_id: str) -> list[Assignment]:
+    """What the host holds, tombstones included."""
+
+    def parse(reply: list[str]) -> list[Assignment]:
+        return [_decode_assignment(value) for value in reply]
+
+    return run(client, read("HVALS", keys.assignments(host_id), parse=parse))
+
+
+def assign(client: SyncRedis, host_id: str, assignment: Assignment) -> None:
+    """Give the host a replica's ranks to run."""
+    spec = assignment.spec
+    field = f"{spec.name} {assignment.replica}"
+    # Its name first: what was left behind under a name that nobody knows would never be looked for.
+    run(
+        client, catalog.put_replica(spec.name, assignment.replica, catalog.Assigned(revision=spec.revision, tp=spec.tp))
+    )
+    run(client, write("HSET", keys.assignments(host_id), field, encode(assignment), parse=int))
+
+
+def withdraw(client: SyncRedis, host_id: str, assignment: Assignment, at_once: bool = False) -> None:
+    """Ask the host to drain and stop the ranks, or to stop them at once; it removes the assignment when it has."""
+    assign(client, host_id, msgspec.structs.replace(assignment, withdrawn=True, at_once=at_once))
+
+
+def drain_replica(client: SyncRedis, model: str, replica: str) -> list[tuple[str, Assignment]]:
+    """Ask every part of the replica to go; (host, assignment) of each. Raises SettingsError if no host has it."""
+    held = [(host, one) for host in known_hosts(client) for one in assignments(client, host)]
+    parts = [(host, one) for host, one in held if (one.spec.name, one.replica) == (model, replica)]
+    if not parts:
+        names = sorted({one.replica for _, one in held if one.spec.name == model})
+        raise SettingsError(f"model '{model}' has no replica '{replica}'; it has {', '.join(names) or 'none'}")
+    for host, assignment in parts:
+        withdraw(client, host, assignment)
+    return parts
+
+
+def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str) -> None:
+    """The ranks have ended, or their host has."""
+    run(client, read("HDEL", keys.assignments(host_id), f"{model} {replica}", parse=int))
+
+
+def hold_placement(client: SyncRedis, host_id: str) -> bool:
+    """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless."""
+    attempt = write("SET", keys.PLACEMENT_LOCK, host_id, "NX", "PX", keys.HEARTBEAT_MS, parse=bool)
+    taken, holder = run_every(client, [attempt, read("GET", keys.PLACEMENT_LOCK, parse=_text)])
+    if holder != host_id:
+        return False
+    return taken or run(client, read("PEXPIRE", keys.PLACEMENT_LOCK, keys.HEARTBEAT_MS, parse=bool))
+
+
+def _text(reply: str | None) -> str | None:
+    return reply

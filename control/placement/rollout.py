@@ -1,0 +1,233 @@
+"""Which replicas a farm shall have next, as a pure function of state: desired models, hosts, and what is assigned.
+
+It is run again and again by the agent that holds the placement lock, until desired and actual are the same. A change is
+rolled out replica by replica: the new one serves before an old one is asked to go, where there are devices for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Set
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from control.messages import Assignment, ModelSpec
+from control.placement.placement import Action, Assign, Host, Parts, Room, Unplaceable, Withdraw, place
+
+Place = tuple[str, str]
+"""Model and replica."""
+
+Part = tuple[str, str, str]
+"""Host, model and replica: the ranks of one replica on one host."""
+
+Life = Literal["current", "old", "leaving"]
+"""Of a replica: as desired; of an older revision, or on a host that is drained; asked to go already."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """One replica as living hosts hold it."""
+
+    name: str
+    spec: ModelSpec
+    """As it was assigned, not as it is desired now."""
+    parts: Parts = field(default_factory=dict)
+    leaving: bool = False
+    contested: bool = False
+    """Two hosts hold the same rank: nothing is added until one has let go."""
+
+    def life(self, desired: ModelSpec, drained: Set[str]) -> Life:
+        if self.leaving:
+            return "leaving"
+        return "old" if self.spec.revision != desired.revision or drained & self.parts.keys() else "current"
+
+
+def free_names(taken: Collection[str]) -> Iterable[str]:
+    """`r0`, `r1`, … without those that are taken. A name is free again once its replica is gone."""
+    index = 0
+    while True:
+        if f"r{index}" not in taken:
+            yield f"r{index}"
+        index += 1
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """r2 before r10."""
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def is_settled(
+    specs: list[ModelSpec], hosts: list[Host], held: dict[str, list[Assignment]], kept: Set[Part] = frozenset()
+) -> bool:
+    """Whether a plan needs to know nothing of how the replicas are: none is to go."""
+    _, replicas = _standing(hosts, held, kept)
+    drained = _drained(hosts)
+    for spec in specs:
+        lives = [replica.life(spec, drained) for replica in replicas.get(spec.name, {}).values()]
+        if not spec.unload and ("old" in lives or lives.count("current") > spec.replicas):
+            return False
+    return True
+
+
+def plan(
+    specs: list[ModelSpec],
+    hosts: list[Host],
+    held: dict[str, list[Assignment]],
+    serving: Set[Place] = frozenset(),
+    failed: Set[Place] = frozenset(),
+    kept: Set[Part] = frozenset(),
+) -> list[Action]:
+    """What brings the farm nearer to `specs`.
+
+    `held` maps a host id, living or not, to its assignments. A host that no longer beats loses what it holds, except
+    for the parts that are `kept`: their ranks live, and only the host's agent is away. An assignment whose model has no
+    spec at all stays, because absence never means unload. A host that was thought dead and comes back with ranks that
+    another one has by now loses them. `serving` and `failed` say how replicas are; they matter only where something is
+    to go.
+    """
+    actions, replicas = _standing(hosts, held, kept)
+    room = Room(hosts)
+    for host_id, assignments in held.items():
+        for assignment in assignments:
+            room.take(host_id, assignment.devices)
+    for spec in specs:
+        mine = list(replicas.get(spec.name, {}).values())
+        if spec.unload:
+            actions += [action for replica in mine for action in _withdraw(replica)]
+        else:
+            states = [{name for model, name in places if model == spec.name} for places in (serving, failed)]
+            actions += Rollout(spec, mine, room, _drained(hosts), *states).actions()
+    return actions
+
+
+def _standing(
+    hosts: list[Host], held: dict[str, list[Assignment]], kept: Set[Part]
+) -> tuple[list[Action], dict[str, dict[str, Replica]]]:
+    """What is taken from hosts that are dead or came back too late; and what stands, by model and name."""
+    living = {host.id for host in hosts}
+    actions: list[Action] = []
+    replicas: dict[str, dict[str, Replica]] = {}
+    for host_id, assignments in held.items():
+        for one in assignments:
+            if host_id not in living and (host_id, one.spec.name, one.replica) not in kept:
+                actions.append(Withdraw(host_id, one.spec.name, one.replica))
+                continue
+            mine = replicas.setdefault(one.spec.name, {})
+            replica = mine.setdefault(one.replica, Replica(one.replica, one.spec))
+            if any(set(one.ranks) & set(part.ranks) for part in replica.parts.values()):
+                actions.append(Withdraw(host_id, one.spec.name, one.replica, at_once=True))
+                replica.contested = True
+            else:
+                replica.parts[host_id] = one
+                replica.leaving = replica.leaving or one.withdrawn
+    return actions, replicas
+
+
+def _drained(hosts: list[Host]) -> set[str]:
+    return {host.id for host in hosts if host.drained}
+
+
+def _withdraw(replica: Replica) -> list[Action]:
+    return [Withdraw(host_id, part.spec.name, replica.name) for host_id, part in replica.parts.items()]
+
+
+class Rollout:
+    """One model's next moves."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        replicas: list[Replica],
+        room: Room,
+        drained: Set[str],
+        serving: Set[str],
+        failed: Set[str],
+    ) -> None:
+        self._spec, self._replicas, self._room, self._drained = spec, replicas, room, drained
+        self._serving, self._failed = serving, failed
+        self._by_life: dict[Life, list[Replica]] = {"current": [], "old": [], "leaving": []}
+        for replica in sorted(replicas, key=lambda one: (len(one.name), one.name)):
+            self._by_life[replica.life(spec, drained)].append(replica)
+
+    def actions(self) -> list[Action]:
+        """Complete what has lost ranks, let go what is too much, add what is missing."""
+        return [*self._complete(), *self._let_go(), *self._add()]
+
+    def _complete(self) -> list[Action]:
+        """Ranks of a lost host are given to others; replicas as desired learn what else the specification says now."""
+        actions: list[Action] = []
+        for replica in self._by_life["current"] + self._by_life["old"]:
+            if replica.contested:
+                continue
+            spec = self._spec if replica in self._by_life["current"] else replica.spec
+            placed = place(spec, replica.name, replica.parts, self._room)
+            given = {action.host for action in placed if isinstance(action, Assign)}
+            actions += placed
+            actions += [
+                Assign(host_id, msgspec.structs.replace(part, spec=spec))
+                for host_id, part in replica.parts.items()
+                if part.spec != spec and host_id not in given
+            ]
+        return actions
+
+    def _let_go(self) -> list[Action]:
+        """What is above the number that is wanted, and old replicas without which enough serve."""
+        current, old = self._by_life["current"], self._by_life["old"]
+        last_first = current[::-1]
+        surplus = sorted(last_first, key=lambda one: one.name in self._serving)
+        actions: list[Action] = []
+        for replica in surplus[: max(0, len(current) - self._spec.replicas)]:
+            actions += self._go(replica, current)
+        for replica in sorted(old, key=self._usefulness):
+            others = [one for one in current + old if one is not replica and one.name in self._serving]
+            if replica.name in self._failed or len(others) >= self._spec.replicas:
+                actions += self._go(replica, old)
+        return actions
+
+    def _usefulness(self, replica: Replica) -> int:
+        """Those that have failed first, then those that don't serve."""
+        return 0 if replica.name in self._failed else 1 + (replica.name in self._serving)
+
+    def _go(self, replica: Replica, group: list[Replica]) -> list[Action]:
+        group.remove(replica)
+        self._by_life["leaving"].append(replica)
+        return _withdraw(replica)
+
+    def _add(self) -> list[Action]:
+        """As many as are missing; in all at most one more than is wanted, and that only if it is allowed.
+
+        Those that are leaving count, because they still have their memory; but where nothing else is left, one comes.
+        """
+        spec, current, old = self._spec, self._by_life["current"], self._by_life["old"]
+        missing = spec.replicas - len(current)
+        most = min(missing, spec.replicas + spec.surge - sum(map(len, self._by_life.values())))
+        if not current and not old and spec.surge:
+            most = max(most, 1)
+        names = free_names([replica.name for replica in self._replicas])
+        actions: list[Action] = []
+        for _, name in zip(range(most), names, strict=False):
+            actions += place(spec, name, {}, self._room)
+        leaving = bool(self._by_life["leaving"])  # what it holds will be free
+        if leaving:
+            actions = [action for action in actions if isinstance(action, Assign)]
+        placed = any(isinstance(action, Assign) for action in actions)
+        if missing <= 0 or placed or not old:
+            return actions
+        waits = leaving or any(one.name not in self._serving for one in current)
+        return [] if waits else self._make_room(next(iter(free_names([one.name for one in self._replicas]))))
+
+    def _make_room(self, name: str) -> list[Action]:
+        """No device is spare: an old replica goes first, and requests wait in the queue meanwhile.
+
+        Only if its successor will have a place then; but a host that is drained is left in any case.
+        """
+        old = sorted(self._by_life["old"], key=self._usefulness)
+        for replica in old:
+            room = self._room.without(replica.parts)
+            if (
+                not isinstance(place(self._spec, name, {}, room)[0], Unplaceable)
+                or replica.parts.keys() & self._drained
+            ):
+                return self._go(replica, self._by_life["old"])
+        return place(self._spec, name, {}, self._room)

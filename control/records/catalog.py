@@ -1,0 +1,178 @@
+"""What the farm should run, and what an API process must know of each model: plain fields, readable by hand."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from control import keys
+from control.keys import ModelKeys
+from control.messages import ModelAssets, ModelSpec
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, read, run, run_every, write
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def put_spec(client: SyncRedis, spec: ModelSpec, *, again: bool = False) -> int:
+    """Make `spec` the desired state and return its revision, which grows only when something changed, or `again`."""
+    # The specification first: a name in the set whose specification is not there yet would be nothing.
+    revision = run(client, _put_spec(spec, "again" if again else "change"))
+    _know(client, spec)
+    return revision
+
+
+def restore_spec(client: SyncRedis, spec: ModelSpec) -> None:
+    """Bring a specification back that Redis has lost; one that is there stays."""
+    run(client, _put_spec(spec, "restore"))
+    _know(client, spec)
+
+
+def _know(client: SyncRedis, spec: ModelSpec) -> None:
+    run_every(client, [write("SADD", known, spec.name, parse=int) for known in (keys.MODELS, keys.METERED)])
+
+
+def _put_spec(spec: ModelSpec, mode: str) -> Call[int]:
+    fields = {name: value for name, value in as_fields(spec).items() if name != "revision"}
+    return Call("put_spec", (ModelKeys(spec.name).spec,), (mode, spec.revision, *_flat(fields)), int)
+
+
+def get_spec(client: SyncRedis, model: str) -> ModelSpec | None:
+    """The specification, a tombstone included; None for a model that the farm does not know."""
+    return run(client, _read_struct(ModelKeys(model).spec, ModelSpec))
+
+
+def list_specs(client: SyncRedis) -> list[ModelSpec]:
+    """Every model's specification, tombstones included, in order of name."""
+    names = sorted(run(client, read("SMEMBERS", keys.MODELS, parse=list)))
+    found = run_every(client, [_read_struct(ModelKeys(name).spec, ModelSpec) for name in names])
+    return [spec for spec in found if spec is not None]
+
+
+def same(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether they ask for the same, whatever their revisions."""
+    return msgspec.structs.replace(one, revision=0) == msgspec.structs.replace(other, revision=0)
+
+
+def tombstone(client: SyncRedis, model: str) -> bool:
+    """Ask for the model to be unloaded; False if there is none."""
+    return run(client, Call("tombstone", (ModelKeys(model).spec,), (), bool))
+
+
+def forget(client: SyncRedis, spec: ModelSpec) -> None:
+    """The last step of an unload: the model is not known any more. Its epochs are, because they only grow."""
+    model_keys = ModelKeys(spec.name)
+    names = {*run(client, replicas(spec.name)), *(f"r{index}" for index in range(spec.replicas))}
+    statuses = [model_keys.replica(replica).status for replica in sorted(names)]
+    run(client, read("SREM", keys.MODELS, spec.name, parse=int))
+    known = (model_keys.spec, model_keys.assets, model_keys.replicas, model_keys.weights)
+    run(client, read("DEL", *known, *statuses, parse=int))
+
+
+class Assigned(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a replica that some host was given: which revision of the specification it runs, on how many ranks."""
+
+    revision: int
+    tp: int
+
+
+def replicas(model: str) -> Call[dict[str, Assigned]]:
+    """The replicas that were assigned and have not been retired, by name."""
+
+    def parse(reply: dict[str, str]) -> dict[str, Assigned]:
+        return {name: msgspec.json.decode(text, type=Assigned) for name, text in reply.items()}
+
+    return read("HGETALL", ModelKeys(model).replicas, parse=parse)
+
+
+def put_replica(model: str, replica: str, assigned: Assigned) -> Call[int]:
+    """Note that the replica was assigned."""
+    return write("HSET", ModelKeys(model).replicas, replica, msgspec.json.encode(assigned).decode(), parse=int)
+
+
+def put_weights(model: str, replica: str, fingerprint: str) -> Call[int]:
+    """Note from which weights the replica's tokens come, before it claims anything."""
+    return write("HSET", ModelKeys(model).weights, replica, fingerprint, parse=int)
+
+
+def retire(client: SyncRedis, model: str, replica: str) -> int | None:
+    """Forget a replica that no host has any more, and give what it left back to the queue; how many requests that was.
+
+    None while it holds its lock: then it is not gone. Running it again is harmless.
+    """
+    heir, returned = _heir(client, model, replica), 0
+    while True:
+        count, more = run(client, retire_batch(model, replica, heir))
+        if count < 0:
+            return None
+        returned += count
+        if not more:
+            return returned
+
+
+def retire_batch(model: str, replica: str, heir: str = "") -> Call[tuple[int, int]]:
+    """One batch of `retire`: how many requests wait again, -1 while it holds its lock, and 1 while there are more.
+
+    `heir`: another replica that was seen with a leader. What the retired one suspects is left to it.
+    """
+    model_keys = ModelKeys(model)
+    replica_keys = model_keys.replica(replica)
+    named = (replica_keys.lock, replica_keys.epoch, model_keys.replicas, model_keys.weights)
+    return Call("retire", named, (model_keys.base, replica_keys.base, replica, heir), _pair)
+
+
+def _heir(client: SyncRedis, model: str, gone: str) -> str:
+    """Another replica of the model that has a leader, "" for none."""
+    others = [name for name in run(client, replicas(model)) if name != gone]
+    led = run_every(client, [read("EXISTS", ModelKeys(model).replica(name).lock, parse=bool) for name in others])
+    return next((name for name, leads in zip(others, led, strict=True) if leads), "")
+
+
+def _pair(reply: list[int]) -> tuple[int, int]:
+    count, more = reply
+    return count, more
+
+
+def put_assets(model: str, assets: ModelAssets) -> Call[bool]:
+    """Publish what API processes need; False if the same was there already (its `created` then stays)."""
+    return Call("put_assets", (ModelKeys(model).assets,), tuple(_flat(as_fields(assets))), bool)
+
+
+def get_assets(client: SyncRedis, model: str) -> ModelAssets | None:
+    """None until a leader has loaded the model once."""
+    return run(client, _read_struct(ModelKeys(model).assets, ModelAssets))
+
+
+def as_fields(struct: msgspec.Struct) -> dict[str, str]:
+    """A struct as a hash: text as it is, everything else as JSON, None left out."""
+    fields: dict[str, Any] = msgspec.to_builtins(struct)
+    return {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def from_fields(fields: dict[str, str], kind: type[T]) -> T:
+    """The struct that `as_fields` wrote; fields that this version does not know are ignored."""
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.name in fields:
+            text = fields[field.name]
+            is_text = field.type in (str, str | None)
+            values[field.name] = text if is_text else msgspec.json.decode(text, type=field.type)
+        elif field.required:
+            values[field.name] = None
+    return msgspec.convert(values, kind)
+
+
+def _flat(fields: dict[str, str]) -> list[str]:
+    return [word for pair in fields.items() for word in pair]
+
+
+def _read_struct(key: str, kind: type[T]) -> Call[T | None]:
+    def parse(reply: dict[str, str]) -> T | None:
+        return from_fields(reply, kind) if reply else None
+
+    return read("HGETALL", key, parse=parse)

@@ -1,0 +1,199 @@
+"""Stored responses: what /v1/responses keeps beyond the request itself, so that it can be read and built upon later.
+
+A record is written when its request is accepted, and completed by the process that sees its end first. Until then it
+stands in the set of open responses, which every API process looks through in turn: a response is completed though its
+client left and its API process died.
+
+An owner is a tenant with an API key, or all callers without one together. Each owner's records have a quota in bytes
+and in number. The least lately used records of the same owner make room for a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from control import keys
+from control.keys import ResponseKeys
+from control.redis.connection import Call, read
+
+Item = dict[str, Any]
+
+KEYLESS = "~keyless"
+"""The owner of what is stored for callers without a key; a tenant's name can't begin so."""
+PAGE = 64
+"""Ids that one call takes or returns at most."""
+
+_items = msgspec.json.Decoder(list[Item]).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    """`previous`: the rid of the response that it continues, or "". `response` is None until it has ended."""
+
+    rid: str
+    owner: str
+    tenant: str
+    model: str
+    view: str
+    """How the request's answer is shown, as in the request's own hash, which it outlives; "" once it has ended."""
+    previous: str = ""
+    input: list[Item]
+    response: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one owner's stored responses may take."""
+
+    bytes: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestors:
+    """A response and those that it continues, newest first, with the bytes of each; `next` is the rid to ask for next,
+    "" at the beginning."""
+
+    next: str
+    rids: list[str]
+    sizes: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """`done` is false while more must go; `bytes` and `number` are left."""
+
+    done: bool
+    bytes: int
+    number: int
+
+
+def keep_response(stored: StoredResponse, ttl_ms: int, quota: Quota) -> Call[bool]:
+    """Store what was accepted; false while older ones must go before: call again. May be repeated."""
+    fields = {
+        "tenant": stored.tenant,
+        "model": stored.model,
+        "view": stored.view,
+        "previous": stored.previous,
+        "input": msgspec.json.encode(stored.input).decode(),
+    }
+    words = [word for pair in fields.items() for word in pair]
+    return _owned("keep_response", stored.owner, stored.rid, ttl_ms, quota.bytes, quota.number, *words, parse=bool)
+
+
+def watch_response(rid: str, owner: str) -> list[Call[None]]:
+    """Have an open response, and what its owner stores, looked after from now on."""
+    return [
+        Call("watch_response", (keys.OPEN_RESPONSES,), (_member(rid, owner),), _nothing),
+        Call("watch_response", (keys.RESPONSE_OWNERS,), (owner,), _nothing),
+    ]
+
+
+def end_response(rid: str, owner: str, response: bytes, ttl_ms: int, quota: Quota) -> Call[bytes | None]:
+    """Complete the record; what is stored afterwards, which is another's if that was first, or None if it is gone."""
+
+    def parse(reply: str | None) -> bytes | None:
+        return reply.encode() if reply else None
+
+    return _owned("end_response", owner, rid, ttl_ms, quota.bytes, quota.number, response, parse=parse)
+
+
+def close_response(rid: str, owner: str) -> Call[None]:
+    """An open response needs no looking after any more."""
+    return read("ZREM", keys.OPEN_RESPONSES, _member(rid, owner), parse=_nothing)
+
+
+def drop_response(rid: str, owner: str) -> list[Call[Any]]:
+    """Forget it."""
+    return [_owned("drop_response", owner, rid, parse=_nothing), close_response(rid, owner)]
+
+
+def read_response(rid: str, owner: str) -> Call[StoredResponse | None]:
+    """The record, or None where there is none (any more)."""
+
+    def parse(reply: list[str | None]) -> StoredResponse | None:
+        tenant, model, view, previous, items, response = reply
+        if tenant is None or model is None or view is None:
+            return None
+        return StoredResponse(
+            rid=rid,
+            owner=owner,
+            tenant=tenant,
+            model=model,
+            view=view,
+            previous=previous or "",
+            input=_items(items or "[]"),
+            response=response.encode() if response else None,
+        )
+
+    record = ResponseKeys(owner).record(rid)
+    return read("HMGET", record, "tenant", "model", "view", "previous", "input", "response", parse=parse)
+
+
+def use_responses(rids: list[str], owner: str, ttl_ms: int) -> list[Call[None]]:
+    """Let them live as long again: another one builds upon them."""
+    pages = [rids[start : start + PAGE] for start in range(0, len(rids), PAGE)]
+    return [_owned("use_responses", owner, ttl_ms, *page, parse=_nothing) for page in pages]
+
+
+def ancestors(rid: str, owner: str) -> Call[Ancestors]:
+    """A page of the responses that one continues, itself first. One that is gone is listed as the last."""
+    named = ResponseKeys(owner)
+
+    def parse(reply: tuple[str, list[str], list[int]]) -> Ancestors:
+        return Ancestors(*reply)
+
+    return Call("chain_of_response", (named.sizes,), (named.record(""), rid, PAGE), parse)
+
+
+def trim_responses(owner: str, quota: Quota) -> Call[Trimmed]:
+    """Drop some of an owner's responses: those that have lapsed, and the oldest beyond the quota."""
+
+    def parse(reply: tuple[int, int, int]) -> Trimmed:
+        return Trimmed(bool(reply[0]), reply[1], reply[2])
+
+    return _owned("trim_responses", owner, quota.bytes, quota.number, parse=parse)
+
+
+def note_bytes(owner: str, stored: Trimmed) -> list[Call[None]]:
+    """Tell operators what an owner stores; one that stores nothing is not looked after any more."""
+    if stored.number:
+        return [read("ZADD", keys.RESPONSE_BYTES, stored.bytes, owner, parse=_nothing)]
+    return [read("ZREM", key, owner, parse=_nothing) for key in (keys.RESPONSE_BYTES, keys.RESPONSE_OWNERS)]
+
+
+def owners() -> Call[int]:
+    """How many owners store responses."""
+    return read("ZCARD", keys.RESPONSE_OWNERS, parse=int)
+
+
+def due_owners(most: int = PAGE) -> Call[list[str]]:
+    """Owners whose stored responses were not trimmed for a while; the caller does it now."""
+    return Call("due_responses", (keys.RESPONSE_OWNERS,), (most,), list)
+
+
+def due_responses(most: int = PAGE) -> Call[list[tuple[str, str]]]:
+    """Open responses that were not looked after for a while, as (rid, owner); the caller does it now."""
+
+    def parse(reply: list[str]) -> list[tuple[str, str]]:
+        found = (member.partition(" ") for member in reply)
+        return [(rid, owner) for rid, _, owner in found]
+
+    return Call("due_responses", (keys.OPEN_RESPONSES,), (most,), parse)
+
+
+def _owned(script: str, owner: str, *words: Any, parse: Any) -> Call[Any]:
+    """A call of a script that takes an owner's index and sizes, and the beginning of its records' keys."""
+    named = ResponseKeys(owner)
+    return Call(script, (named.index, named.sizes), (named.record(""), *words), parse)
+
+
+def _member(rid: str, owner: str) -> str:
+    return f"{rid} {owner}"
+
+
+def _nothing(_: Any) -> None:
+    return None

@@ -1,0 +1,293 @@
+"""Running calls on Redis, from threads and from asyncio: one description of each transition, two ways to send it.
+
+A `Call` is data: what to send and how to read the answer. Every script may be sent twice, so a lost reply is answered
+by sending again; redis-py's own retries are off, because they can't know that. What stays unreachable is
+RedisUnavailable, and so is a server that can't write just now (loading, out of memory, a failed save, a replica): the
+caller holds what it has and tries later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from redis import exceptions as redis_errors
+
+from control.errors import ArgumentsRefused, FurrowError, RedisFull, RedisUnavailable
+from control.redis.clients import AsyncRedis, SyncRedis, connect, connect_async, connect_blocking, unavailable
+from control.redis.dead_connections import adrop_idle, drop_idle
+from control.redis.readiness import wait_until_ready
+from control.redis.routing.cluster import ABSENT, AsyncCluster, Cluster, Routed
+from control.redis.routing.shards import Command
+from control.redis.routing.wire import Wire, exchange
+from control.redis.transient import out_of_memory, transient
+from control.scripts import SCRIPTS
+from control.scripts.arguments import refused
+
+__all__ = [
+    "Call",
+    "Posted",
+    "Steps",
+    "arun",
+    "arun_all",
+    "arun_steps",
+    "connect",
+    "connect_async",
+    "connect_blocking",
+    "read",
+    "run",
+    "run_all",
+    "run_every",
+    "run_steps",
+    "wait_until_ready",
+    "write",
+]
+
+T = TypeVar("T")
+
+RETRY_AFTER_S = (0.02, 0.1, 0.4)
+"""Waits before the second, third and fourth sending. Longer outages are the caller's to sit out."""
+GIVE_UP_S = 1.5
+"""No further sending after so long: where each ends with a time-out, two are enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One transition (a script) or one plain read, as data. `parse` may raise a FurrowError."""
+
+    script: str
+    """Name of the script, or "" for a plain command, whose words are `args`."""
+    keys: tuple[str, ...]
+    args: tuple[Any, ...]
+    parse: Callable[[Any], T]
+
+    def words(self, *, by_sha: bool) -> list[Any]:
+        if not self.script:
+            return list(self.args)
+        script = SCRIPTS[self.script]
+        head = ["EVALSHA", script.sha] if by_sha else ["EVAL", script.text]
+        return [*head, len(self.keys), *self.keys, *self.args]
+
+
+def read(*words: Any, parse: Callable[[Any], T]) -> Call[T]:
+    """A plain command as a Call: only for reads and for writes that may be repeated."""
+    return Call("", (), words, parse)
+
+
+def write(command: str, key: str, *words: Any, parse: Callable[[Any], T]) -> Call[T]:
+    """A plain write as a Call that a server beyond its maxmemory takes too; `command` is one that `write.lua` knows."""
+    return Call("write", (key,), (command, *words), parse)
+
+
+def run(client: SyncRedis, call: Call[T]) -> T:
+    """Run one call; raises what its parse raises, or RedisUnavailable."""
+    return _value(run_all(client, [call])[0])
+
+
+def run_all(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
+    """Run the calls in one pipelined round trip; an error of one call stands in its place and spares the others.
+
+    Raises RedisUnavailable when none of them could be sent after a few quick retries. Where only some could, because
+    one shard of a Cluster is away, it stands in the place of the others.
+    """
+    return Posted(client, calls).outcomes()
+
+
+def run_every(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
+    """As `run_all`, but raises the first error among the answers."""
+    return Posted(client, calls).values() if calls else []
+
+
+Steps = Generator[Call[Any] | None, Any, T]
+"""Several calls of which each depends on the answers before it: it yields them, and receives their values. Where it
+yields None it has worked for a while without a call, and others may have their turn."""
+
+
+def run_steps(client: SyncRedis, steps: Steps[T]) -> T:
+    """Run them one after the other; raises what one of them raises."""
+    try:
+        call = next(steps)
+        while True:
+            call = steps.send(None if call is None else run(client, call))
+    except StopIteration as end:
+        return end.value
+
+
+async def arun_steps(client: AsyncRedis, steps: Steps[T]) -> T:
+    """As `run_steps`, on an asyncio client; the event loop is left to others between two of them."""
+    try:
+        call = next(steps)
+        while True:
+            await asyncio.sleep(0)
+            call = steps.send(None if call is None else await arun(client, call))
+    except StopIteration as end:
+        return end.value
+
+
+class Posted:
+    """Calls that are sent at once; the caller does something else until it wants their answers.
+
+    Asked a second time, after an error, it sends them all again: every script may come twice.
+    """
+
+    def __init__(self, client: SyncRedis, calls: Sequence[Call[Any]]) -> None:
+        self._client, self._calls = client, calls
+        self._under_way: Wire | Routed | Exception | None = self._send()
+
+    def _send(self) -> Wire | Routed | Exception:
+        self._sending = _Sending(self._calls)
+        return _depart(self._client, self._sending.words())
+
+    def outcomes(self) -> list[Any]:
+        """As of `run_all`."""
+        under_way, self._under_way = self._under_way or self._send(), None
+        sending = self._sending
+        sending.begin()
+        sending.take(_arrive(self._client, under_way))
+        for wait in (*RETRY_AFTER_S, None):
+            while words := sending.words():
+                sending.take(_arrive(self._client, _depart(self._client, words)))
+            if wait is None or not sending.again():
+                break
+            time.sleep(wait)
+        return sending.outcomes(self._client)
+
+    def drain(self) -> None:
+        """Read the answers at one try, and forget them: what was sent has been done then, where Redis was there."""
+        if self._under_way is not None:
+            _arrive(self._client, self._under_way)
+            self._under_way = None
+
+    def values(self) -> list[Any]:
+        """As of `run_every`."""
+        outcomes = self.outcomes()
+        for outcome in outcomes:
+            _value(outcome)
+        return outcomes
+
+
+async def arun(client: AsyncRedis, call: Call[T]) -> T:
+    """As `run`, on an asyncio client."""
+    return _value((await arun_all(client, [call]))[0])
+
+
+async def arun_all(client: AsyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
+    """As `run_all`, on an asyncio client."""
+    sending = _Sending(calls)
+    for wait in (*RETRY_AFTER_S, None):
+        while words := sending.words():
+            sending.take(await _aexchange(client, words))
+        if wait is None or not sending.again():
+            break
+        await asyncio.sleep(wait)
+    return sending.outcomes(client)
+
+
+class _Sending:
+    """Which of the calls are to be sent (again), and how: by the hash of their script, or by its text."""
+
+    def __init__(self, calls: Sequence[Call[Any]]) -> None:
+        self._calls = calls
+        self.begin()
+        self._by_sha = dict.fromkeys(range(len(calls)), True)
+        self._sent: list[int] = []
+        self._failed: list[int] = []
+        self._replies: list[Any] = [None] * len(calls)
+
+    def begin(self) -> None:
+        """The wait for answers begins."""
+        self._began = time.monotonic()
+
+    def words(self) -> list[list[Any]]:
+        """What to send now; nothing once every call has an answer or has failed."""
+        self._sent = list(self._by_sha)
+        return [self._calls[i].words(by_sha=by_sha) for i, by_sha in self._by_sha.items()]
+
+    def take(self, replies: list[Any] | Exception) -> None:
+        """The replies, or what the whole round trip failed with."""
+        each = replies if isinstance(replies, list) else [replies] * len(self._sent)
+        again: dict[int, bool] = {}
+        for i, reply in zip(self._sent, each, strict=True):
+            self._replies[i] = reply
+            if isinstance(reply, redis_errors.NoScriptError) and self._by_sha[i]:
+                again[i] = False  # a new or flushed server: send the text of just those
+            elif isinstance(reply, ABSENT):
+                self._failed.append(i)
+        self._by_sha = again
+
+    def again(self) -> bool:
+        """Put the failed calls up for another try; False where there are none, or none is worth it, or it took long."""
+        if time.monotonic() - self._began > GIVE_UP_S:
+            return False
+        self._by_sha = {i: True for i in self._failed if _worth_retrying(self._replies[i])}
+        self._failed = []
+        return bool(self._by_sha)
+
+    def outcomes(self, client: SyncRedis | AsyncRedis) -> list[Any]:
+        away = [reply for reply in self._replies if isinstance(reply, ABSENT)]
+        if away and len(away) == len(self._replies):
+            raise unavailable(client, away[0]) from away[0]
+        return [
+            unavailable(client, reply) if isinstance(reply, ABSENT) else _outcome(call, reply)
+            for call, reply in zip(self._calls, self._replies, strict=True)
+        ]
+
+
+def _depart(client: SyncRedis, commands: Sequence[list[Any]]) -> Wire | Routed | Exception:
+    """The first half of a pipelined round trip; the exception that it failed with is its result."""
+    batch = [Command(tuple(words)) for words in commands]
+    try:
+        return client.depart(batch) if isinstance(client, Cluster) else Wire(client, batch)
+    except ABSENT as error:
+        drop_idle(client, error)
+        return error
+
+
+def _arrive(client: SyncRedis, wire: Wire | Routed | Exception) -> list[Any] | Exception:
+    """The second half: the replies, or the exception that it failed with."""
+    if isinstance(wire, Exception):
+        return wire
+    try:
+        return wire.replies()
+    except ABSENT as error:
+        drop_idle(client, error)
+        return error
+
+
+async def _aexchange(client: AsyncRedis, commands: Sequence[list[Any]]) -> list[Any] | Exception:
+    """One pipelined round trip; the exception that it failed with is its result."""
+    try:
+        batch = [Command(tuple(words)) for words in commands]
+        return await (client.exchange(batch) if isinstance(client, AsyncCluster) else exchange(client, batch))
+    except ABSENT as error:
+        await adrop_idle(client, error)
+        return error
+
+
+def _worth_retrying(error: Exception) -> bool:
+    return not isinstance(error, redis_errors.AuthenticationError)
+
+
+def _outcome(call: Call[Any], reply: Any) -> Any:
+    """The parsed answer, or the exception that stands for it."""
+    if isinstance(reply, Exception):
+        if out_of_memory(reply):
+            return RedisFull()
+        if transient(reply):
+            return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {reply}")
+        if call.script and (why := refused(str(reply))) is not None:
+            return ArgumentsRefused(call.script, why)
+        return reply
+    try:
+        return call.parse(reply)
+    except FurrowError as error:
+        return error
+
+
+def _value(outcome: Any) -> Any:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome

@@ -1,0 +1,107 @@
+"""Waiting for Redis at start, and refusing one that can't keep Furrow's promises."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from redis import exceptions as redis_errors
+
+from control.errors import RedisUnavailable, SettingsError
+from control.redis.address import address
+from control.redis.clients import SyncRedis, unavailable
+from control.redis.routing.cluster import ABSENT, Cluster
+from control.redis.transient import transient
+
+OLDEST_VERSION = (6, 2)
+_SAY_EVERY_S = 2.0
+_TRY_EVERY_S = 0.25
+
+
+def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], None]) -> None:
+    """Return once Redis answers and is fit for use; `say` gets a line every two seconds of waiting.
+
+    Behind Sentinels it is the primary that must answer, of a Cluster every primary, with every slot served; an
+    election is waited for. Raises RedisUnavailable after `seconds`, or at once for a wrong password; SettingsError for
+    a database that the server does not have, or a server that is too old, evicts keys or is not what its URL says.
+    """
+    began = time.monotonic()
+    said = began - _SAY_EVERY_S
+    while True:
+        error = _not_yet(client, say)
+        if error is None:
+            return
+        now = time.monotonic()
+        if now - began >= seconds:
+            raise error if isinstance(error, RedisUnavailable) else unavailable(client, error) from error
+        if now - said >= _SAY_EVERY_S:
+            said = now
+            say(f"waiting for Redis at {address(client)}: {str(error) or type(error).__name__}")
+        time.sleep(min(_TRY_EVERY_S, max(0.0, began + seconds - now)))
+
+
+def _not_yet(client: SyncRedis, say: Callable[[str], None]) -> Exception | None:
+    """Why it can't be used just now, or None. Raises what waiting won't cure."""
+    try:
+        clustered = isinstance(client, Cluster)
+        for server in client.primaries() if isinstance(client, Cluster) else [client]:
+            server.ping()
+            _check_fitness(server, say, clustered)
+            if clustered and "cluster_state:ok" not in _cluster_info(server):
+                return RedisUnavailable(f"the Cluster at {address(client)} does not serve all its slots")
+    except redis_errors.AuthenticationError as error:
+        raise unavailable(client, error) from error
+    except ABSENT as error:
+        return error
+    except RedisUnavailable as error:
+        if not _elects(client):
+            raise
+        return error
+    except redis_errors.ResponseError as error:
+        if transient(error):  # it is there, and will serve
+            return None
+        raise SettingsError(
+            f"Redis at {address(client)} answers, but not as its URL asks ({error}). "
+            "Check the number of the database after the last slash, and what its user may do."
+        ) from error
+    return None
+
+
+def _elects(client: SyncRedis) -> bool:
+    """Whether somebody makes another server the primary, so that a replica is only a matter of time."""
+    return isinstance(client, Cluster) or hasattr(client.connection_pool, "sentinel_manager")
+
+
+def _cluster_info(server: SyncRedis) -> str:
+    server.response_callbacks.pop("CLUSTER INFO", None)
+    return str(server.execute_command("CLUSTER INFO"))
+
+
+def _check_fitness(client: SyncRedis, say: Callable[[str], None], clustered: bool) -> None:
+    try:
+        info: dict[str, Any] = client.info()
+    except redis_errors.ResponseError as error:
+        # A restricted user: INFO is no requirement of ours, only a courtesy at start.
+        say(f"Redis at {address(client)} does not show INFO ({error}): its version and eviction are unchecked")
+        return
+    where = address(client)
+    mode = str(info.get("redis_mode") or info.get("server_mode"))
+    if mode == "sentinel":
+        raise SettingsError(f"Redis at {where} is a Sentinel: write redis+sentinel://HOST:PORT,HOST:PORT/NAME")
+    if mode == "cluster" and not clustered:
+        raise SettingsError(f"Redis at {where} belongs to a Cluster: write redis+cluster://HOST:PORT,HOST:PORT")
+    version = str(info.get("valkey_version") or info.get("redis_version", "0"))
+    # Valkey reports the Redis version it is compatible with (7.2.4) under redis_version; either is new enough.
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_VERSION:
+        raise SettingsError(f"Redis at {where} is version {version}; Furrow needs 6.2 or newer, or Valkey 7.2 or newer")
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        if int(info.get("maxmemory", 0)) > 0:
+            raise SettingsError(
+                f"Redis at {where} has maxmemory-policy {policy}: it would throw away queued requests. "
+                "Set `maxmemory-policy noeviction`, or give Furrow a server of its own."
+            )
+        say(f"Redis at {where} has maxmemory-policy {policy}: set noeviction before you ever set maxmemory")
+    if info.get("role") == "slave":
+        raise RedisUnavailable(f"Redis at {where} is a replica: give Furrow the URL of the primary.")

@@ -1,0 +1,1 @@
+"""Commands to the shards of a Redis Cluster."""

@@ -1,0 +1,78 @@
+"""A pipelined round trip in two halves: what is sent now is answered whenever somebody reads it.
+
+redis-py's own pipeline has both in one call. Here commands are on their way before anybody waits for them, and several
+shards work at once. Its layers for retries and statistics, which are not used here, take as long as the commands
+themselves; so `exchange`, for asyncio, does without them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis import exceptions as redis_errors
+
+from control.redis.routing.shards import Command
+
+
+class Wire:
+    """Commands on their way on one connection of a client's pool. Raises redis-py's errors of a broken connection.
+
+    `replies` or `abandon` must follow, or the connection is lost to the pool.
+    """
+
+    def __init__(self, client: redis.Redis, commands: Sequence[Command]) -> None:
+        self._client, self._commands = client, commands
+        self._connection: Any = client.connection_pool.get_connection()
+        try:
+            packed = self._connection.pack_commands([command.words for command in commands])
+            self._connection.send_packed_command(packed)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def replies(self) -> list[Any]:
+        """The replies in order; a command that the server refused has the error in its place."""
+        answers: list[Any] = []
+        try:
+            for command in self._commands:
+                answers.append(self._reply(command))
+        except BaseException:
+            self.abandon()  # half of an answer may be in it still
+            raise
+        self._client.connection_pool.release(self._connection)
+        return answers
+
+    def _reply(self, command: Command) -> Any:
+        try:
+            return self._client.parse_response(self._connection, str(command.words[0]), **command.options)
+        except redis_errors.ResponseError as error:
+            return error
+
+    def abandon(self) -> None:
+        """Give the answer up."""
+        self._connection.disconnect()
+        self._client.connection_pool.release(self._connection)
+
+
+async def exchange(client: redis.asyncio.Redis, commands: Sequence[Command]) -> list[Any]:
+    """The replies of one round trip in order, errors in their places. Raises redis-py's errors of a lost connection."""
+    pool: Any = client.connection_pool
+    connection: Any = await pool.get_connection()
+    try:
+        await connection.send_packed_command(connection.pack_commands([command.words for command in commands]))
+        return [await _reply(client, connection, command) for command in commands]
+    except BaseException:
+        await connection.disconnect(nowait=True)  # half of an answer may be in it still
+        raise
+    finally:
+        await pool.release(connection)
+
+
+async def _reply(client: redis.asyncio.Redis, connection: Any, command: Command) -> Any:
+    try:
+        return await client.parse_response(connection, str(command.words[0]), **command.options)
+    except redis_errors.ResponseError as error:
+        return error

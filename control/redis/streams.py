@@ -1,0 +1,35 @@
+"""Blocking reads of streams, with Redis's absence told apart from silence."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+from redis import exceptions as redis_errors
+
+from control.errors import RedisUnavailable
+from control.redis.clients import LONGEST_BLOCK_MS, SyncRedis, unavailable
+from control.redis.transient import transient
+
+BREATH_S = 0.1
+"""Before a failed read is reported, so that a loop around it does not spin while Redis is away."""
+
+Entry = tuple[str, dict[str, str]]
+
+
+def read_streams(client: SyncRedis, after: dict[str, str], block_ms: int) -> dict[str, list[Entry]]:
+    """Entries after the given ids, waiting up to `block_ms` for the first; an empty dict when none came.
+
+    Use a blocking client. Raises RedisUnavailable.
+    """
+    try:
+        reply: Any = client.xread({**after}, block=max(1, min(block_ms, LONGEST_BLOCK_MS)))
+    except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
+        time.sleep(BREATH_S)
+        raise unavailable(client, error) from error
+    except redis_errors.ResponseError as error:
+        if not transient(error):
+            raise
+        time.sleep(BREATH_S)
+        raise RedisUnavailable(f"Redis can't serve XREAD just now: {error}") from error
+    return cast(dict[str, list[Entry]], dict(reply or ()))

@@ -1,0 +1,104 @@
+"""What a Redis URL says: one server, a primary that Sentinels know, or a Cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from redis.connection import parse_url
+
+from control.errors import SettingsError
+from control.redis.address import redacted
+
+FORMS = (
+    "redis://[:PASSWORD@]HOST:PORT/DB, rediss:// (TLS), unix://PATH, "
+    "redis+sentinel://[:PASSWORD@]HOST:PORT,HOST:PORT/NAME[/DB] and redis+cluster://[:PASSWORD@]HOST:PORT,HOST:PORT"
+)
+SENTINEL_PORT = 26379
+SERVER_PORT = 6379
+
+Address = tuple[str, int]
+Kind = Literal["server", "sentinel", "cluster"]
+
+_KINDS: dict[str, Kind] = {
+    "redis": "server",
+    "rediss": "server",
+    "unix": "server",
+    "redis+sentinel": "sentinel",
+    "rediss+sentinel": "sentinel",
+    "redis+cluster": "cluster",
+    "rediss+cluster": "cluster",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """A URL that can be used. `nodes`, `name`, `secure` and `options` are those of a Sentinel's or a Cluster's."""
+
+    text: str
+    kind: Kind
+    nodes: tuple[Address, ...] = ()
+    """The Sentinels, or the Cluster's nodes that are asked for the others."""
+    name: str = ""
+    """Of the primary, as the Sentinels know it."""
+    secure: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+    """For the connection to a data server: user name, password, database, TLS."""
+
+
+def parse_redis_url(url: str) -> RedisUrl:
+    """Raises SettingsError that shows what is wrong and what is accepted, and no password."""
+    try:
+        parts = urlsplit(url)
+        kind = _KINDS.get(parts.scheme)
+        if kind == "server":
+            _ = parts.port
+        nodes = _nodes(parts, SENTINEL_PORT if kind == "sentinel" else SERVER_PORT) if kind != "server" else ()
+    except ValueError as error:
+        raise SettingsError(f"the Redis URL {_scheme_only(url)} can't be read: {error}") from error
+    if kind is None:
+        raise SettingsError(
+            f"the Redis URL {redacted(url)!r} begins with {parts.scheme or 'nothing'}:// ; accepted are {FORMS}"
+        )
+    if parts.scheme == "unix" and not (parts.path or parts.netloc):
+        raise SettingsError(f"the Redis URL {redacted(url)!r} names no socket; write unix:///path/to/redis.sock")
+    if kind == "server":
+        return RedisUrl(url, kind)
+    name, _, database = parts.path.strip("/").partition("/")
+    _check_place(url, kind, nodes, name, database)
+    options = _options(parts, database or "0")
+    return RedisUrl(url, kind, nodes, unquote(name), parts.scheme.startswith("rediss"), options)
+
+
+def _check_place(url: str, kind: Kind, nodes: tuple[Address, ...], name: str, database: str) -> None:
+    if not nodes:
+        raise SettingsError(f"the Redis URL {redacted(url)!r} names no host; accepted are {FORMS}")
+    if kind == "sentinel" and (not name or not (database or "0").isdecimal()):
+        raise SettingsError(
+            f"the Redis URL {redacted(url)!r} must end with the primary's name as the Sentinels know it, and may add "
+            "a database: redis+sentinel://HOST:26379,HOST:26379/NAME/0"
+        )
+    if kind == "cluster" and name not in ("", "0"):
+        raise SettingsError(f"the Redis URL {redacted(url)!r} names database {name!r}, but a Cluster has only 0")
+
+
+def _nodes(parts: SplitResult, port: int) -> tuple[Address, ...]:
+    places = parts.netloc.rpartition("@")[2]
+    each = [urlsplit(f"//{place}") for place in places.split(",") if place]
+    if any(not one.hostname for one in each):
+        raise ValueError("a host is missing")
+    return tuple((one.hostname or "", one.port or port) for one in each)
+
+
+def _options(parts: SplitResult, database: str) -> tuple[tuple[str, Any], ...]:
+    """User name, password, database and the query's options, read as redis-py reads them for one server."""
+    user, at, _ = parts.netloc.rpartition("@")
+    scheme = parts.scheme.partition("+")[0]
+    found: dict[str, Any] = parse_url(urlunsplit((scheme, f"{user}{at}one", f"/{database}", parts.query, "")))
+    return tuple((name, value) for name, value in found.items() if name not in ("host", "port", "connection_class"))
+
+
+def _scheme_only(url: str) -> str:
+    """A malformed URL can hide its password anywhere: only its scheme is safe to show."""
+    return f"{url.partition('://')[0]}://…"

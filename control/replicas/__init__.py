@@ -1,0 +1,1 @@
+"""A replica as Redis holds it: its lease, the commands to its ranks, its health."""

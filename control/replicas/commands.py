@@ -1,0 +1,240 @@
+"""Commands from a leader to its ranks and the replies: one stream per rank and epoch, numbered without a gap.
+
+The epoch is in the key's name, so a stale command can't be read; the seq is the entry's id, so a repeated command
+can't be added twice. Whoever waits here also hears of the epoch's poison.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from control.errors import Lost, Poisoned, RedisUnavailable
+from control.keys import COMMAND_MS, ReplicaKeys
+from control.messages import Command, encode
+from control.redis.clients import LONGEST_BLOCK_MS, SyncRedis
+from control.redis.connection import Call, Posted, run
+from control.redis.streams import Entry, read_streams
+from control.replicas.health import poison
+from control.replicas.lease import Lease
+from control.replies import AnyReply, Reply, decode_reply
+
+T = TypeVar("T")
+
+LATE_S = 0.1
+"""A blocking read that returns so much later than asked for has met a server that did not serve."""
+
+
+def fan_out(lease: Lease, command: Command | Sequence[Command], world_size: int) -> Call[None]:
+    """`command` to ranks 1 to world_size - 1, all or none; a sequence holds one per rank, all with the same seq."""
+    each = [command] if isinstance(command, Command) else list(command)
+    streams = tuple(lease.keys.commands(lease.epoch, rank) for rank in range(1, world_size))
+    if len({(one.epoch, one.seq) for one in each}) != 1 or each[0].epoch != lease.epoch:
+        raise ValueError(f"commands for epoch {lease.epoch} must carry it and share one seq: {each}")
+    if len(each) not in (1, len(streams)):
+        raise ValueError(f"{len(each)} commands for {len(streams)} ranks")
+
+    def parse(_: object) -> None:
+        return None
+
+    return Call("fan_out", streams, (each[0].seq, *(encode(one) for one in each)), parse)
+
+
+def post(client: SyncRedis, lease: Lease, command: Command | Sequence[Command], world_size: int) -> Posted:
+    """Begin to fan a command out; `posted` must follow, soon, as a server may ask for the script's text first."""
+    return Posted(client, [fan_out(lease, command, world_size)])
+
+
+def posted(under_way: Posted, check: Callable[[], None] = lambda: None) -> None:
+    """Wait until the command is in every stream. Sits out an absence of Redis as long as the streams live, then
+    raises Lost; or what `check` raises where the epoch is over."""
+    _insist(under_way.values, check)
+
+
+def send(client: SyncRedis, lease: Lease, command: Command | Sequence[Command], world_size: int) -> None:
+    """Fan a command out, and wait as `posted` does; nothing to do for a world of 1."""
+    if world_size > 1:
+        posted(post(client, lease, command, world_size))
+
+
+def reply(client: SyncRedis, model: str, replica: str, message: Reply) -> None:
+    """Answer a command; sits out an absence of Redis as `send` does."""
+    stream = ReplicaKeys(model, replica).replies(message.epoch)
+    _insist(lambda: run(client, Call("reply", (stream,), (encode(message),), str)))
+
+
+def wait_for_work(blocking: SyncRedis, lease: Lease, bell: str, block_ms: int) -> None:
+    """Return once the bell rang after `bell` (the id that the last claim returned), or after `block_ms`.
+
+    It rings for new requests, cancels and poison. Raises RedisUnavailable.
+    """
+    read_streams(blocking, {lease.model_keys.bell: bell}, block_ms)
+
+
+def _insist(attempt: Callable[[], T], check: Callable[[], None] = lambda: None) -> T:
+    """Repeat while Redis is away: a finished step is held, not lost.
+
+    Raises Lost once the epoch's streams have lapsed, and with them whatever was in them.
+    """
+    until = time.monotonic() + COMMAND_MS / 1000
+    while True:
+        try:
+            return attempt()
+        except RedisUnavailable as error:
+            if time.monotonic() > until:
+                raise Lost(f"Redis has been away for longer than commands live: {error}") from error
+            check()
+            time.sleep(0.1)
+
+
+class _PoisonWatch:
+    """The history of poison, read from its beginning, so that none of this epoch is missed."""
+
+    def __init__(self, stream: str, epoch: int) -> None:
+        self.stream, self.after, self._epoch = stream, "0", epoch
+
+    def raise_own(self, entries: list[Entry]) -> None:
+        """Raise Poisoned for an entry of this epoch."""
+        for entry_id, fields in entries:
+            self.after = entry_id
+            if fields["epoch"] == str(self._epoch):
+                raise Poisoned(fields["kind"], fields["message"], int(fields["rank"]))
+
+
+class Mailbox:
+    """A rank's commands in one epoch, in order."""
+
+    def __init__(self, blocking: SyncRedis, model: str, replica: str, epoch: int, rank: int) -> None:
+        keys = ReplicaKeys(model, replica)
+        self._client, self._model, self._replica, self._epoch, self._rank = blocking, model, replica, epoch, rank
+        self._stream = keys.commands(epoch, rank)
+        self._poison = _PoisonWatch(keys.poisons, epoch)
+        self._read: deque[Entry] = deque()
+        self._seq = 0
+
+    @property
+    def seq(self) -> int:
+        """Of the command received last, 0 before the first."""
+        return self._seq
+
+    def receive(self, block_ms: int) -> str | None:
+        """The next command as JSON text, or None when none came within `block_ms`.
+
+        Raises Poisoned when the epoch is; a gap in the seq poisons it first. Raises RedisUnavailable.
+        """
+        if not self._read:
+            after = {self._stream: f"{self._seq}-0", self._poison.stream: self._poison.after}
+            entries = read_streams(self._client, after, block_ms)
+            self._poison.raise_own(entries.get(self._poison.stream, []))
+            self._read.extend(entries.get(self._stream, []))
+        if not self._read:
+            return None
+        entry_id, fields = self._read.popleft()
+        seq = int(entry_id.partition("-")[0])
+        if seq != self._seq + 1:
+            message = f"rank {self._rank} expected command {self._seq + 1} and got {seq}"
+            run(self._client, poison(self._model, self._replica, self._epoch, self._rank, "gap", message))
+            raise Poisoned("gap", message, self._rank)
+        self._seq = seq
+        return fields["m"]
+
+
+class Deadline:
+    """By when something must be there. Who waits may be told by another thread to wait less."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._final = seconds, False
+        self._until = time.monotonic() + seconds
+
+    def __str__(self) -> str:
+        return f"{self._seconds:g} s"
+
+    def left(self) -> float:
+        """Seconds from now; 0 once it has passed."""
+        return max(0.0, self._until - time.monotonic())
+
+    def excuse(self, seconds: float) -> None:
+        """So much time did not count."""
+        self._until += seconds
+
+    def renew(self) -> None:
+        """There was progress: all of the time again, from now."""
+        if not self._final:
+            self._until = max(self._until, time.monotonic() + self._seconds)
+
+    def hurry(self, seconds: float) -> None:
+        """From now on wait no longer than this, progress or not."""
+        self._final = True
+        if seconds < self.left():
+            self._seconds, self._until = seconds, time.monotonic() + seconds
+
+
+class Replies:
+    """A leader's view of its ranks' answers in one epoch. `stale` counts the ones that were dropped."""
+
+    def __init__(self, blocking: SyncRedis, lease: Lease, world_size: int) -> None:
+        self._client, self._epoch, self._ranks = blocking, lease.epoch, range(1, world_size)
+        self._stream = lease.keys.replies(lease.epoch)
+        self._poison = _PoisonWatch(lease.keys.poisons, lease.epoch)
+        self._after = "0"
+        self._early: dict[int, dict[int, AnyReply]] = {}
+        self.stale = 0
+
+    def collect(self, seq: int, deadline: Deadline, check: Callable[[], None] = lambda: None) -> list[AnyReply]:
+        """Every rank's reply to command `seq`, in rank order; replies to later ones are kept for their turn.
+
+        `check` is called now and then; it raises where the epoch is over. Without it a reply that was lost with Redis
+        would be waited for until the deadline.
+
+        Raises Poisoned: the epoch's, or of kind "deadline" naming the ranks that are missing (its rank is the first of
+        them), or of kind "bad_reply" quoting one that can't be read. While Redis is away or does not answer
+        in time the deadline stands still.
+        """
+        while True:
+            here = self._early.get(seq, {})
+            missing = [rank for rank in self._ranks if rank not in here]
+            if not missing:
+                self._early.pop(seq, None)
+                return [here[rank] for rank in self._ranks]
+            left = deadline.left()
+            if not left:
+                names = ", ".join(map(str, missing))
+                message = f"no reply to command {seq}, and no progress, within {deadline}: rank {names}"
+                raise Poisoned("deadline", message, missing[0])
+            check()
+            now, block_ms = time.monotonic(), min(int(1000 * left), LONGEST_BLOCK_MS)
+            try:
+                self._read(seq, block_ms)
+                away = time.monotonic() - now - block_ms / 1000
+            except RedisUnavailable:
+                away = time.monotonic() - now
+            if away > LATE_S:
+                deadline.excuse(away)
+
+    def _read(self, seq: int, block_ms: int) -> None:
+        after = {self._stream: self._after, self._poison.stream: self._poison.after}
+        entries = read_streams(self._client, after, block_ms)
+        self._poison.raise_own(entries.get(self._poison.stream, []))
+        for entry_id, fields in entries.get(self._stream, []):
+            self._after = entry_id
+            self._keep(fields["m"], seq)
+
+    def _keep(self, text: str, seq: int) -> None:
+        try:
+            message = decode_reply(text)
+        except msgspec.DecodeError as error:
+            raise Poisoned("bad_reply", f"a reply can't be read ({error}): {text[:200]!r}", -1) from error
+        known = self._early.get(message.seq, {})
+        if (
+            message.epoch != self._epoch
+            or message.seq < seq
+            or message.rank in known
+            or message.rank not in self._ranks
+        ):
+            self.stale += 1
+            return
+        self._early.setdefault(message.seq, {})[message.rank] = message

@@ -1,0 +1,56 @@
+"""Heartbeats, poison and status of ranks, and the state of a replica and of its model."""
+
+from __future__ import annotations
+
+from control.replicas.health.beats import BEAT_LIFE_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
+from control.replicas.health.end_reason import EndReason, end_reason, note_end
+from control.replicas.health.epochs import Formation, formations, note_formation
+from control.replicas.health.overview import Overview, ReplicaOverview, look_at, overview, overviews
+from control.replicas.health.poisoning import (
+    Poison,
+    last_poison,
+    poison,
+    poison_history,
+    read_poison,
+    write_poison,
+)
+from control.replicas.health.shared import shared_overviews
+from control.replicas.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
+from control.replicas.health.status import AgentState, Status, clear_status, status_of, write_status
+
+__all__ = [
+    "BEAT_LIFE_S",
+    "STUCK_MS",
+    "AgentState",
+    "Beat",
+    "EndReason",
+    "Formation",
+    "Overview",
+    "Poison",
+    "ReplicaOverview",
+    "ReplicaState",
+    "ReplicaView",
+    "Status",
+    "beat",
+    "clear_status",
+    "end_reason",
+    "formations",
+    "heartbeats",
+    "last_poison",
+    "look_at",
+    "model_state",
+    "note_end",
+    "note_formation",
+    "overview",
+    "overviews",
+    "poison",
+    "poison_history",
+    "read_epoch",
+    "read_led_epoch",
+    "read_poison",
+    "replica_state",
+    "shared_overviews",
+    "status_of",
+    "write_poison",
+    "write_status",
+]

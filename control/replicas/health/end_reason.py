@@ -1,0 +1,33 @@
+"""The reason of a rank process's end in its own words; its agent sees no more than an exit status."""
+
+from __future__ import annotations
+
+import msgspec
+
+from control.keys import END_REASON_MS, ReplicaKeys
+from control.redis.connection import Call, read
+
+
+class EndReason(msgspec.Struct, frozen=True):
+    """`host` and `pid` name the process, because a later one may have the same rank."""
+
+    host: str
+    pid: int
+    message: str
+
+
+def note_end(model: str, replica: str, rank: int, reason: EndReason) -> list[Call[int]]:
+    """Say it before the process exits; running the calls twice is harmless."""
+    key = ReplicaKeys(model, replica).ends
+    text = msgspec.json.encode(reason).decode()
+    return [read("HSET", key, str(rank), text, parse=int), read("PEXPIRE", key, END_REASON_MS, parse=int)]
+
+
+def end_reason(model: str, replica: str, rank: int, host: str, pid: int) -> Call[str | None]:
+    """What that process said, None where it said nothing."""
+
+    def parse(reply: str | None) -> str | None:
+        found = msgspec.json.decode(reply, type=EndReason) if reply else None
+        return found.message if found is not None and (found.host, found.pid) == (host, pid) else None
+
+    return read("HGET", ReplicaKeys(model, replica).ends, str(rank), parse=parse)

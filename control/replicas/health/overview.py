@@ -1,0 +1,168 @@
+"""The state of every model and replica, read in a few round trips: for the operator, for /ready, for refusals, and for
+the rollout of a change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from control.keys import ModelKeys
+from control.messages import ModelSpec
+from control.placement.rollout import free_names, in_order
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, read, run_every
+from control.replicas.health.beats import Beat, epoch_of, read_beat
+from control.replicas.health.poisoning import Poison, poison_of
+from control.replicas.health.state import ReplicaState, ReplicaView, model_state, replica_state
+from control.replicas.health.status import status_of
+from control.replicas.lease import holder
+
+_TOGETHER = 64
+"""Models that are read in the same round trips."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOverview:
+    """`seq` is the leader's last completed step; `devices` and `beats` are by rank, as far as they are heard; `host`
+    names the hosts of those that are, comma between. `revision` is that of the specification which it runs."""
+
+    replica: str
+    revision: int
+    state: ReplicaState
+    detail: str
+    host: str
+    devices: list[str]
+    epoch: int
+    seq: int
+    beats: list[Beat | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """`queued` requests wait for the model; `revision` is its specification's, `wanted` how many replicas that asks
+    for, and `rolled_out` how many of this revision serve."""
+
+    model: str
+    state: ReplicaState
+    detail: str
+    queued: int
+    revision: int
+    wanted: int
+    rolled_out: int
+    replicas: list[ReplicaOverview]
+
+    @property
+    def is_rolled_out(self) -> bool:
+        """Whether as many serve as are wanted, of the newest revision, and nothing else is left."""
+        return self.rolled_out == self.wanted == len(self.replicas)
+
+
+def look_at(client: SyncRedis, model: str, replica: str, tp: int) -> tuple[int, list[Beat | None], Poison | None]:
+    """A replica's newest epoch, the last word of each rank, and its poison, in one round trip.
+
+    Raises RedisUnavailable.
+    """
+    calls = [
+        epoch_of(model, replica),
+        *(read_beat(model, replica, rank) for rank in range(tp)),
+        poison_of(model, replica),
+    ]
+    epoch, *beats, poison = run_every(client, calls)
+    return epoch, beats, poison
+
+
+def overviews(client: SyncRedis) -> list[Overview]:
+    """Every model that the farm knows, in order of name. Raises RedisUnavailable."""
+    specs = catalog.list_specs(client)
+    parts = [specs[at : at + _TOGETHER] for at in range(0, len(specs), _TOGETHER)]
+    return [found for part in parts for found in _overviews(client, part)]
+
+
+def overview(client: SyncRedis, model: str) -> Overview:
+    """One model; an unknown one is loading, with the reason. Raises RedisUnavailable."""
+    spec = catalog.get_spec(client, model)
+    if spec is None:
+        return Overview(model, "loading", "the farm does not know the model yet", 0, 0, 0, 0, [])
+    return _overviews(client, [spec])[0]
+
+
+def _overviews(client: SyncRedis, specs: Sequence[ModelSpec]) -> list[Overview]:
+    """Of a few models, in two round trips."""
+    about = iter(run_every(client, [call for spec in specs for call in _about(spec)]))
+    models = [_Model(spec, *islice(about, 3)) for spec in specs]
+    found = iter(run_every(client, [call for model in models for call in _of_replicas(model)]))
+    return [_overview(model, found) for model in models]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is read of a model beside its replicas."""
+
+    spec: ModelSpec
+    queued: int
+    served: bool
+    assigned: dict[str, catalog.Assigned]
+
+
+def _about(spec: ModelSpec) -> list[Call[Any]]:
+    """What a _Model is made of."""
+    model = ModelKeys(spec.name)
+    return [
+        read("HGET", model.load, "queued", parse=_count),
+        read("EXISTS", model.assets, parse=bool),
+        catalog.replicas(spec.name),
+    ]
+
+
+def _of_replicas(model: _Model) -> list[Call[Any]]:
+    """For each replica what `_replica` is made of."""
+    calls: list[Call[Any]] = []
+    place = model.spec.name
+    for name, (_, tp) in _known(model.spec, model.assigned).items():
+        calls += [status_of(place, name), epoch_of(place, name), holder(place, name)]
+        calls += [poison_of(place, name), *(read_beat(place, name, rank) for rank in range(tp))]
+    return calls
+
+
+def _overview(about: _Model, found: Iterator[Any]) -> Overview:
+    spec, served, known = about.spec, about.served, _known(about.spec, about.assigned)
+    replicas = [
+        _replica(spec, served, name, revision, list(islice(found, 4 + tp))) for name, (revision, tp) in known.items()
+    ]
+    state, detail = model_state([(replica.state, replica.detail) for replica in replicas], spec.unload)
+    done = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)
+    return Overview(spec.name, state, detail, about.queued, spec.revision, spec.replicas, done, replicas)
+
+
+def _known(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) -> dict[str, tuple[int, int]]:
+    """Revision and number of ranks of every replica: those that were assigned, and those that are still to be."""
+    known = {name: (assigned[name].revision, assigned[name].tp) for name in in_order(assigned)}
+    current = sum(revision == spec.revision for revision, _ in known.values())
+    missing = 0 if spec.unload else max(0, spec.replicas - current)
+    return known | dict.fromkeys(islice(free_names(known), missing), (spec.revision, spec.tp))
+
+
+def _replica(spec: ModelSpec, served: bool, name: str, revision: int, found: list[Any]) -> ReplicaOverview:
+    status, epoch, token, poison, *beats = found
+    view = ReplicaView(spec.unload, served, status, epoch, token is not None, poison, beats)
+    state, detail = replica_state(view)
+    leader: Beat | None = beats[0]
+    hosts = dict.fromkeys(beat.host for beat in beats if beat is not None and beat.host)
+    return ReplicaOverview(
+        replica=name,
+        revision=revision,
+        state=state,
+        detail=detail,
+        host=",".join(hosts) or (status.host if status else ""),
+        devices=[beat.device for beat in beats if beat is not None],
+        epoch=epoch,
+        seq=leader.seq if leader is not None and leader.epoch == epoch else 0,
+        beats=beats,
+    )
+
+
+def _count(reply: str | None) -> int:
+    return max(0, int(reply or 0))

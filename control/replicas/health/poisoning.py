@@ -1,0 +1,71 @@
+"""Poison: an epoch whose device or collective state can't be trusted any more, said once by whoever notices first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from control.keys import POISONS_LENGTH, ModelKeys, ReplicaKeys
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, read, run
+from control.redis.streams import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """Why `epoch` must be left; `rank` is the culprit or the one who noticed, -1 for nobody in particular."""
+
+    epoch: int
+    rank: int
+    kind: str
+    message: str
+
+
+def poison(model: str, replica: str, epoch: int, rank: int, kind: str, message: str) -> Call[bool]:
+    """True if this word is the one that counts; False if the epoch was poisoned before, or is over."""
+    keys = ReplicaKeys(model, replica)
+    args = (epoch, rank, kind, message, ModelKeys(model).base)
+    return Call("poison", (keys.poison, keys.poisons, keys.epoch), args, bool)
+
+
+def write_poison(client: SyncRedis, model: str, replica: str, epoch: int, rank: int, kind: str, message: str) -> bool:
+    """As `poison`, run."""
+    return run(client, poison(model, replica, epoch, rank, kind, message))
+
+
+def poison_of(model: str, replica: str) -> Call[Poison | None]:
+    """The newest epoch's poison; acquiring the next epoch clears it."""
+
+    def parse(reply: dict[str, str]) -> Poison | None:
+        if not reply:
+            return None
+        return Poison(int(reply["epoch"]), int(reply["rank"]), reply["kind"], reply["message"])
+
+    return read("HGETALL", ReplicaKeys(model, replica).poison, parse=parse)
+
+
+def read_poison(client: SyncRedis, model: str, replica: str) -> Poison | None:
+    """As `poison_of`, run."""
+    return run(client, poison_of(model, replica))
+
+
+def poison_history(model: str, replica: str) -> Call[list[Poison]]:
+    """How the replica's epochs ended that were poisoned, newest first; one entry per epoch."""
+
+    def parse(reply: list[Entry]) -> list[Poison]:
+        return [Poison(int(one["epoch"]), int(one["rank"]), one["kind"], one["message"]) for _, one in reply]
+
+    stream = ReplicaKeys(model, replica).poisons
+    return read("XREVRANGE", stream, "+", "-", "COUNT", POISONS_LENGTH, parse=parse)
+
+
+def last_poison(client: SyncRedis, model: str, replica: str) -> str | None:
+    """The last entry of the history in words, whichever epoch it was in; None if there was never any."""
+
+    def parse(reply: list[Entry]) -> str | None:
+        if not reply:
+            return None
+        fields = reply[0][1]
+        return f"rank {fields['rank']}: {fields['kind']}: {fields['message']}"
+
+    stream = ReplicaKeys(model, replica).poisons
+    return run(client, read("XREVRANGE", stream, "+", "-", "COUNT", 1, parse=parse))

@@ -1,0 +1,66 @@
+"""Requests that nobody follows any more: carries out on_disconnect for API processes that have died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from control import keys
+from control.keys import ModelKeys
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, read, run, run_all, write
+
+GRACE_MS = 30_000
+"""How long a request of a dead API process waits for its client to come back on another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """The requests whose end was asked for; `more` where another call may find some."""
+
+    rids: list[str]
+    more: bool
+
+
+def reap_all(client: SyncRedis, model: str, gone: Sequence[str] = (), grace_ms: int = GRACE_MS) -> list[str]:
+    """All batches; the requests whose end was asked for. Raises RedisUnavailable."""
+    rids, more = list[str](), True
+    while more:
+        reaped = run(client, reap(model, gone, grace_ms))
+        rids += reaped.rids
+        more = reaped.more
+    return rids
+
+
+def reap(model: str, gone: Iterable[str] = (), grace_ms: int = GRACE_MS) -> Call[Reaped]:
+    """Strike `gone` API processes from requests of the model, and end orphans whose wait is over: a batch of both.
+
+    May run anywhere, any number of times.
+    """
+    model_keys = ModelKeys(model)
+
+    def parse(reply: list[Any]) -> Reaped:
+        rids, more = reply
+        return Reaped(rids, bool(more))
+
+    return Call("reap", (model_keys.orphans,), (model_keys.base, grace_ms, *gone), parse)
+
+
+def take_round(client: SyncRedis, api: str) -> bool:
+    """Whether the process makes the next round over all models: one in a second does, however many there are.
+
+    Raises RedisUnavailable.
+    """
+    return run(client, write("SET", keys.REAPER_LOCK, api, "NX", "PX", keys.ROUND_MS, parse=bool))
+
+
+def gone_apis(client: SyncRedis) -> list[str]:
+    """API processes that have been seen and whose heartbeat has lapsed."""
+
+    def members(reply: Iterable[str]) -> list[str]:
+        return sorted(reply)
+
+    known = run(client, read("SMEMBERS", keys.APIS, parse=members))
+    alive = run_all(client, [read("EXISTS", keys.api(api_id), parse=bool) for api_id in known])
+    return [api_id for api_id, is_alive in zip(known, alive, strict=True) if is_alive is False]

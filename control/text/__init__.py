@@ -1,0 +1,1 @@
+"""Tokens to text, vocabularies, and the compilation of grammars."""

@@ -1,0 +1,94 @@
+"""`python -m control.text.grammar_check`: compiles grammars for an API process; a hostile one harms only this.
+
+Says that it is ready, then reads one JSON line per task and answers each with one line. The kernel ends it where a
+grammar wants more memory or stack than is allowed; its parent ends it where one takes too long.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from functools import lru_cache
+
+import msgspec
+from llguidance import LLTokenizer
+
+from control.errors import GrammarRefused
+from control.messages import Grammar
+from control.process import die_with_parent, name_process
+from control.text.grammar import compile_grammar, converted, error_of, tokenizer_of
+from control.text.vocabulary import TokenBytes
+
+READY = b"ready\n"
+"""Its first line."""
+_MEMORY_BYTES = 2 << 30
+_STACK_BYTES = 1 << 20
+"""Less than any thread has that compiles the same grammar for a leader."""
+
+
+class Letters(msgspec.Struct, frozen=True):
+    """Of a vocabulary what a grammar can name, by id: the single bytes, and the added tokens with their names."""
+
+    size: int
+    single: dict[int, bytes]
+    added: dict[int, str]
+    eos: list[int]
+
+    @property
+    def tokens(self) -> TokenBytes:
+        texts = [b""] * self.size
+        for token, text in self.single.items():
+            texts[token] = text
+        for token, name in self.added.items():
+            texts[token] = name.encode()
+        return TokenBytes(texts, sorted(self.added))
+
+
+class Task(msgspec.Struct, frozen=True):
+    grammar: Grammar
+    letters: msgspec.Raw
+    """Letters as JSON."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The grammar as it is to be enqueued, or why it is refused."""
+
+    grammar: Grammar | None = None
+    refusal: str = ""
+
+
+def judge(task: Task) -> Verdict:
+    """Compile the grammar, and ask it for its first tokens."""
+    try:
+        grammar = converted(task.grammar)
+        matcher = compile_grammar(grammar, _tokenizer(bytes(task.letters)))
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarRefused(error_of(matcher))
+    except GrammarRefused as error:
+        return Verdict(refusal=str(error))
+    return Verdict(grammar)
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(letters: bytes) -> LLTokenizer:
+    known = msgspec.json.decode(letters, type=Letters)
+    return tokenizer_of(known.tokens, known.eos)
+
+
+def main() -> None:
+    """Answer until the parent closes the pipe or ends."""
+    die_with_parent()
+    name_process("furrow-grammar")
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
+    decode = msgspec.json.Decoder(Task).decode
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
+    for line in sys.stdin.buffer:
+        sys.stdout.buffer.write(msgspec.json.encode(judge(decode(line))) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

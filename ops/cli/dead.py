@@ -1,0 +1,69 @@
+"""`furrow dead`: requests that crashed their group and were given up, with their cause."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from datetime import UTC, datetime
+
+import click
+import msgspec
+
+from control import requests
+from control.operations.options import connect_to_farm, redis_option
+from control.redis.connection import run
+from control.requests import DeadLetter
+
+
+@click.group()
+def dead() -> None:
+    """Look at the dead letters, try them again, or drop them."""
+
+
+@dead.command(name="list")
+@click.argument("model")
+@redis_option
+def list_dead(model: str, redis_url: str | None) -> None:
+    """Show the dead letters of MODEL, newest first: when, request id, tokens of its prompt, cause."""
+    letters = run(connect_to_farm(redis_url), requests.dead_letters(model))
+    if not letters:
+        click.echo(f"No dead letters of '{model}'.")
+    for letter in letters:
+        click.echo(f"{_when(letter)}  {letter.rid}  {letter.prompt_tokens:>7}  {letter.cause}")
+
+
+@dead.command()
+@click.argument("model")
+@click.argument("rid")
+@redis_option
+def show(model: str, rid: str, redis_url: str | None) -> None:
+    """Show all that is known of the dead letter RID of MODEL, as JSON: enough to reproduce the crash elsewhere."""
+    letter = requests.dead_letter(connect_to_farm(redis_url), model, rid)
+    fields = dataclasses.asdict(letter) | {"params": letter.params, "at": _when(letter)}
+    click.echo(msgspec.json.format(msgspec.json.encode(fields), indent=2))
+
+
+@dead.command()
+@click.argument("model")
+@click.argument("rid")
+@redis_option
+def retry(model: str, rid: str, redis_url: str | None) -> None:
+    """Enqueue the request RID of MODEL again, from its prompt and under a new id, and drop its dead letter."""
+    client = connect_to_farm(redis_url)
+    again = requests.retry_letter(client, model, requests.dead_letter(client, model, rid), uuid.uuid4().hex)
+    click.echo(f"{rid} is tried again as {again}.")
+
+
+@dead.command()
+@click.argument("model")
+@click.argument("rid")
+@redis_option
+def drop(model: str, rid: str, redis_url: str | None) -> None:
+    """Forget the dead letter RID of MODEL."""
+    client = connect_to_farm(redis_url)
+    run(client, requests.drop_letter(model, requests.dead_letter(client, model, rid)))
+    click.echo(f"{rid} is dropped.")
+
+
+def _when(letter: DeadLetter) -> str:
+    return datetime.fromtimestamp(letter.at_ms / 1000, UTC).isoformat(timespec="seconds")

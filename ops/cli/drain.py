@@ -1,0 +1,85 @@
+"""`furrow drain`: a host is emptied, or one replica replaced, without failing a request."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from control.errors import SettingsError
+from control.messages import Assignment
+from control.operations.options import connect_to_farm, redis_option
+from control.placement import farm
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run
+from control.replicas import health
+
+TICK_S = 0.2
+
+
+@click.command()
+@click.argument("what", metavar="HOST|MODEL:REPLICA")
+@click.option("--undo", is_flag=True, help="Let replicas go to HOST again; nothing moves back by itself.")
+@click.option("--no-wait", is_flag=True, help="Return at once instead of when it is empty.")
+@redis_option
+def drain(what: str, undo: bool, no_wait: bool, redis_url: str | None) -> None:
+    """Empty HOST: its replicas move to others, which serve before those here are asked to go; nothing new comes.
+
+    Where no other host has the devices they go all the same, and requests wait. MODEL:REPLICA asks one replica to go;
+    another takes its place. What goes finishes what it runs, as long as the model's --drain-s says. Tells what changes
+    and returns when it is empty; Ctrl-C ends the telling and not the draining.
+    """
+    client = connect_to_farm(redis_url)
+    hosts = farm.known_hosts(client)
+    if what in hosts:
+        drain_host(client, what, undo, no_wait)
+        return
+    model, _, replica = what.rpartition(":")
+    if undo or not model or catalog.get_spec(client, model) is None:
+        there = ", ".join(hosts) or "there is none"
+        raise SettingsError(f"host '{what}' is unknown; known: {there}. For one replica say MODEL:REPLICA")
+    drain_replica(client, model, replica, no_wait)
+
+
+def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> None:
+    """Say what is wanted of the host, and follow its replicas until the last one has left."""
+    changed = farm.drain(client, host_id, drained=not undo)
+    if undo:
+        click.echo(f"{host_id}: takes replicas again." if changed else f"{host_id}: was not drained.")
+        return
+    click.echo(f"{host_id}: drains.")
+    told = ""
+    while not no_wait:
+        left = farm.assignments(client, host_id)
+        line = ", ".join(_describe(client, one) for one in left)
+        if line and line != told:
+            click.echo(f"{host_id}: {line}")
+            told = line
+        if not left:
+            click.echo(f"{host_id}: empty. It can be switched off; `furrow drain {host_id} --undo` takes it back.")
+            return
+        time.sleep(TICK_S)
+
+
+def drain_replica(client: SyncRedis, model: str, replica: str, no_wait: bool) -> None:
+    """Ask every part of the replica to go. Raises SettingsError for one that no host has."""
+    parts = farm.drain_replica(client, model, replica)
+    click.echo(f"{model}:{replica}: drains.")
+    while not no_wait and replica in run(client, catalog.replicas(model)):
+        again = [one for host, _ in parts for one in farm.assignments(client, host) if one.replica == replica]
+        if not any(one.withdrawn and one.spec.name == model for one in again):
+            break  # its name has gone to its successor
+        time.sleep(TICK_S)
+    if not no_wait:
+        click.echo(f"{model}:{replica}: gone.")
+
+
+def _describe(client: SyncRedis, held: Assignment) -> str:
+    model, replica = held.spec.name, held.replica
+    if not held.withdrawn:
+        return f"{model}:{replica} " + (
+            "waits for its successor" if held.spec.surge else "goes first, as --in-place says"
+        )
+    state = next((one.state for one in health.overview(client, model).replicas if one.replica == replica), "gone")
+    return f"{model}:{replica} {state}"

@@ -1,0 +1,172 @@
+"""`furrow keys`: who may use the farm, how much of it, and how much they used."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import msgspec
+
+from control import access
+from control.access import ApiKey
+from control.access.usage import usage as read_usage
+from control.errors import SettingsError
+from control.keys import CLASSES
+from control.operations.options import connect_to_farm, redis_option
+from ops.cli.tables import echo_table
+
+_UNITS = {"m": 60, "h": 3_600, "d": 86_400}
+
+
+def limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a key may do; what is not given is None."""
+    for option in reversed(
+        [
+            click.option("--rpm", type=click.IntRange(0), help="Requests per minute; 0: any number."),
+            click.option(
+                "--tpm", type=click.IntRange(0), help="Tokens per minute, prompts and answers; 0: any number."
+            ),
+            click.option("--max-concurrent", type=click.IntRange(0), help="Requests at one time; 0: any number."),
+            click.option("--priority-cap", type=click.Choice(CLASSES), help="The best class that it may ask for."),
+            click.option(
+                "--model", "models", multiple=True, help="A model that it may use; repeatable [default: all]."
+            ),
+            click.option("--expires", metavar="30d|12h|DATE", help="When it stops to work: from now, or a date (UTC)."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+@click.group()
+def keys() -> None:
+    """Create, limit, list and revoke API keys, and show what they used."""
+
+
+@keys.command()
+@click.option("--name", default="", help="What people call it [default: its id].")
+@click.option("--tenant", default="", help="Keys of one tenant share turns and see each other's requests.")
+@click.option("--admin", is_flag=True, help="It opens the operator's routes, /farm.")
+@limit_options
+@redis_option
+def create(redis_url: str | None, name: str, tenant: str, admin: bool, **limits: Any) -> None:
+    """Make an API key and print its secret, this one time: the farm keeps only a hash of it."""
+    key, secret = access.mint(name=name, tenant=tenant, admin=admin, **given(limits))
+    access.create(connect_to_farm(redis_url), key)
+    click.echo(f"API key {key.id} ({key.name}). Its secret is not shown again:", err=True)
+    click.echo(secret)
+
+
+@keys.command(name="list")
+@click.option("--all", "everything", is_flag=True, help="Also those that were revoked or have expired.")
+@redis_option
+def list_all(redis_url: str | None, everything: bool) -> None:
+    """Show every API key with its state, its limits, and when it was last used."""
+    now = time.time()
+    rows: list[tuple[str, ...]] = [
+        ("ID", "NAME", "TENANT", "STATE", "ADMIN", "RPM", "TPM", "AT ONCE", "CAP", "MODELS", "CREATED", "USED")
+    ]
+    for key, used in access.list_keys(connect_to_farm(redis_url)):
+        state = key.state(now)
+        if everything or state == "active":
+            limits = [str(limit or "-") for limit in (key.rpm, key.tpm, key.max_concurrent)]
+            about = (key.id, key.name, key.tenant, state, "yes" if key.admin else "-", *limits)
+            times = (day(key.created), day(used))
+            rows.append((*about, key.priority_cap, ",".join(key.models) or "all", *times))
+    if len(rows) == 1:
+        click.echo("No API keys. Make one with `furrow keys create`.")
+        return
+    echo_table(rows)
+
+
+@keys.command()
+@click.argument("key")
+@redis_option
+def show(redis_url: str | None, key: str) -> None:
+    """Show all that is known of KEY (an id or a name), as JSON."""
+    found = access.find(connect_to_farm(redis_url), key)
+    click.echo(msgspec.json.format(msgspec.json.encode(described(found)), indent=2))
+
+
+@keys.command()
+@click.argument("key")
+@redis_option
+def revoke(redis_url: str | None, key: str) -> None:
+    """Shut KEY (an id or a name) out, within a second or so. What runs for it goes on."""
+    client = connect_to_farm(redis_url)
+    revoked = access.revoke(client, access.find(client, key))
+    click.echo(f"{revoked.id} ({revoked.name}): revoked.")
+
+
+@keys.command()
+@click.argument("key")
+@click.option("--all-models", is_flag=True, help="It may use every model again.")
+@limit_options
+@redis_option
+def limits(redis_url: str | None, key: str, all_models: bool, **limits: Any) -> None:
+    """Change what KEY (an id or a name) may do; what is not named stays. Running requests are not touched."""
+    client = connect_to_farm(redis_url)
+    found, changes = access.find(client, key), given(limits) | ({"models": []} if all_models else {})
+    if not changes:
+        raise SettingsError(f"say what to change of {found.id}; `furrow keys limits --help` lists what there is")
+    access.change(client, found, **changes)
+    click.echo(f"{found.id} ({found.name}): changed.")
+
+
+@keys.command()
+@click.argument("key", required=False)
+@click.option(
+    "--days", type=click.IntRange(1, 400), default=30, show_default=True, help="How far back, today included."
+)
+@redis_option
+def usage(redis_url: str | None, key: str | None, days: int) -> None:
+    """Show what KEY (an id or a name) used, or everybody: per day (UTC) and model."""
+    client = connect_to_farm(redis_url)
+    found = read_usage(client, days, access.find(client, key).id if key is not None else None)
+    if not found:
+        click.echo("Nothing was used.")
+        return
+    names = {one.id: one.name for one, _ in access.list_keys(client)}
+    rows: list[tuple[str, ...]] = [("DAY", "KEY", "NAME", "MODEL", "REQUESTS", "PROMPT", "CACHED", "COMPLETION")]
+    for one in found:
+        counts = (one.requests, one.prompt_tokens, one.cached_tokens, one.completion_tokens)
+        rows.append((one.date, one.key, names.get(one.key, "-"), one.model, *map(str, counts)))
+    echo_table(rows)
+
+
+def given(limits: dict[str, Any]) -> dict[str, Any]:
+    """The options that were used, as fields of an ApiKey."""
+    fields = {name: value for name, value in limits.items() if value not in (None, ())}
+    if "models" in fields:
+        fields["models"] = sorted(set(fields["models"]))
+    if "expires" in fields:
+        fields["expires"] = moment(fields["expires"], time.time())
+    return fields
+
+
+def moment(text: str, now: float) -> int:
+    """`30d`, `12h` or `15m` from now, or a date, as Unix seconds. Raises SettingsError."""
+    if match := re.fullmatch(r"(\d{1,6})([mhd])", text):
+        return int(now) + int(match[1]) * _UNITS[match[2]]
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise SettingsError(f"--expires {text!r} is no time: say 30d, 12h or 15m from now, or 2031-12-31") from None
+    return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp())
+
+
+def described(key: ApiKey) -> dict[str, Any]:
+    """A key for people: without its hash, times as dates."""
+    fields: dict[str, Any] = msgspec.to_builtins(key)
+    del fields["sha256"]
+    times = {name: day(fields[name]) for name in ("created", "expires", "revoked")}
+    return fields | times | {"state": key.state(time.time())}
+
+
+def day(seconds: int) -> str:
+    """A moment, `-` for never."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="minutes")[:16] + "Z" if seconds else "-"

@@ -1,0 +1,163 @@
+"""`furrow models`: what the farm should run, and what it runs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from control.errors import ModelUnavailable, SettingsError
+from control.operations import desired as desired_state
+from control.operations.options import connect_to_farm, redis_option
+from control.operations.spec import build_spec
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.replicas import health
+from control.replicas.health.memory import server_memory
+from ops.cli.options import demo_folder, model_options
+from ops.cli.tables import echo_table
+
+TICK_S = 0.1
+_DRAIN = "Seconds for which a replica that is to go may finish what it runs."
+wait_option = click.option("--wait", is_flag=True, help="Return only when as many serve as are wanted, and no others.")
+
+
+@click.group()
+def models() -> None:
+    """Load, unload and list the models of the farm."""
+
+
+@models.command()
+@click.argument("model")
+@model_options
+@click.option("--replicas", type=click.IntRange(1), help="Copies that share the queue [default: as many as now, or 1].")
+@click.option("--spread", is_flag=True, help="Ranks on as many hosts as there are, instead of on one that has room.")
+@click.option("--drain-s", type=click.IntRange(0), default=300, show_default=True, help=_DRAIN)
+@click.option("--surge/--in-place", default=True, help="Whether one more replica may run while others are replaced.")
+@click.option("--if-needed", is_flag=True, help="Succeed where MODEL is loaded already with these settings.")
+@wait_option
+@redis_option
+def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replicas: int | None, **options: Any) -> None:
+    """Make MODEL (`demo`, a folder or a Hugging Face repository) part of the farm's desired state.
+
+    Where it is loaded with other settings or from another source its replicas are replaced one by one, without failing
+    a request.
+    """
+    spec = build_spec(model, demo=demo_folder(), **options)
+    client = connect_to_farm(redis_url)
+    desired = desired_state.load(client, spec, replicas)
+    if not desired.changed:
+        if if_needed:
+            click.echo(f"{spec.name}: already desired with these settings.")
+            return
+        raise SettingsError(
+            f"model '{spec.name}' is already loaded with these settings; nothing was changed. "
+            f"If its files are new, use `furrow models reload {spec.name}`"
+        )
+    if desired.before not in (0, desired.revision):
+        click.echo(
+            f"{spec.name}: revision {desired.revision} is desired. `furrow models list` shows how far it is rolled out."
+        )
+    else:
+        click.echo(f"{spec.name}: desired. `furrow models list` shows when it is loaded.")
+    if wait:
+        wait_until_rolled_out(client, spec.name)
+
+
+@models.command()
+@click.argument("name")
+@wait_option
+@redis_option
+def reload(name: str, wait: bool, redis_url: str | None) -> None:
+    """Start the replicas of the model NAME anew, one by one: its files have changed, say. No request fails."""
+    client = connect_to_farm(redis_url)
+    revision = desired_state.reload(client, name)
+    click.echo(f"{name}: revision {revision} is desired.")
+    if wait:
+        wait_until_rolled_out(client, name)
+
+
+@models.command()
+@click.argument("name")
+@click.option("--replicas", type=click.IntRange(1), required=True, help="Copies that share the queue.")
+@wait_option
+@redis_option
+def scale(name: str, replicas: int, wait: bool, redis_url: str | None) -> None:
+    """Run more or fewer replicas of the model NAME: those that go finish what they run."""
+    client = connect_to_farm(redis_url)
+    desired_state.scale(client, name, replicas)
+    click.echo(f"{name}: {replicas} {'replica is' if replicas == 1 else 'replicas are'} desired.")
+    if wait:
+        wait_until_rolled_out(client, name)
+
+
+def wait_until_rolled_out(client: SyncRedis, name: str) -> None:
+    """Tell what changes until all is as desired. Raises ModelUnavailable where the new revision can't be served."""
+    last = ""
+    while True:
+        overview = health.overview(client, name)
+        line = f"{name}: revision {overview.revision}, {overview.rolled_out} of {overview.wanted} replicas"
+        leaving = len(overview.replicas) - overview.wanted
+        line += f", {leaving} to go" if leaving > 0 else ""
+        if line != last:
+            click.echo(line)
+            last = line
+        if overview.is_rolled_out:
+            return
+        for replica in overview.replicas:
+            if replica.state == "failed" and replica.revision == overview.revision:
+                raise ModelUnavailable(name, f"failed (replica {replica.replica})", replica.detail)
+        time.sleep(TICK_S)
+
+
+@models.command()
+@click.argument("name")
+@redis_option
+def unload(name: str, redis_url: str | None) -> None:
+    """Take the model NAME out of the farm: requests that run are finished first."""
+    client = connect_to_farm(redis_url)
+    desired_state.unload(client, name)
+    click.echo(f"{name}: unloading.")
+
+
+@models.command(name="list")
+@redis_option
+def list_models(redis_url: str | None) -> None:
+    """Show every model with its replicas: state, revision, weights, host, devices, epoch, last step, and what is wrong.
+
+    While a change is rolled out a line at the end says how far it is. The memory of Redis is told on standard error.
+    """
+    client = connect_to_farm(redis_url)
+    for server in server_memory(client):
+        click.echo(str(server), err=True)
+    overviews = health.overviews(client)
+    weights = {spec.name: spec.quant or spec.dtype for spec in catalog.list_specs(client)}
+    rows = [
+        ("MODEL", "REPLICA", "STATE", "REVISION", "WEIGHTS", "HOST", "DEVICES", "EPOCH", "STEP", "QUEUED", "DETAIL")
+    ]
+    for overview in overviews:
+        for replica in overview.replicas:
+            rows.append(
+                (
+                    overview.model,
+                    replica.replica,
+                    replica.state,
+                    str(replica.revision),
+                    weights.get(overview.model, "-"),
+                    replica.host or "-",
+                    ",".join(replica.devices) or "-",
+                    str(replica.epoch or "-"),
+                    str(replica.seq),
+                    str(overview.queued),
+                    replica.detail,
+                )
+            )
+    if len(rows) == 1:
+        click.echo("No models. Load one with `furrow models load MODEL`.")
+        return
+    echo_table(rows)
+    for overview in overviews:
+        if len({replica.revision for replica in overview.replicas}) > 1:
+            done = f"{overview.rolled_out} of {overview.wanted} replicas"
+            click.echo(f"{overview.model}: revision {overview.revision} is rolled out on {done}.")

@@ -1,0 +1,66 @@
+"""Verbs that become another part of Furrow: the part's own entry point takes over this very process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from control.operations.options import redis_option
+from control.process import python_command
+from control.settings import redis_reference
+from ops.cli.options import demo_environment
+
+PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
+
+
+def become(module: str, *arguments: str, **environment: str) -> NoReturn:
+    """Replace this process by `python -m module`: signals and exit status need no passing on."""
+    sys.stdout.flush()
+    os.execve(sys.executable, python_command(module, *arguments), {**os.environ, **environment})
+
+
+@click.command(short_help="Run this host's agent.")
+@redis_option
+@click.option("--host-id", help="This host's name in the farm [default: the machine's name].")
+@click.option("--address", help="Address at which other hosts reach this one [default: the one that leads to Redis].")
+def worker(redis_url: str | None, host_id: str | None, address: str | None) -> None:
+    """Run this host's agent, which runs the ranks that the farm assigns to it.
+
+    SIGTERM ends the ranks in order; SIGUSR2 replaces the agent and leaves them alone.
+    """
+    redis = redis_reference(redis_url) if redis_url else None
+    given = {"FURROW_REDIS_URL": redis, "FURROW_HOST_ID": host_id, "FURROW_ADDRESS": address}
+    become("worker.supervision", **{name: value for name, value in given.items() if value})
+
+
+@click.command(context_settings=PASS_ON, short_help="Run one HTTP API process.")
+@redis_option
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def api(redis_url: str | None, arguments: tuple[str, ...]) -> None:
+    """Run one HTTP API process; `furrow api --help` lists its options."""
+    named = {"FURROW_REDIS_URL": redis_reference(redis_url)} if redis_url else {}
+    become("api", *arguments, **named, **demo_environment())
+
+
+@click.command(context_settings=PASS_ON, short_help="Run a benchmark.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(arguments: tuple[str, ...]) -> None:
+    """Run the load scenarios and the offline benchmark; `furrow bench --help` lists its options."""
+    become("ops.bench", *arguments)
+
+
+@click.command(context_settings=PASS_ON, short_help="See it work.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def demo(arguments: tuple[str, ...]) -> None:
+    """Serve the demonstration model with two ranks and ask it two questions."""
+    become("ops.demo.show", *arguments)
+
+
+@click.command(context_settings=PASS_ON, short_help="Strike a farm and check every stream.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def chaos(arguments: tuple[str, ...]) -> None:
+    """Strike a private farm with faults under streaming load; `furrow chaos --help` lists them."""
+    become("ops.chaos", *arguments)

@@ -1,0 +1,1 @@
+"""A farm on one machine: the private server and the supervisor of the processes."""
