@@ -9,7 +9,7 @@ import pytest
 
 from ops.chaos.topologies import ClusterTopology, SentinelTopology, cluster, sentinel
 from tests.servers import NEW, OLD, Server, serving
-from worker.devices import accelerators
+from worker.agent.devices import accelerators
 
 # Read when torch is loaded, so set before anything imports it: threads that spin while they wait starve each other
 # where tests run side by side.

@@ -23,9 +23,9 @@ def run_agent() -> None:
     from control.process import die_with_parent, name_process
     from control.redis.connection import connect
     from control.redis.readiness import wait_until_ready
-    from worker.agent import Agent
-    from worker.devices import accelerators
-    from worker.standby import Standby
+    from worker.agent.agent import Agent
+    from worker.agent.devices import accelerators
+    from worker.agent.standby import Standby
     from worker.supervision.client import SupervisorClient
 
     agent: Agent | None = None
@@ -63,7 +63,7 @@ def run_agent() -> None:
 
 def be_rank() -> NoReturn:
     """The rank that the environment describes, to its end."""
-    from worker.process import run_rank
+    from worker.rank.process import run_rank
 
     status = run_rank()
     logging.shutdown()
@@ -72,7 +72,7 @@ def be_rank() -> NoReturn:
 
 def run_standby(folders: list[Path]) -> None:
     """Wait behind the supervisor's socket until a rank is needed, and be it."""
-    from worker.standby_process import await_duty
+    from worker.rank.standby_process import await_duty
 
     duty = await_duty(take_channel(), folders)
     if duty is not None:
@@ -99,7 +99,7 @@ def main() -> int:
     elif part == "standby":
         run_standby([Path(folder) for folder in sys.argv[2:]])
     elif part == "download":
-        from worker.models.download import download_here
+        from worker.repository.download import download_here
 
         return download_here(*sys.argv[2:5])
     else:

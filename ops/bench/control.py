@@ -16,7 +16,7 @@ from ops.bench.redis_traffic import traffic
 from ops.bench.stepping import Metronome, Turn, hashing, stepping, timed
 from ops.bench.summary import median
 from ops.local.embedded import EmbeddedServer
-from worker.turn import LONGEST_S
+from worker.leader.turn import LONGEST_S
 
 ALONE_MS = {1: 0.3, 8: 0.3, 64: 0.8}
 """The most that a step may spend on Redis with nothing overlapped, by rows."""

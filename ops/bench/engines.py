@@ -18,10 +18,10 @@ from worker.collective import Collective, Solo
 from worker.engine.ahead import Meanwhile
 from worker.engine.step import Engine
 from worker.kv.stores import store_for
-from worker.models.files import ModelFiles
-from worker.models.gates import context_length
 from worker.models.loading import load
-from worker.sampling import StepSampler
+from worker.repository.files import ModelFiles
+from worker.repository.gates import context_length
+from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.sequence import Sequence
 
 

@@ -16,9 +16,9 @@ from tokenizers import pre_tokenizers
 from control.messages import Grammar, ModelAssets, Sampling
 from ops.bench.machine import describe
 from ops.bench.summary import median
-from worker.grammars import Grammars
-from worker.masks import Masks
-from worker.sampling import StepSampler
+from worker.sampling.grammars import Grammars
+from worker.sampling.masks import Masks
+from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.finish import Finisher
 from worker.scheduling.sequence import Sequence
 

@@ -17,9 +17,9 @@ from torch.nn import functional
 from ops.bench.machine import describe
 from ops.bench.shapes import SHAPES
 from ops.bench.summary import median
-from worker.quant.half import HalfLinear
-from worker.quant.int8 import Int8Linear, pack
-from worker.quant.prepacked import PrepackedLinear
+from worker.layers.half import HalfLinear
+from worker.layers.int8 import Int8Linear, pack
+from worker.layers.prepacked import PrepackedLinear
 
 COLD_BYTES = 512 * 2**20
 """Weights that are gone through between two uses of the same one: more than any cache, as in a whole model."""

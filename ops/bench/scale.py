@@ -25,7 +25,7 @@ from ops.bench.scaling.rounds import Round, told
 from ops.bench.scaling.takeover import succeed
 from ops.bench.scaling.timing import head, row, timed
 from ops.local.embedded import EmbeddedServer
-from worker.agent import TICK_S
+from worker.agent.agent import TICK_S
 
 SCRIPT_MS = 5.0
 FIRST_S = 3.0

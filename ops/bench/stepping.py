@@ -18,17 +18,17 @@ from control.redis.connection import Call, connect, connect_blocking, run
 from control.replicas.lease import Lease, acquire
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
 from worker.engine.step import GoesOn, Sample, StepResult
-from worker.exchange import Exchange
-from worker.executor import Executor
-from worker.grammars import Grammars
-from worker.group import Group
-from worker.progress import Progress
-from worker.pulse import Pulse
-from worker.roster import Roster
+from worker.health.progress import Progress
+from worker.health.pulse import Pulse
+from worker.leader.exchange import Exchange
+from worker.leader.roster import Roster
+from worker.leader.serving import Serving
+from worker.leader.siblings import Siblings
+from worker.sampling.grammars import Grammars
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
-from worker.serving import Serving
-from worker.siblings import Siblings
+from worker.tp_group.executor import Executor
+from worker.tp_group.group import Group
 
 MODEL, REPLICA, API = "bench", "r0", "bench"
 TOKEN = 12_345

@@ -34,7 +34,7 @@ from ops.chaos.schedule import schedule
 from ops.chaos.target import LOG_ENTRIES, Target, private_target
 from ops.chaos.view import View
 from ops.demo import MODEL_DIR
-from worker.models.source import resolve
+from worker.repository.source import resolve
 
 QUESTIONS = 16
 

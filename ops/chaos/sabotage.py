@@ -66,7 +66,7 @@ class Sabotage:
 
 FRAIL = Sabotage(
     "a leader that feeds a prompt of one token, again and again, dies of a segmentation fault",
-    "worker.executor",
+    "worker.tp_group.executor",
     """
 run_step = module.Executor.run_step
 
@@ -103,7 +103,7 @@ rewrite_scripts(
     ),
     "no-replay": Sabotage(
         "a new epoch continues each request from its prompt alone, as if nothing had been produced",
-        "worker.running",
+        "worker.leader.running",
         """
 replay = module.RunningRequest.replay
 

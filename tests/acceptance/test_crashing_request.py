@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(240)
 FAULT = """
 import os
 if "FURROW_RANK" in os.environ:
-    from worker.executor import Executor
+    from worker.tp_group.executor import Executor
     real = Executor.run_step
 
     def run_step(self, command, *how):

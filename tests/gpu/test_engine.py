@@ -14,13 +14,13 @@ from tests.integration.engine.ranks import play
 from tests.integration.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.ahead import Meanwhile
-from worker.engine.batch import Row
-from worker.engine.sampling import Sampler, SamplingRow
 from worker.engine.step import Engine
 from worker.kv.stores import store_for
-from worker.models.families import FAMILIES
+from worker.models.batch import Row
 from worker.models.loading import load
-from worker.sampling import StepSampler
+from worker.repository.families import FAMILIES
+from worker.sampling.sampler import Sampler, SamplingRow
+from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.sequence import Sequence
 
 Checkpoint = Callable[[str], Path]

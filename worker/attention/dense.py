@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.attention.variant import Variant
+from worker.kernels.variant import Variant
 
 
 def decode(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, variant: Variant) -> Tensor:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from worker.attention import dense
-from worker.attention.paging import PagedBatch
-from worker.attention.variant import Variant
+from worker.kernels.paging import PagedBatch
+from worker.kernels.variant import Variant
 
 
 def attend(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from worker.attention.paging import PagedBatch
-from worker.attention.variant import Variant
 from worker.kernels.decode import decode
 from worker.kernels.pages import store
+from worker.kernels.paging import PagedBatch
 from worker.kernels.prefill import prefill
+from worker.kernels.variant import Variant
 
 
 def attend(

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from control.errors import CollectiveFailed
-from worker import compiled
 from worker.collective import exchange
 from worker.collective.abort import Abort
 from worker.collective.peers import Peers
 from worker.collective.segment import SLOT_BYTES, Segment
+from worker.native import compiled
 
 SOURCE = Path(__file__).with_name("exchange.cpp")
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.engine.batch import Row
 from worker.engine.graphs import DecodeGraphs
 from worker.engine.transfer import sent
+from worker.models.batch import Row
 
 UNKNOWN = 0
 """A token that only the device knows."""

@@ -6,8 +6,8 @@ from collections.abc import Set
 
 from control.errors import RankError, RankErrorKind
 from control.messages import GenerateStep
-from worker.engine.batch import Row
 from worker.kv.base import KVStore
+from worker.models.batch import Row
 
 
 class CommandCheck:

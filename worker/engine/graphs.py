@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from worker.attention import gathered
-from worker.attention.paging import PagedBatch
-from worker.engine.batch import Batch, Row
+from worker.kernels.paging import PagedBatch
 from worker.kv.base import Extent, KVStore
 from worker.kv.page_step import PagedStep
 from worker.kv.pages import PagedStore
+from worker.models.batch import Batch, Row
 from worker.models.served import ServedModel
 
 log = structlog.get_logger()

@@ -18,10 +18,10 @@ from control.errors import RankError, RankErrorKind
 from control.messages import GenerateStep
 from worker.collective import Collective
 from worker.engine.ahead import RunAhead, merged
-from worker.engine.batch import Row, flatten
 from worker.engine.checks import CommandCheck
 from worker.engine.graphs import graphs_for
 from worker.kv.base import KVStore
+from worker.models.batch import Row, flatten
 from worker.models.served import ServedModel
 
 Sample = Callable[..., list[int]]

@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.attention.paging import PagedBatch
-from worker.attention.variant import Variant
+from worker.kernels.paging import PagedBatch
 from worker.kernels.softmax import normalised, over_range
 from worker.kernels.tiles import arguments, padded
+from worker.kernels.variant import Variant
 
 MOST_SPLITS = 32
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.attention.paging import PagedBatch
+from worker.kernels.paging import PagedBatch
 
 
 # fmt: off

@@ -6,10 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.attention.paging import PagedBatch
-from worker.attention.variant import Variant
+from worker.kernels.paging import PagedBatch
 from worker.kernels.softmax import normalised, over_range
 from worker.kernels.tiles import SMALLEST, arguments
+from worker.kernels.variant import Variant
 
 ROWS = 64
 """Rows of a tile: the query heads that share a key-value head, for as many tokens as there is room for."""

@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from worker.attention.paging import PagedBatch
-from worker.attention.variant import Variant
+from worker.kernels.paging import PagedBatch
+from worker.kernels.variant import Variant
 
 LOG2_E = 1.4426950408889634
 """Kernels compute powers of two: exp(x) = 2 ** (x · log2 e)."""

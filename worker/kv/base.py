@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.attention.variant import Variant
+from worker.kernels.variant import Variant
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.attention.paging import PagedAttention, PagedBatch
-from worker.attention.variant import Variant
+from worker.kernels.paging import PagedAttention, PagedBatch
+from worker.kernels.variant import Variant
 from worker.kv.base import Extent
 
 

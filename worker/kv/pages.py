@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from worker.attention.paging import PagedAttention
+from worker.kernels.paging import PagedAttention
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.blocks import Blocks
 from worker.kv.page_step import PagedStep, paged_batch

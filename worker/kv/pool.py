@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from worker.kv.base import CacheLayout
-from worker.zeros import zeros
+from worker.native.zeros import zeros
 
 FIRST_SLOTS = 4
 DOUBLED_BYTES = 16 * 2**20

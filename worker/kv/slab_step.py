@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from worker.attention import dense
-from worker.attention.variant import Variant
+from worker.kernels.variant import Variant
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.pool import Pool
 

@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from worker.attention import gathered
-from worker.attention.paging import PagedAttention
+from worker.kernels.paging import PagedAttention
 from worker.kv import pages, slabs
 from worker.kv.base import CacheLayout, KVStore
 

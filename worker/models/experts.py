@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from worker.layers.sharding import ShardPlan, share
 from worker.models.checkpoint import Checkpoint
-from worker.models.sharding import ShardPlan, share
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 ExpertKeys = tuple[str, str, str]

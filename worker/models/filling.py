@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.models import experts, fusing, parallel
+from worker.layers import fusing, parallel
+from worker.layers.dense import DenseLinear, stacked
+from worker.layers.embedding import HalfEmbedding
+from worker.layers.linear import SharedEmbedding
+from worker.layers.packing import Packing
+from worker.layers.sharding import ShardPlan, padded_share
+from worker.models import experts
 from worker.models.checkpoint import Checkpoint
-from worker.models.families import Family
-from worker.models.sharding import ShardPlan, padded_share
-from worker.native.linear import SharedEmbedding
-from worker.quant.dense import DenseLinear, stacked
-from worker.quant.embedding import HalfEmbedding
-from worker.quant.packing import Packing
+from worker.repository.families import Family
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,16 @@ from control.errors import SettingsError
 from control.quantization import check_quant
 from worker.collective import Collective
 from worker.kv.base import CacheLayout
-from worker.models import gates, parallel
+from worker.layers import parallel
+from worker.layers.norms import fuse_norms
+from worker.layers.packing import packing
+from worker.layers.sharding import ShardPlan
 from worker.models.checkpoint import Checkpoint
-from worker.models.files import ModelFiles, inspect
 from worker.models.filling import Filler
-from worker.models.norms import fuse_norms
 from worker.models.served import ServedModel
-from worker.models.sharding import ShardPlan
 from worker.models.skeleton import configuration, skeleton
-from worker.quant.packing import packing
+from worker.repository import gates
+from worker.repository.files import ModelFiles, inspect
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from control.errors import RankError
 from worker.collective import Collective
-from worker.engine.batch import Batch
 from worker.kv.base import CacheLayout
 from worker.kv.slab_step import SlabStep
-from worker.models.parallel import Link
-from worker.native.forward import native_forward
+from worker.layers.parallel import Link
+from worker.models.batch import Batch
+from worker.models.forward import native_forward
 
 SCORED_AT_ONCE = 64
 """Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""

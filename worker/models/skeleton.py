@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from worker.attention import registered
+from worker.models import registered
 
 AttentionInterface.register(registered.NAME, registered.attend)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from worker import compiled
+from worker.native import compiled
 
 log = structlog.get_logger()
 

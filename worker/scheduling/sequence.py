@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from control.messages import Sampling
 from control.text.text import TextStream
-from worker.constraint import Constraint
+from worker.scheduling.constraint import Constraint
 
 
 class Flow(NamedTuple):

@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from worker.exits import describe
+from worker.health.exits import describe
 from worker.supervision.children import Children
 from worker.supervision.limits import Limits
 from worker.supervision.link import Link

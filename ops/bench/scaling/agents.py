@@ -24,11 +24,11 @@ from control.replicas.health import Beat
 from control.replicas.lease import Lease, acquire, holder
 from ops.bench.scaling.crowd import Size
 from ops.bench.scaling.rounds import Round, watch
-from worker.agent import TICK_S, Agent
-from worker.planner import Planner
-from worker.supervision.adoption import record_key
+from worker.agent.adoption import record_key
+from worker.agent.agent import TICK_S, Agent
+from worker.agent.planner import Planner
+from worker.agent.record import ReplicaRecord
 from worker.supervision.client import SupervisorClient
-from worker.supervision.record import ReplicaRecord
 from worker.supervision.version import VERSION
 from worker.supervision.wire import encode_line
 

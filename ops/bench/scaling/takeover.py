@@ -10,10 +10,10 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run
 from control.replicas.lease import Lease, acquire, holder
 from control.requests import Adopted, Claimed, adopt
-from worker.exchange import Exchange
-from worker.progress import Progress
-from worker.pulse import Pulse
-from worker.reading import Reading
+from worker.health.progress import Progress
+from worker.health.pulse import Pulse
+from worker.leader.exchange import Exchange
+from worker.leader.reading import Reading
 
 
 @dataclass

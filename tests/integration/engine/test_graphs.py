@@ -16,10 +16,10 @@ from tests.integration.engine.test_parity import assert_identical, generated, mi
 from worker.attention import gathered
 from worker.collective import Solo
 from worker.engine.ahead import Meanwhile, RunAhead
-from worker.engine.batch import Row
 from worker.engine.graphs import BUCKETS, DecodeGraphs, graphs_for
 from worker.engine.step import Engine
 from worker.kv.pages import PagedStore
+from worker.models.batch import Row
 from worker.models.loading import load
 
 Checkpoint = Callable[[str], Path]

@@ -17,8 +17,8 @@ from tests.integration.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
-from worker.models.files import ModelFiles, inspect
 from worker.models.loading import load, resolve_dtype
+from worker.repository.files import ModelFiles, inspect
 
 Checkpoint = Callable[[str], Path]
 

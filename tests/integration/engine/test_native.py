@@ -15,13 +15,13 @@ from torch import Tensor
 from tests.integration.engine.ranks import RankGroup, play
 from tests.integration.engine.script import Job, write
 from worker.collective import Solo
-from worker.engine.batch import Row, flatten
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
+from worker.models.batch import Row, flatten
 from worker.models.loading import load
+from worker.models.plan import FAMILIES
 from worker.models.served import ServedModel
 from worker.native.library import SWITCH, library
-from worker.native.plan import FAMILIES
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
 

@@ -16,8 +16,8 @@ from tests.integration.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
-from worker.models.families import FAMILIES
 from worker.models.loading import load
+from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]
 

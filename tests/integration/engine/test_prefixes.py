@@ -13,7 +13,7 @@ import torch
 from tests.integration.engine.ranks import Outcome, RankGroup, play
 from tests.integration.engine.script import Job, write
 from tests.integration.engine.test_parity import NEW, engine_of, prompt, reference
-from worker.models.families import FAMILIES
+from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]
 

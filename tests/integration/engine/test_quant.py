@@ -21,13 +21,13 @@ from tests import models
 from tests.integration.engine.ranks import RankGroup, play
 from tests.integration.engine.script import Job, write
 from worker.collective import Solo
-from worker.engine.batch import Row, flatten
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
-from worker.models.families import FAMILIES
+from worker.layers import int8, packing
+from worker.models.batch import Row, flatten
 from worker.models.loading import load
 from worker.models.served import ServedModel
-from worker.quant import int8, packing
+from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]
 

@@ -10,11 +10,11 @@ import torch
 from control.messages import Sampling
 from tests import models
 from worker.collective import Solo
-from worker.engine.sampling import Sampler, SamplingRow
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
 from worker.models.served import ServedModel
+from worker.sampling.sampler import Sampler, SamplingRow
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
 

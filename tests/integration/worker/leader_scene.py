@@ -15,10 +15,10 @@ from control.requests import Enqueue
 from control.requests.history import decode_entry
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
-from worker.assets import read_assets
-from worker.executor import Executor
-from worker.leader import Leader
-from worker.models import gates
+from worker.leader.leader import Leader
+from worker.repository import gates
+from worker.repository.assets import read_assets
+from worker.tp_group.executor import Executor
 
 KV_TOKENS = 450
 PROMPT = [10, 20, 30, 40]

@@ -23,10 +23,10 @@ from control.replicas import health
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import Host, supervised_host
-from worker import replica as replica_module
-from worker.agent import Agent
-from worker.planner import Planner
-from worker.standby import Standby
+from worker.agent import replica as replica_module
+from worker.agent.agent import Agent
+from worker.agent.planner import Planner
+from worker.agent.standby import Standby
 
 HOST = "host"
 CONFIG = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 8}

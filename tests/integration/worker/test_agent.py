@@ -28,11 +28,11 @@ from control.requests import Enqueue
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import supervised
-from worker import replica as replica_module
-from worker.agent import Agent
-from worker.exits import LOAD_FAILED, REFUSED
-from worker.models.preparation import check
-from worker.standby import Standby
+from worker.agent import replica as replica_module
+from worker.agent.agent import Agent
+from worker.agent.standby import Standby
+from worker.health.exits import LOAD_FAILED, REFUSED
+from worker.repository.preparation import check
 from worker.supervision.client import ChildProcess, SupervisorClient
 
 HOST = "host"

@@ -14,7 +14,7 @@ from control.records import catalog
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL
 from tests.integration.worker.test_agent import AgentScene, model, scene  # noqa: F401 (fixtures)
-from worker.models import preparation
+from worker.repository import preparation
 
 
 def loaded_before(scene: AgentScene) -> None:  # noqa: F811

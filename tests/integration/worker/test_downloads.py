@@ -22,7 +22,7 @@ from tests.farm import until
 from tests.hub import Hub
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.test_agent import AgentScene, model, scene  # noqa: F401 (fixtures)
-from worker.models.download import Download
+from worker.repository.download import Download
 
 HUNG = [f"org/hung{number}" for number in range(4)]
 

@@ -32,9 +32,9 @@ from control.replies import (
     decode_reply,
 )
 from tests.models import make
-from worker.address import network
-from worker.executor import Executor
-from worker.models import gates
+from worker.repository import gates
+from worker.tp_group.address import network
+from worker.tp_group.executor import Executor
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.scripted_rank import Answer, ScriptedRank, failing, silent, well
 from worker.engine.step import StepResult
-from worker.group import Group
-from worker.progress import Progress
+from worker.health.progress import Progress
+from worker.tp_group.group import Group
 
 WORLD = 3
 
@@ -248,7 +248,7 @@ def test_a_leader_that_failed_does_not_wait_long_for_those_who_wait_for_it(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks may hang in a collective with it; the leader's error comes out, with their silence beside it."""
-    monkeypatch.setattr("worker.group.DRAIN_S", 0.1)
+    monkeypatch.setattr("worker.tp_group.group.DRAIN_S", 0.1)
     scene = play(silent(GenerateStep, 1))
     scene.own.failure = RuntimeError("illegal address")
     with pytest.raises(GroupError, match=r"illegal address and ranks also failed: rank 1: .* no reply to command 1"):

@@ -19,9 +19,9 @@ from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
-from worker.executor import Executor
-from worker.isolation import Isolation
-from worker.serving import Serving
+from worker.leader.isolation import Isolation
+from worker.leader.serving import Serving
+from worker.tp_group.executor import Executor
 
 MARK = [99, 98, 99]
 """A prompt with this crashes whatever group feeds it."""

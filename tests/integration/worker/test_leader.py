@@ -24,14 +24,14 @@ from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
 from tests.models import make
-from worker import executor as executor_module
-from worker import progress as progress_module
-from worker import sampling as sampling_module
-from worker import serving as serving_module
-from worker.assets import read_assets
-from worker.executor import Executor
-from worker.leader import Leader
-from worker.models import gates
+from worker.health import progress as progress_module
+from worker.leader import serving as serving_module
+from worker.leader.leader import Leader
+from worker.repository import gates
+from worker.repository.assets import read_assets
+from worker.sampling import step_sampler as sampling_module
+from worker.tp_group import executor as executor_module
+from worker.tp_group.executor import Executor
 
 
 @pytest.fixture(scope="module")

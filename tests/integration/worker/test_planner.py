@@ -13,8 +13,8 @@ from control.records import catalog
 from control.requests import Enqueue
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
-from worker import planner as planner_module
-from worker.planner import Planner
+from worker.agent import planner as planner_module
+from worker.agent.planner import Planner
 
 
 @pytest.fixture

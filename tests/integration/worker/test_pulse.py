@@ -17,10 +17,10 @@ from control.replicas.lease import Lease
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.servers import serving
-from worker import pulse as pulse_module
-from worker.exits import STUCK
-from worker.progress import Progress
-from worker.pulse import Pulse
+from worker.health import pulse as pulse_module
+from worker.health.exits import STUCK
+from worker.health.progress import Progress
+from worker.health.pulse import Pulse
 
 WORLD = 2
 

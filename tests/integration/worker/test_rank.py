@@ -17,8 +17,8 @@ from control.replicas.lease import Lease
 from control.replies import AnyReply, Bye, ErrorReply, Pong
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
-from worker.executor import Executor
-from worker.rank import Rank
+from worker.rank.rank import Rank
+from worker.tp_group.executor import Executor
 
 WORLD = 2
 
@@ -145,7 +145,7 @@ def test_it_does_not_obey_an_epoch_without_a_leader(redis: ReplicaRedis, monkeyp
     redis.lapse()
     begun: list[Lease] = []
     # The next epoch begins once the rank has looked and found nothing to join.
-    monkeypatch.setattr("worker.rank.time", SimpleNamespace(sleep=lambda _s: begun.append(redis.lead(WORLD))))
+    monkeypatch.setattr("worker.rank.rank.time", SimpleNamespace(sleep=lambda _s: begun.append(redis.lead(WORLD))))
     rank = Rank(redis.another(), redis.blocking(), redis.another(), MODEL, REPLICA, Executor(1, WORLD, "cpu"))
     joined = rank._wait_for_epoch(0)
     assert [lease.epoch for lease in begun] == [joined]

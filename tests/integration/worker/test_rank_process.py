@@ -18,7 +18,7 @@ from control.process import child_environment
 from control.replicas.health import end_reason, heartbeats, last_poison, write_poison
 from tests.farm import clean_environment, until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
-from worker.exits import LOAD_FAILED, REFUSED, STOPPED
+from worker.health.exits import LOAD_FAILED, REFUSED, STOPPED
 
 pytestmark = pytest.mark.timeout(90)
 """A process has to import torch, which takes its time on a busy machine."""

@@ -13,9 +13,9 @@ import pytest
 from control.messages import Assignment, ModelSpec
 from tests.farm import until
 from tests.supervisor import supervised
-from worker import replica as replica_module
-from worker.exits import describe
-from worker.replica import PAUSES_S, ReplicaProcesses
+from worker.agent import replica as replica_module
+from worker.agent.replica import PAUSES_S, ReplicaProcesses
+from worker.health.exits import describe
 from worker.supervision.client import SupervisorClient
 
 PATIENT = """#!/bin/sh

@@ -15,10 +15,10 @@ from control.messages import LogEntry, PromptToken
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
-from worker import leader as leader_module
-from worker import scoring as scoring_module
-from worker.executor import Executor
-from worker.leader import LeaderLimits
+from worker.leader import leader as leader_module
+from worker.leader.leader import LeaderLimits
+from worker.sampling import step_scorer as scoring_module
+from worker.tp_group.executor import Executor
 
 BUDGET = 32
 PROMPT = [(7 * number) % 120 for number in range(200)]

@@ -25,8 +25,8 @@ from control.requests.history import decode_entry
 from tests.farm import clean_environment, until
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.models import make
-from worker import siblings as siblings_module
-from worker.siblings import GONE_AFTER_S, LOOK_EVERY_S, Siblings
+from worker.leader import siblings as siblings_module
+from worker.leader.siblings import GONE_AFTER_S, LOOK_EVERY_S, Siblings
 
 LONG = 300
 

@@ -20,10 +20,10 @@ from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.models import make
 from tests.supervisor import supervised
-from worker import standby as standby_module
-from worker.exits import REFUSED, STOPPED
-from worker.replica import Exit, ReplicaProcesses
-from worker.standby import Standby
+from worker.agent import standby as standby_module
+from worker.agent.replica import Exit, ReplicaProcesses
+from worker.agent.standby import Standby
+from worker.health.exits import REFUSED, STOPPED
 from worker.supervision.client import SupervisorClient
 from worker.supervision.wire import AT_ONCE
 
@@ -212,7 +212,7 @@ def test_importing_creates_no_device_context(tmp_path: Path) -> None:
     """A GPU belongs to its rank alone; the model's code is there, and the number of threads can still be set."""
     folder = make("llama", tmp_path / "llama")
     code = (
-        "import sys; from pathlib import Path; from worker.standby_process import import_in_background;"
+        "import sys; from pathlib import Path; from worker.rank.standby_process import import_in_background;"
         f"import_in_background([Path({str(folder)!r})]); import torch; assert not torch.cuda.is_initialized();"
         "assert 'transformers.models.llama.modeling_llama' in sys.modules;"
         "torch.set_num_threads(3); assert torch.get_num_threads() == 3"

@@ -24,11 +24,11 @@ from tests.farm import until
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.test_isolation import Gone, innocents, marked, prompts
 from tests.models import make
-from worker import siblings
-from worker.assets import read_assets
-from worker.executor import Executor
-from worker.leader import Leader
-from worker.models import gates
+from worker.leader import siblings
+from worker.leader.leader import Leader
+from worker.repository import gates
+from worker.repository.assets import read_assets
+from worker.tp_group.executor import Executor
 
 GONE_AFTER_S = 0.6
 RESTART_S = 2.5

@@ -19,13 +19,13 @@ from control.replicas.lease import Lease
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import supervised
-from worker import absence
-from worker import contact as contact_module
-from worker import watch as watch_module
-from worker.replica import Exit, ReplicaProcesses
+from worker.agent import absence
+from worker.agent import watch as watch_module
+from worker.agent.replica import Exit, ReplicaProcesses
+from worker.agent.watch import Watch
+from worker.health import contact as contact_module
 from worker.supervision.client import ChildProcess, SupervisorClient
 from worker.supervision.wire import AT_ONCE
-from worker.watch import Watch
 
 WORLD = 2
 

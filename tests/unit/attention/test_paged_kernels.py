@@ -11,10 +11,10 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
 
 from worker.attention import gathered, paged
-from worker.attention.paging import PagedBatch
-from worker.attention.variant import Variant
 from worker.kernels.decode import decode, splits_for
+from worker.kernels.paging import PagedBatch
 from worker.kernels.tiles import keys_at_once
+from worker.kernels.variant import Variant
 from worker.kv.base import Extent
 from worker.kv.page_step import paged_batch
 

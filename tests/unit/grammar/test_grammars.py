@@ -11,15 +11,15 @@ import torch
 from control.messages import Grammar, ModelAssets, Sampling, TokenLogprobs
 from control.text.vocabulary import read_token_bytes
 from tests.byte_model import byte_assets
-from worker import turn as turn_module
-from worker.engine import filters
-from worker.grammars import Grammars
-from worker.masks import Masks
-from worker.sampling import FAILED, StepSampler
+from worker.leader import turn as turn_module
+from worker.leader.turn import Turn
+from worker.sampling import filters
+from worker.sampling.grammars import Grammars
+from worker.sampling.masks import Masks
+from worker.sampling.step_sampler import FAILED, StepSampler
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
-from worker.turn import Turn
 
 ASSETS = byte_assets(vocab_size=300)
 """The file has 258 tokens; the model's logits are wider."""

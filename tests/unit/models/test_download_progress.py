@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.models.download_progress import EVERY_S, teller
+from worker.repository.download_progress import EVERY_S, teller
 
 
 def test_it_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from control.errors import ModelFilesAway, ModelFilesError
-from worker.models.files import ModelFiles, inspect
+from worker.repository.files import ModelFiles, inspect
 
 
 @pytest.fixture

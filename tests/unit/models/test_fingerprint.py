@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models import make
-from worker.models.files import inspect
-from worker.models.fingerprint import fingerprint
+from worker.repository.files import inspect
+from worker.repository.fingerprint import fingerprint
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.models import gates
+from worker.repository import gates
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -91,7 +91,7 @@ def test_every_default_is_transformers_own() -> None:
     """The table's key-value heads are those of transformers' configuration classes."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from worker.models.families import FAMILIES
+    from worker.repository.families import FAMILIES
 
     for kind, family in FAMILIES.items():
         config = CONFIG_MAPPING[kind]()
@@ -109,7 +109,7 @@ def test_ends_and_lengths() -> None:
 def test_gates_need_no_torch() -> None:
     """The agent decides without torch: neither it nor transformers nor the hub's client is imported."""
     script = (
-        "import sys, worker.models.gates, worker.models.source; "
+        "import sys, worker.repository.gates, worker.repository.source; "
         "print(*sorted({'torch', 'transformers', 'huggingface_hub', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

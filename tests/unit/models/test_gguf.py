@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from control.errors import ModelFilesError
-from worker.models.files import inspect
-from worker.models.source import resolve
+from worker.repository.files import inspect
+from worker.repository.source import resolve
 
 
 @pytest.mark.parametrize("config", [None, '{"model_type": "llama"}'])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.errors import UnsupportedArchitecture
-from worker.models.sharding import ShardPlan, padded_share, share
+from worker.layers.sharding import ShardPlan, padded_share, share
 
 
 @given(size=st.integers(1, 400), world_size=st.integers(1, 16))

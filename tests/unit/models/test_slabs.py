@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.attention.variant import Variant
+from worker.kernels.variant import Variant
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.slabs import FIRST_CAPACITY, SlabStore, tokens_that_fit
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
-from worker.models import source
+from worker.repository import source
 
 
 def fill(folder: Path) -> Path:

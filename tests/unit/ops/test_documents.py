@@ -13,7 +13,7 @@ from control.requests.bounds import RANGES
 from ops.cli import cli
 from tests.unit.ops.command_line import parse
 from tests.unit.ops.compose_file import ROOT
-from worker.models.families import FAMILIES
+from worker.repository.families import FAMILIES
 
 DOCUMENTS = [
     ROOT / name for name in ("docs/deployment.md", "docs/performance.md", "ops/runbook.md", "ops/redis-cli.md")

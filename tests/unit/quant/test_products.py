@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from control.errors import SettingsError
-from worker.native.linear import NativeLinear, threads_here
-from worker.quant.half import HalfLinear
-from worker.quant.int8 import Int8Linear, pack, weight_levels
-from worker.quant.packing import packing
-from worker.quant.prepacked import PrepackedLinear
+from worker.layers.half import HalfLinear
+from worker.layers.int8 import Int8Linear, pack, weight_levels
+from worker.layers.linear import NativeLinear, threads_here
+from worker.layers.packing import packing
+from worker.layers.prepacked import PrepackedLinear
 
 Make = Callable[[Tensor, Tensor | None], nn.Module]
 

@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from worker.engine import filters
+from worker.sampling import filters
 
 VOCABULARY = 300
 REMOVED = float("-inf")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopPLogitsWarper
 
 from control.messages import Sampling
-from worker.engine.noise import gumbel, noise_bits, row_key
-from worker.engine.sampling import Sampler, SamplingRow
+from worker.sampling.noise import gumbel, noise_bits, row_key
+from worker.sampling.sampler import Sampler, SamplingRow
 
 VOCABULARY = 200
 PROMISED = [126, 179, 199, 135, 173, 104]
@@ -170,7 +170,7 @@ def test_greedy_batch_never_sorts_or_draws(monkeypatch: pytest.MonkeyPatch) -> N
     """A batch of plain greedy rows is one argmax."""
     monkeypatch.setattr(torch.Tensor, "sort", None)
     monkeypatch.setattr(torch.Tensor, "topk", None)
-    monkeypatch.setattr("worker.engine.sampling.gumbel", None)
+    monkeypatch.setattr("worker.sampling.sampler.gumbel", None)
     logits = torch.randn(3, VOCABULARY)
     assert tokens(logits, [row(temperature=0.0)] * 3) == logits.argmax(-1).tolist()
 
@@ -178,8 +178,8 @@ def test_greedy_batch_never_sorts_or_draws(monkeypatch: pytest.MonkeyPatch) -> N
 def test_unfiltered_rows_do_not_sort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows without top_p and top_k are drawn without sorting the vocabulary."""
     monkeypatch.setattr(torch.Tensor, "sort", None)
-    monkeypatch.setattr("worker.engine.filters.keep_top_p", None)
-    monkeypatch.setattr("worker.engine.filters.keep_top_k", None)
+    monkeypatch.setattr("worker.sampling.filters.keep_top_p", None)
+    monkeypatch.setattr("worker.sampling.filters.keep_top_k", None)
     assert len(tokens(torch.randn(2, VOCABULARY), [row(), row(min_p=0.1)])) == 2
 
 

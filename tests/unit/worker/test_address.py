@@ -6,7 +6,7 @@ import pytest
 
 from control.errors import SettingsError
 from control.replies import Pong
-from worker.address import check_reachable, network
+from worker.tp_group.address import check_reachable, network
 
 
 def pongs(*networks: str) -> list[Pong]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from control.errors import ModelFilesError
-from worker.assets import read_assets
-from worker.models.files import ModelFiles
+from worker.repository.assets import read_assets
+from worker.repository.files import ModelFiles
 
 CONFIG = {"model_type": "llama", "vocab_size": 8, "max_position_embeddings": 64, "eos_token_id": 7}
 

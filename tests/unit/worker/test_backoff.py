@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.backoff import FIRST_S, LONGEST_S, Backoff
+from worker.leader.backoff import FIRST_S, LONGEST_S, Backoff
 
 
 def test_it_doubles_up_to_its_bound() -> None:

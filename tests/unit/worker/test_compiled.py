@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from worker import compiled
+from worker.native import compiled
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 

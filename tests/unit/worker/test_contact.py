@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from tests.unit.control.test_outage import Clock
-from worker.contact import GAP_S, GRACE_S, Contact
-from worker.progress import Progress
+from worker.health.contact import GAP_S, GRACE_S, Contact
+from worker.health.progress import Progress
 
 
 def test_silence_counts_only_where_redis_was_there_all_along() -> None:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 import pytest
 
 from tests.farm import until
-from worker.courier import Courier
+from worker.tp_group.courier import Courier
 
 
 def named(name: str) -> list[threading.Thread]:

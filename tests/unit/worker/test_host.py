@@ -13,10 +13,10 @@ import torch
 
 from control.errors import DevicesError
 from control.redis.connection import connect
-from worker.address import rendezvous_address
-from worker.devices import accelerators
-from worker.exits import LOAD_FAILED, REFUSED, STOPPED, STUCK, describe, poison_kind
-from worker.process import check_device
+from worker.agent.devices import accelerators
+from worker.health.exits import LOAD_FAILED, REFUSED, STOPPED, STUCK, describe, poison_kind
+from worker.rank.process import check_device
+from worker.tp_group.address import rendezvous_address
 
 
 @pytest.fixture

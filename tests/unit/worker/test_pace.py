@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.pace import ALONE_S, BESIDE_S, LEAST_TOKENS, SLOW_TOKENS, Pace
+from worker.leader.pace import ALONE_S, BESIDE_S, LEAST_TOKENS, SLOW_TOKENS, Pace
 
 
 def taught(*steps: tuple[float, int]) -> Pace:

@@ -6,7 +6,7 @@ import pytest
 
 from control.errors import CollectiveFailed, GroupError, RankError
 from worker.collective import met
-from worker.serving import met_in_collective
+from worker.leader.serving import met_in_collective
 
 
 def forward_failed(cause: Exception) -> GroupError:

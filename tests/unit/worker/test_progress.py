@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.farm import until
 from worker.health.faults import FAULTS_OF_PROGRESS, faults_of_other_threads
-from worker.progress import PER_TOKEN_S, STEP_FLOOR_S, UNKNOWN_STEP_S, Deadlines, Progress
+from worker.health.progress import PER_TOKEN_S, STEP_FLOOR_S, UNKNOWN_STEP_S, Deadlines, Progress
 
 
 def test_without_history_a_step_may_be_slow() -> None:

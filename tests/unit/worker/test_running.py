@@ -6,7 +6,7 @@ import pytest
 
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.requests import Claimed
-from worker.running import EMIT_ENTRIES, OFFER_ENTRIES, RunningRequest, offers
+from worker.leader.running import EMIT_ENTRIES, OFFER_ENTRIES, RunningRequest, offers
 
 
 def claimed(log: list[LogEntry], n: int = 1) -> RunningRequest:

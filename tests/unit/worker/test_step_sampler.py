@@ -7,8 +7,8 @@ import structlog
 import torch
 
 from control.messages import Sampling
-from worker.engine.sampling import Sampler
-from worker.sampling import FAILED, StepSampler
+from worker.sampling.sampler import Sampler
+from worker.sampling.step_sampler import FAILED, StepSampler
 from worker.scheduling.sequence import Sequence
 
 VOCABULARY = 5

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from control.messages import Sampling, TokenLogprobs
-from worker import turn as turn_module
-from worker.sampling import StepSampler
+from worker.leader import turn as turn_module
+from worker.leader.turn import Turn
+from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
-from worker.turn import Turn
 
 END = 9
 

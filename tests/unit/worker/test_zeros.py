@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from worker.zeros import LARGE_PAGE, zeros
+from worker.native.zeros import LARGE_PAGE, zeros
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int8])

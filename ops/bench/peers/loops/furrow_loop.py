@@ -12,11 +12,11 @@ from control.replies import ErrorReply
 from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.weights import of_furrow
 from ops.bench.shard import load_command
-from worker.executor import Executor
-from worker.leader import LeaderLimits
-from worker.sampling import StepSampler
+from worker.leader.leader import LeaderLimits
+from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
+from worker.tp_group.executor import Executor
 
 MODEL = "bench"
 

@@ -1,0 +1,1 @@
+"""The agent of a host: reconciles ranks with assignments, and detects their failures."""

@@ -1,0 +1,70 @@
+"""A new agent takes over what an earlier agent of its host left running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import structlog
+
+from control.messages import Assignment
+from worker.agent.record import ReplicaRecord, read_record, restore
+from worker.agent.replica import ReplicaProcesses
+from worker.agent.standby import Standby
+from worker.supervision.client import SupervisorClient
+
+log = structlog.get_logger()
+
+PREFIX = "replica "
+"""Of the keys under which the supervisor holds the records of replicas."""
+
+
+def record_key(place: tuple[str, str]) -> str:
+    """The key of a replica's record."""
+    return PREFIX + " ".join(place)
+
+
+def adopt_replicas(
+    supervisor: SupervisorClient, make: Callable[[Assignment, str], ReplicaProcesses]
+) -> Iterator[tuple[ReplicaProcesses, dict[int, int]]]:
+    """Each replica that was there, with its processes, and the epoch in which each pid was heard last.
+
+    A rank without a readable record ends: its assignment starts it again.
+    """
+    replicas: dict[str, tuple[ReplicaProcesses, ReplicaRecord]] = {}
+    for key, stored in supervisor.kept.items():
+        if key.startswith(PREFIX):
+            try:
+                record = read_record(stored)
+            except msgspec.ValidationError as error:
+                log.error("a replica's record can't be read; its ranks end", key=key, error=str(error), action="adopt")
+                continue
+            replica = make(record.assignment, record.folder)
+            restore(replica, record)
+            replicas[key] = replica, record
+    for process in supervisor.inherited:
+        tag = process.tag
+        if tag.get("kind") != "rank":
+            continue
+        found = replicas.get(record_key((tag["model"], tag["replica"])))
+        if found is None:
+            process.kill()
+            process.forget()
+        else:
+            found[0].adopt(tag["rank"], process)
+    for replica, record in replicas.values():
+        pids = {rank: process.pid for rank, process in replica.processes.items() if process.poll() is None}
+        model, name = replica.place
+        log.info("adopted", model=model, replica=name, pids=pids, failed=replica.failed, action="adopt")
+        yield replica, record.seen
+
+
+def adopt_standby(supervisor: SupervisorClient, standby: Standby | None) -> None:
+    """Keep the standby process that was there, or end it where none is wanted any more."""
+    for process in supervisor.inherited:
+        if process.tag.get("kind") == "standby":
+            if standby is not None and process.poll() is None:
+                standby.adopt(process)
+            else:
+                process.kill()
+                process.forget()

@@ -1,0 +1,120 @@
+"""What an agent does when a rank process of its host ends: it tells the farm, and plans the next life or gives up."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from control.errors import RedisUnavailable
+from control.messages import Assignment
+from control.redis.clients import SyncRedis
+from control.redis.connection import run
+from control.replicas import health, lease
+from worker.agent.replica import DeathNotice, Exit, Failure, ReplicaProcesses
+from worker.agent.watch import Watch
+from worker.health.exits import REFUSED, STOPPED, describe, poison_kind
+from worker.supervision.client import SupervisorClient
+
+log = structlog.get_logger()
+
+Place = tuple[str, str]
+"""Model and replica."""
+Report = Callable[[str, str, health.AgentState, str, Assignment], None]
+"""(model, replica, state, detail, assignment): the agent's word on a replica."""
+
+
+class RankExits:
+    """The exits of one host's ranks. The supervisor keeps each one until it was acted on here."""
+
+    def __init__(
+        self,
+        client: SyncRedis,
+        supervisor: SupervisorClient,
+        host_id: str,
+        replicas: Mapping[Place, ReplicaProcesses],
+        watches: Mapping[Place, Watch],
+        report: Report,
+    ) -> None:
+        self._client, self._supervisor, self._host_id = client, supervisor, host_id
+        self._replicas, self._watches, self._report = replicas, watches, report
+        self._untold: deque[DeathNotice] = deque()
+        self.queue: queue.SimpleQueue[Exit] = queue.SimpleQueue()
+        """Exits as they are reported, from any thread."""
+
+    def tell_late(self) -> None:
+        """Tell what could not be told while Redis was away."""
+        while self._untold:
+            self._tell(self._untold[0])
+            self._untold.popleft()
+
+    def wait(self, seconds: float) -> None:
+        """Handle the next exit, if one is reported within that time."""
+        try:
+            exit = self.queue.get(timeout=seconds)
+        except queue.Empty:
+            return
+        self._on_exit(exit)
+
+    def _on_exit(self, exit: Exit) -> None:
+        """A process ended: plan the next life, and tell the farm at once."""
+        replica = self._replicas.get(exit.place)
+        if replica is None or not replica.ended(exit) or exit.pid in replica.outdated:
+            self._supervisor.forget(exit.pid)
+            return
+        killed_for = replica.killed.pop(exit.pid, None)
+        what = f"rank {exit.rank} (pid {exit.pid}) {describe(exit.status)}"
+        if replica.draining and exit.status == STOPPED:
+            replica.stop()  # its leader has finished, and the others with it
+        if replica.failed is not None or (replica.stopping and exit.status == STOPPED):
+            log.info("rank ended", model=exit.place[0], rank=exit.rank, status=what)
+            self._free_lock(replica, exit)
+            self._supervisor.forget(exit.pid)
+            return
+        log.error("rank died", model=exit.place[0], replica=exit.place[1], rank=exit.rank, status=what)
+        given_up = exit.status == REFUSED or not replica.pause()
+        try:
+            # The epoch of now may be a later one than that in which a rank died while there was no agent.
+            past = self._watches[exit.place].seen_in(exit.pid) if exit.past else None
+            epoch = health.read_epoch(self._client, *exit.place) if past is None else past
+            self._tell(DeathNotice(exit, what, epoch, given_up, killed_for))
+        except RedisUnavailable:  # later the farm may be in another epoch: accuse only the one that the process was in
+            epoch = self._watches[exit.place].seen_in(exit.pid)
+            self._untold.append(DeathNotice(exit, what, epoch, given_up, killed_for))
+            raise
+
+    def _tell(self, notice: DeathNotice) -> None:
+        """Poison the epoch, free a dead leader's lock, and say what happens next. May be repeated."""
+        exit, (model, name) = notice.exit, notice.exit.place
+        replica, kind = self._replicas[exit.place], poison_kind(exit.status)
+        said = (
+            run(self._client, health.end_reason(model, name, exit.rank, self._host_id, exit.pid)) or notice.killed_for
+        )
+        what = f"{notice.what}: {said}" if said else notice.what
+        if said:
+            log.error("the reason of a rank's end", model=model, replica=name, rank=exit.rank, reason=said)
+        health.write_poison(self._client, model, name, notice.epoch, exit.rank, kind, what)
+        self._free_lock(replica, exit)
+        replica.note(exit.rank, Failure(what, explained=said is not None, outside=kind == "exited"))
+        if not notice.given_up:
+            state = "draining" if replica.draining else "backoff" if replica.attempts > 1 else "running"
+            self._report(model, name, state, replica.cause, replica.assignment)
+        elif exit.status == REFUSED:
+            self._give_up(replica, said or what)
+        else:
+            self._give_up(replica, f"{replica.cause}; tried {replica.attempts} times without being ready")
+        self._supervisor.forget(exit.pid)
+
+    def _free_lock(self, replica: ReplicaProcesses, exit: Exit) -> None:
+        """Release what a leader that ended held, if nobody leads since."""
+        holder = run(self._client, lease.holder(*exit.place)) if exit.rank == 0 else None
+        if holder is not None and holder.rpartition(":")[0] == replica.owner(exit.pid):
+            run(self._client, lease.release_token(*exit.place, holder))
+
+    def _give_up(self, replica: ReplicaProcesses, why: str) -> None:
+        """Failed after back-off: the ranks that are left end, the model answers 503 with this reason."""
+        replica.give_up(why)
+        self._report(*replica.place, "failed", why, replica.assignment)
+        log.error("gave the replica up", model=replica.place[0], replica=replica.place[1], error=why)

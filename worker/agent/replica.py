@@ -1,0 +1,268 @@
+"""The rank processes of one replica on this host: spawned by its supervisor, and spawned again after a pause."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from dataclasses import dataclass, field
+
+import structlog
+
+from control.messages import Assignment, encode
+from control.process import python_command
+from worker.agent.standby import Standby, rank_environment
+from worker.supervision.client import ChildProcess, SupervisorClient
+from worker.supervision.version import VERSION
+from worker.supervision.wire import AT_ONCE, Ending, Tag
+
+log = structlog.get_logger()
+
+PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Before the n-th spawn without having been ready in between; after the last the replica is `failed`."""
+STOP_LIMIT_S = 75.0
+"""For a leader to finish its step and give back its requests before it is killed."""
+LEADERLESS_S = 10.0
+"""A group that drains and has had no leader for so long, on whichever host, is not coming back."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A rank process that ended. `past` says that it ended before this agent was there."""
+
+    place: tuple[str, str]
+    rank: int
+    pid: int
+    status: int
+    past: bool = False
+
+
+@dataclass(frozen=True)
+class DeathNotice:
+    """What the farm must know of a rank process that died. `epoch` is the one to poison."""
+
+    exit: Exit
+    what: str
+    epoch: int
+    given_up: bool
+    killed_for: str | None
+    """Why this agent itself killed the process."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's end. `explained`: by the process itself, or by what its agent killed it for; otherwise only by its
+    exit status, which says little where it was ended from outside (`outside`)."""
+
+    message: str
+    explained: bool
+    outside: bool
+
+    @property
+    def weight(self) -> int:
+        return 2 if self.explained else int(not self.outside)
+
+
+@dataclass
+class ReplicaProcesses:
+    """One replica's processes, children of the host's supervisor."""
+
+    assignment: Assignment
+    folder: str
+    host_id: str
+    redis_url: str
+    supervisor: SupervisorClient
+    exits: queue.SimpleQueue[Exit]
+    standby: Standby | None = None
+    """Takes the place of the first rank that must be started again; shared with the host's other replicas."""
+    processes: dict[int, ChildProcess] = field(default_factory=dict)
+    outdated: set[int] = field(default_factory=set)
+    """Pids of ranks that were ended because they run another version: no failures."""
+    attempts: int = 0
+    due: float = 0.0
+    served: bool = False
+    """Whether its group was ever ready."""
+    drain_by: float | None = None
+    led_at: float | None = None
+    """When a group that drains was last seen to have a leader."""
+    stop_by: float | None = None
+    failed: str | None = None
+    """Why it was given up; None while it lives."""
+    failed_elsewhere: bool = False
+    """Whether another host gave it up, which runs ranks of it too."""
+    failures: dict[int, Failure] = field(default_factory=dict)
+    """Of each rank that ended since the group last served, the end that explains most; in order of their first ends."""
+    killed: dict[int, str] = field(default_factory=dict)
+    """By pid: why this agent killed a process that has not been reaped yet."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.assignment.spec.name, self.assignment.replica
+
+    @property
+    def draining(self) -> bool:
+        """Asked to go: it finishes what it runs, and what dies meanwhile is started again for that."""
+        return self.drain_by is not None
+
+    @property
+    def stopping(self) -> bool:
+        return self.stop_by is not None
+
+    def owner(self, pid: int) -> str:
+        """The owner half of the lock token that the leader with `pid` holds."""
+        return f"{self.host_id}/{pid}"
+
+    def spawn_missing(self) -> None:
+        """Start every rank that has no process, once the pause is over."""
+        if self.stopping or self.failed is not None or time.monotonic() < self.due:
+            return
+        wanted = zip(self.assignment.ranks, self.assignment.devices, strict=True)
+        missing = [(rank, device) for rank, device in wanted if rank not in self.processes]
+        if missing and self._end_outdated():
+            return  # until they are gone
+        for rank, device in missing:
+            self.processes[rank] = self._spawn(rank, device)
+
+    def _end_outdated(self) -> bool:
+        """End ranks that run another version of Furrow than a rank that starts now would: a group has one version."""
+        outdated = [rank for rank, process in self.processes.items() if process.tag.get("version") != VERSION]
+        for rank in outdated:
+            self.outdated.add(self.processes[rank].pid)
+            self.kill(rank)
+        return bool(outdated)
+
+    def _spawn(self, rank: int, device: str) -> ChildProcess:
+        duty = {
+            "FURROW_ASSIGNMENT": encode(self.assignment).decode(),
+            "FURROW_RANK": str(rank),
+            "FURROW_DEVICE": device,
+            "FURROW_FOLDER": self.folder,
+            "FURROW_HOST_ID": self.host_id,
+            "FURROW_REDIS_URL": self.redis_url,
+        }
+        model, replica = self.place
+        tag: Tag = {"kind": "rank", "model": model, "replica": replica, "rank": rank, "version": VERSION}
+        ending = self._ending(rank)
+        # Not for a first start, where the other ranks have to import all the same.
+        process = self.standby.take(duty, tag, ending) if self.standby is not None and self.attempts else None
+        how = "standby" if process is not None else "new process"
+        if process is None:
+            environment = rank_environment(self.redis_url) | duty
+            process = self.supervisor.spawn(python_command("worker", "rank"), environment, tag, ending)
+        log.info("spawned", model=model, replica=replica, rank=rank, pid=process.pid, device=device, how=how)
+        self._watch(rank, process)
+        return process
+
+    def _ending(self, rank: int) -> Ending:
+        """How the rank ends where there is no agent: the leader first; at once where the leader is on another host."""
+        if 0 not in self.assignment.ranks:
+            return AT_ONCE
+        return Ending(order=min(rank, 1))
+
+    def _watch(self, rank: int, process: ChildProcess, past: bool = False) -> None:
+        place, pid = self.place, process.pid
+        process.when_ended(lambda status: self.exits.put(Exit(place, rank, pid, status, past)))
+
+    def adopt(self, rank: int, process: ChildProcess) -> None:
+        """Take over a rank process that an earlier agent started; its exit may be reported at once."""
+        self.processes[rank] = process
+        self._watch(rank, process, past=process.poll() is not None)
+
+    def ended(self, exit: Exit) -> bool:
+        """Note an exit; False if that process was not this replica's any more."""
+        process = self.processes.get(exit.rank)
+        if process is None or process.pid != exit.pid:
+            return False
+        del self.processes[exit.rank]
+        return True
+
+    def pause(self) -> bool:
+        """Plan the next spawn; False if the tries are used up."""
+        if self.attempts >= len(PAUSES_S):
+            return False
+        self.due = time.monotonic() + PAUSES_S[self.attempts]
+        self.attempts += 1
+        return True
+
+    def ready(self) -> None:
+        """The group served: earlier failures are forgiven."""
+        self.attempts, self.served = 0, True
+        self.failures.clear()
+
+    def note(self, rank: int, failure: Failure) -> None:
+        """Remember a rank's end, unless an earlier one explains more."""
+        if rank not in self.failures or failure.weight >= self.failures[rank].weight:
+            self.failures[rank] = failure
+
+    @property
+    def cause(self) -> str:
+        """Why the group does not serve: the first of the failures that explain most. One rank's error is followed by
+        the ends of others, which tell nothing."""
+        return max(self.failures.values(), key=lambda failure: failure.weight).message if self.failures else ""
+
+    def give_up(self, why: str, *, elsewhere: bool = False) -> None:
+        """Start no rank any more, and end those that are left."""
+        self.failed, self.failed_elsewhere = why, elsewhere
+        for rank in list(self.processes):
+            self.kill(rank)
+
+    def start_over(self) -> None:
+        """Start ranks again after it was given up."""
+        self.failed, self.failed_elsewhere = None, False
+        self.attempts, self.due = 0, 0.0
+        self.failures.clear()
+
+    def kill(self, rank: int, why: str = "") -> None:
+        """End a rank that hangs; SIGKILL ends a stopped process too. `why` explains its end."""
+        if rank in self.processes:
+            if why:
+                self.killed.setdefault(self.processes[rank].pid, why)
+            self.processes[rank].send_signal(signal.SIGKILL)
+
+    def drain(self, led: bool) -> None:
+        """Let it finish what it runs. Call in every tick: a leader that is only starting does not hear it.
+
+        One that has never served has nothing to finish, and past the limit the rest is given back. Ranks whose leader
+        is on another host hear of the end from it; `led` says whether there is one.
+        """
+        now = time.monotonic()
+        if self.drain_by is None:
+            self.drain_by = now + self.assignment.spec.drain_s
+        self.led_at = now if led else self.led_at or now
+        here = 0 in self.assignment.ranks
+        late = now > self.drain_by if here else now - self.led_at > LEADERLESS_S
+        if late or not self.served or self.failed is not None:
+            self.stop()
+        elif 0 in self.processes:
+            self.processes[0].send_signal(signal.SIGUSR1)
+
+    def stop(self, host_leaves: bool = False) -> None:
+        """Ask for an orderly end: the leader first, which then tells its ranks to shut down.
+
+        Where the host leaves the farm and the leader is on another, the group will go on without these ranks: they are
+        ended at once, so that it learns of it, instead of being driven on for as long as there is work.
+        """
+        if not self.stopping:
+            self.stop_by = time.monotonic() + STOP_LIMIT_S
+            for rank in self._first():
+                if host_leaves and 0 not in self.assignment.ranks:
+                    self.kill(rank)
+                else:
+                    self.processes[rank].terminate()
+
+    def _first(self) -> list[int]:
+        return [0] if 0 in self.processes else list(self.processes)
+
+    def press(self) -> None:
+        """Once the leader is gone end the others; past the limit kill all."""
+        if self.stop_by is None:
+            return
+        if 0 not in self.processes:
+            for process in self.processes.values():
+                process.terminate()
+        if time.monotonic() > self.stop_by:
+            for rank in list(self.processes):
+                self.kill(rank)
+
+    def pids(self) -> dict[int, int]:
+        return {rank: process.pid for rank, process in self.processes.items()}

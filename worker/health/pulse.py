@@ -1,0 +1,210 @@
+"""The side thread of a rank: renews the lock, beats with progress, notices the end of the epoch, ends a stuck process.
+
+It shares only `Progress` with the main thread and has a Redis client of its own, so it goes on while the main thread is
+inside a collective. A Redis that can't be reached is waited for: it never poisons, and the time is not held against the
+step that was under way.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import structlog
+
+from control.errors import EpochOver, Fenced, Lost, Poisoned, RedisUnavailable
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, run_all
+from control.redis.outage import outage
+from control.replicas import health
+from control.replicas.lease import Lease, close_epoch, renew
+from worker.health.contact import Contact
+from worker.health.exits import STUCK
+from worker.health.progress import Progress
+
+log = structlog.get_logger()
+
+BEAT_S = 0.3
+"""A fifth of a heartbeat's life: four may be missed on a busy machine."""
+WATCH_S = 0.1
+"""How often the poison of the epoch is looked for."""
+LOOP = "pulse"
+"""Its name where loops say that they wait for Redis."""
+CLOSE_S = 0.3
+"""Between the loss of the lock and the end of its epoch for all ranks, where the leader has not left it by itself."""
+GRACE_S = 3.0
+"""Between the end of an epoch, or the last progress after it, and the end of a main thread that has not left it."""
+LEAVE_WITHIN_S = 8.0
+"""Between the end of an epoch and the end of a main thread that gets on, and does not leave it. The agent's own limits
+are longer."""
+
+
+class Pulse:
+    """One epoch's side thread; a context manager around the main thread's work in that epoch."""
+
+    def __init__(
+        self,
+        client: SyncRedis,
+        model: str,
+        replica: str,
+        epoch: int,
+        rank: int,
+        world_size: int,
+        device: str,
+        progress: Progress,
+        lease: Lease | None = None,
+        at_end: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """`at_end` is told, once, why the epoch is over: it gets the main thread out of waits."""
+        self._client, self._lease, self._progress = client, lease, progress
+        self._model, self._replica, self._epoch = model, replica, epoch
+        self._rank, self._world_size, self._device, self._at_end = rank, world_size, device, at_end
+        self._over: EpochOver | None = None
+        self._over_since = 0.0
+        self._closed = False
+        self._stop = threading.Event()
+        self._next_beat = 0.0
+        self._others: dict[int, tuple[int, int]] = {}
+        """How far the other ranks were at the last look, while this one stands still."""
+        self._contact = Contact()
+        # A thread begins without its parent's context: model, rank and epoch belong on this one's lines too.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name=f"pulse-{rank}", daemon=True)
+        self._process = psutil.Process()
+
+    def __enter__(self) -> Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+        outage.goes_on(LOOP)
+
+    def check(self) -> None:
+        """Raise the way in which the epoch ended, if it did."""
+        if self._over is not None:
+            raise self._over
+
+    def _run(self) -> None:
+        while not self._stop.wait(WATCH_S):
+            try:
+                self._turn()
+            except EpochOver as over:
+                self._end(over)
+            except RedisUnavailable as error:  # keep the epoch, and the finished step waits in the main thread
+                outage.waits(LOOP, error)
+            except Exception:  # a pulse that dies would take a healthy epoch with it
+                log.exception("the pulse missed a beat")
+            self._deadman()
+
+    def _close(self) -> None:
+        """A leader without its lock may wait in a collective whose command was lost too: the others must leave."""
+        lost = self._lease if isinstance(self._over, Lost) else None
+        if lost is not None and not self._closed and time.monotonic() - self._over_since > CLOSE_S:
+            run_all(self._client, [close_epoch(lost)])
+            self._closed = True
+
+    def _turn(self) -> None:
+        """Look for the end of the epoch, and beat when it is time. Raises EpochOver or RedisUnavailable."""
+        self._close()
+        self._watch()
+        if time.monotonic() >= self._next_beat:
+            # Each try of a write that the server refuses for now would be retried at this pace too.
+            self._beat()
+            self._next_beat = time.monotonic() + BEAT_S
+            outage.goes_on(LOOP)
+        self._progress.excuse(self._contact.made())
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether the step under way took too long of itself: not while Redis is away, nor when it is just back."""
+        return self._lease is not None and self._progress.overdue and self._contact.steady
+
+    def _beat(self) -> None:
+        """Beat, and renew the lock unless a step is overdue: a stuck leader must lose it."""
+        self._progress.look()
+        if self._lease is not None:
+            if not self._progress.suspicious:
+                self._others = {}
+            elif self._others_moved():
+                self._progress.moved()
+        stuck = self._stuck
+        if stuck and self._over is None:
+            self._accuse()
+        used, kept = self._progress.kv()
+        beat = health.Beat(
+            epoch=self._epoch,
+            seq=self._progress.seq,
+            oldest_pending_ms=self._progress.pending_ms,
+            device=self._device,
+            memory_bytes=self._process.memory_info().rss,
+            phase=self._progress.phase,
+            pid=os.getpid(),
+            host=os.environ.get("FURROW_HOST_ID", ""),
+            kv_used=used,
+            kv_kept=kept,
+            loaded_percent=int(100 * self._progress.read_share()),
+            progress=self._progress.count(),
+            stalled_ms=int(1000 * self._progress.stalled_s),
+        )
+        calls: list[Call[None]] = [health.beat(self._model, self._replica, self._rank, beat)]
+        if self._lease is not None and self._over is None and not stuck:
+            calls.append(renew(self._lease, self._world_size))
+        for outcome in run_all(self._client, calls):
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    def _others_moved(self) -> bool:
+        """Whether another rank has got on since the last look: this one may only wait for it."""
+        if self._world_size == 1:
+            return False
+        beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
+        known, self._others = (
+            self._others,
+            {
+                rank: (beat.seq, beat.progress)
+                for rank, beat in enumerate(beats)
+                if rank != self._rank and beat is not None and beat.epoch == self._epoch
+            },
+        )
+        return any(rank in known and known[rank] != how_far for rank, how_far in self._others.items())
+
+    def _watch(self) -> None:
+        poison = health.read_poison(self._client, self._model, self._replica)
+        if poison is not None and poison.epoch == self._epoch:
+            raise Poisoned(poison.kind, poison.message, poison.rank)
+        if self._lease is None and health.read_epoch(self._client, self._model, self._replica) > self._epoch:
+            raise Fenced("the epoch has moved on")
+
+    def _accuse(self) -> None:
+        """The command under way is overdue: name the rank whose pulse has stopped, or nobody (-1) if all beat."""
+        beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
+        silent = [rank for rank, beat in enumerate(beats) if beat is None and rank != self._rank]
+        culprit = silent[0] if silent else -1
+        who = f"rank {culprit} has no heartbeat" if silent else "every rank still beats"
+        message = (
+            f"the command after {self._progress.seq} has taken {self._progress.pending_ms} ms, and no rank has got on "
+            f"with it for {self._progress.stalled_s:.1f} s; {who}"
+        )
+        log.error("a step is overdue", culprit=culprit, pending_ms=self._progress.pending_ms)
+        run_all(self._client, [health.poison(self._model, self._replica, self._epoch, culprit, "deadline", message)])
+
+    def _end(self, over: EpochOver) -> None:
+        if self._over is None:
+            self._over, self._over_since = over, time.monotonic()
+            self._at_end(str(over))  # after the line above: who is let go asks `check` why
+
+    def _deadman(self) -> None:
+        """A main thread that does not leave an epoch that is over hangs where no exception reaches it."""
+        if self._over is None:
+            return
+        self._progress.look()
+        now, since = time.monotonic(), self._over_since
+        if now - max(since, self._progress.moved_at) > GRACE_S or now - since > LEAVE_WITHIN_S:
+            log.critical("did not leave the epoch in time; ending the process", reason=str(self._over))
+            os._exit(STUCK)

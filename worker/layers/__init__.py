@@ -1,0 +1,1 @@
+"""Layers: tensor-parallel, fused and quantized."""

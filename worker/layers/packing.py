@@ -1,0 +1,83 @@
+"""Which linear layer holds a model's weights, by what was asked for and what the machine can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from control.errors import SettingsError
+from worker.layers.dense import DenseLinear, stacked
+from worker.layers.half import HalfLinear
+from worker.layers.int8 import Int8Linear
+from worker.layers.linear import NativeLinear, threads_here
+from worker.layers.prepacked import PrepackedLinear
+
+Pack = Callable[[list[Tensor], Tensor | None], nn.Module]
+"""(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
+
+WORTH_PACKING = 2**19
+"""Weights from which on oneDNN's product saves more than its call costs (some 14 µs) beside the plain one."""
+
+PACKED: dict[str, type[HalfLinear | Int8Linear]] = {"f16": HalfLinear, "int8": Int8Linear}
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a model's linear layers are kept: made by `pack`, in an order of their own where `packed`."""
+
+    pack: Pack
+    packed: bool
+    quantized: bool
+    shares_tables: bool = False
+    """Whether an embedding can be looked up in the head that `pack` made of the same table."""
+
+    def keeps_stored_rows(self, table: Tensor) -> bool:
+        """Whether an embedding stays apart from the head, in 16 bits: it is exact where it is stored so.
+
+        A packed head can't be looked up in; beside one in float32, a table stored in float32 would be memory twice.
+        """
+        return self.quantized or (self.packed and table.dtype in (torch.float16, torch.bfloat16))
+
+
+def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Packing:
+    """How linear layers are kept. Raises SettingsError where this torch has no kernels for `quant`."""
+    threads = threads_here() if dtype == torch.float32 and device.type == "cpu" else None
+    if threads is not None:
+
+        def native(parts: list[Tensor], bias: Tensor | None) -> nn.Module:
+            return NativeLinear(parts, bias, _kept_as(parts, quant), threads)
+
+        return Packing(native, packed=True, quantized=quant is not None, shares_tables=quant != "int8")
+    if quant is not None:
+        if "fbgemm" not in torch.backends.quantized.supported_engines:
+            raise SettingsError(f"--quant {quant} needs an x86 processor with AVX2; leave it out on this host")
+        layer = PACKED[quant]
+        return Packing(lambda parts, bias: layer(_joined(parts), bias), packed=True, quantized=True)
+
+    def dense(parts: list[Tensor], bias: Tensor | None) -> nn.Module:
+        return DenseLinear(stacked(parts, dtype, device), bias)
+
+    def prepacked(parts: list[Tensor], bias: Tensor | None) -> nn.Module:
+        worthwhile = sum(part.numel() for part in parts) >= WORTH_PACKING
+        return PrepackedLinear(_joined(parts), bias) if worthwhile else dense(parts, bias)
+
+    if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
+        return Packing(prepacked, packed=True, quantized=False)
+    return Packing(dense, packed=False, quantized=False)
+
+
+def _kept_as(parts: list[Tensor], quant: str | None) -> torch.dtype:
+    """16 bits of the checkpoint stay what they are: they lose nothing, and float32 would only be more to read."""
+    stored = parts[0].dtype
+    if quant == "int8":
+        return torch.int8
+    if stored in (torch.float16, torch.bfloat16) and all(part.dtype == stored for part in parts):
+        return stored
+    return torch.float16 if quant == "f16" else torch.float32
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,100 @@
+"""The modules that replace transformers' where ranks must exchange something. They exist only at tp 2 and more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from worker.collective import Collective
+from worker.layers.sharding import ShardPlan, padded_share
+
+
+class Link:
+    """The group that a model's modules talk through; exchanged as one when a new epoch joins a new group."""
+
+    def __init__(self, collective: Collective) -> None:
+        self.collective = collective
+
+
+class RowParallelLinear(nn.Module):
+    """y = Σ over ranks of x_rank · W_rankᵀ, then the bias once. x (…, inputs / ranks) → y (…, outputs).
+
+    `partial` is this rank's product, without a bias.
+    """
+
+    def __init__(self, partial: nn.Module, bias: Tensor | None, link: Link) -> None:
+        super().__init__()
+        self.partial = partial
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._link = link
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        whole = self._link.collective.all_reduce(self.partial(inputs))
+        return whole if self.bias is None else whole + self.bias
+
+
+class ReducedExperts(nn.Module):
+    """Experts whose inner width is split: each rank's output is a partial sum."""
+
+    def __init__(self, experts: nn.Module, link: Link) -> None:
+        super().__init__()
+        self.experts = experts
+        self._link = link
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._link.collective.all_reduce(self.experts(*args, **kwargs).contiguous())
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Each rank looks up the ids from `start` on that it holds; ids of others give zeros, and the sum is complete."""
+
+    def __init__(self, embedding: Any, start: int, link: Link) -> None:
+        super().__init__()
+        # Kept as a module: some families scale in their embedding's own forward.
+        self.embedding = embedding
+        self._start, self._link = start, link
+
+    @property
+    def weight(self) -> Tensor:
+        return self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        local = ids - self._start
+        mine = (local >= 0) & (local < self.embedding.weight.shape[0])
+        found = self.embedding(local.where(mine, 0))
+        return self._link.collective.all_reduce(found.masked_fill(~mine.unsqueeze(-1), 0))
+
+
+class VocabParallelHead(nn.Module):
+    """Each rank scores its part of the vocabulary; all ranks get the whole. The last rank's part may be padded."""
+
+    def __init__(self, head: nn.Module, vocab_size: int, link: Link) -> None:
+        super().__init__()
+        self.head = head
+        self._vocab_size, self._link = vocab_size, link
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if not hidden.numel():
+            return hidden.new_empty(*hidden.shape[:-1], self._vocab_size)
+        return self._link.collective.all_gather(self.head(hidden))[..., : self._vocab_size]
+
+
+def split_vocabulary(model: Any, plan: ShardPlan, link: Link) -> None:
+    """Wrap embedding and head, whose weights hold this rank's rows already."""
+    embedding, head, vocab_size = model.get_input_embeddings(), model.get_output_embeddings(), model.config.vocab_size
+    start, _, _ = padded_share(vocab_size, plan.rank, plan.world_size)
+    if isinstance(embedding, nn.Embedding):
+        # What it believes of itself, after its rows were cut. Only training reads padding_idx, and torch refuses one
+        # that is outside of the rank's rows.
+        embedding.num_embeddings, embedding.padding_idx = embedding.weight.shape[0], None
+    model.set_output_embeddings(VocabParallelHead(head, vocab_size, link))
+    model.set_input_embeddings(VocabParallelEmbedding(embedding, start, link))
+
+
+def reduce_experts(model: nn.Module, plan: ShardPlan, link: Link) -> None:
+    """Sum what each rank's part of the experts gives."""
+    for name, module in list(model.named_modules()):
+        if plan.role(name) == "moe_tp_experts":
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, ReducedExperts(module, link))

@@ -1,0 +1,125 @@
+"""A leader's exchange with Redis: what a step produced goes out, what waits comes in, in one round trip.
+
+It may be under way while the next step is computed, on a thread of its own: a step leaves the interpreter to others
+while it computes, and so writing, sending and reading cost it nothing. There is never more than one, and its answer is
+taken before the next one starts, so the leader is ahead of Redis by one step at most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from control import requests
+from control.errors import RedisUnavailable
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, run, run_every
+from control.redis.outage import outage
+from control.replicas.commands import wait_for_work
+from control.replicas.lease import Lease
+from control.requests import Claims, Emission, EmitResult
+from worker.tp_group.courier import Courier
+
+LOOP = "leader"
+"""Its name where loops say that they wait for Redis."""
+AWAY_S = 0.2
+"""Between tries while Redis is away and a finished step is held."""
+LEAVE_S = 1.0
+"""For so long what is under way at an epoch's end may get through."""
+
+T = TypeVar("T")
+Answer = tuple[EmitResult, Claims | None]
+
+
+class Exchange:
+    """One epoch's way to Redis. While Redis is away every call waits; `check` ends that when the epoch is over.
+
+    A context manager around the leader's work in the epoch: what is under way at its end still gets through if it can,
+    soon; the next epoch computes it again.
+    """
+
+    def __init__(self, client: SyncRedis, blocking: SyncRedis, lease: Lease, check: Callable[[], None]) -> None:
+        self._client, self._blocking, self._lease, self._check = client, blocking, lease, check
+        self._courier: Courier[Answer] = Courier("exchange")
+        self._under_way: Callable[[], Answer] | None = None
+        self._was_away = False
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._under_way is not None:
+            self._under_way = None
+            self._courier.wait(LEAVE_S)
+        self._courier.close()
+
+    def deliver(self, rows: list[Emission], claim: Call[Claims] | None) -> Answer:
+        """Emit the rows, and run `claim` with it where there is one. Raises EpochOver."""
+        return self.hold(self._sending(rows, claim))
+
+    def start(self, rows: list[Emission], claim: Call[Claims] | None) -> None:
+        """As `deliver`, but does not wait: `finish` brings the outcome."""
+        self._under_way = self._sending(rows, claim)
+        self._courier.send(self._under_way)
+
+    def finish(self) -> Answer | None:
+        """Wait for what `start` began, None where nothing is under way. Raises EpochOver."""
+        if self._under_way is None:
+            return None
+        again, self._under_way = self._under_way, None
+        attempts = iter([self._courier.answer])  # and, where Redis was away, from here
+        return self.hold(lambda: next(attempts, again)())
+
+    def _sending(self, rows: list[Emission], claim: Call[Claims] | None) -> Callable[[], Answer]:
+        """The round trip, to be made again after an outage: what was done already is recognised then."""
+        calls: list[Call[Any]] = []
+
+        def send() -> Answer:
+            if not calls:
+                calls.extend([*requests.emit_all(self._lease, rows), *([] if claim is None else [claim])])
+            answers = run_every(self._client, calls)
+            claims = None if claim is None else answers.pop()
+            return requests.merged(answers), claims
+
+        return send
+
+    def wait_for_work(self, bell: str, block_ms: int) -> None:
+        """Return once the bell rang after `bell`, for a request, a cancel or poison, or after `block_ms`."""
+        try:
+            wait_for_work(self._blocking, self._lease, bell, block_ms)
+        except RedisUnavailable:
+            time.sleep(AWAY_S)
+
+    def was_away(self) -> bool:
+        """Whether Redis was away since the last time that this was asked: what it has now may be older than before."""
+        was_away, self._was_away = self._was_away, False
+        return was_away
+
+    def try_once(self, call: Call[T]) -> T:
+        """Run one call. Raises RedisUnavailable."""
+        return run(self._client, call)
+
+    def try_every(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Run calls in one round trip, from any thread. Raises RedisUnavailable."""
+        return run_every(self._client, calls)
+
+    def held(self, call: Call[T]) -> T:
+        """Run one call, when Redis is there."""
+        return self.hold(lambda: run(self._client, call))
+
+    def hold(self, attempt: Callable[[], T]) -> T:
+        """Run `attempt` until Redis answers: a finished step is held, never thrown away, and nothing is poisoned."""
+        while True:
+            try:
+                answer = attempt()
+                outage.goes_on(LOOP)
+                return answer
+            except RedisUnavailable as error:
+                outage.waits(LOOP, error)
+                self._was_away = True
+                self._check()
+                time.sleep(AWAY_S)

@@ -1,0 +1,250 @@
+"""Rank 0 of a replica: holds its lock, forms the group, serves, and starts over in a new epoch when one ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+from tokenizers import Tokenizer
+
+from control import requests
+from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable
+from control.messages import Assignment, LoadDenseShard, ModelAssets
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run, run_every
+from control.redis.outage import outage
+from control.replicas import health
+from control.replicas.lease import Lease, acquire, release
+from control.text.text import Decode
+from worker.health.progress import Progress
+from worker.health.pulse import Pulse
+from worker.leader.backoff import Backoff
+from worker.leader.exchange import LOOP, Exchange
+from worker.leader.pace import Pace
+from worker.leader.roster import Roster
+from worker.leader.serving import PEER_FAILED, STEP_FAILED, Serving
+from worker.leader.siblings import Siblings
+from worker.repository.fingerprint import fingerprint
+from worker.repository.gates import ModelFiles
+from worker.sampling.grammars import Grammars
+from worker.scheduling.finish import Finisher
+from worker.scheduling.prefixes import BLOCK_TOKENS
+from worker.scheduling.scheduler import Scheduler
+from worker.tp_group.courier import Courier
+from worker.tp_group.executor import Executor
+from worker.tp_group.group import Group
+
+log = structlog.get_logger()
+
+POLL_S = 0.05
+"""Between tries for the lock."""
+DISPLACED_S = 5.0
+"""A lock that is held for so long is another leader's, not one that the process before this one left."""
+
+
+@dataclass(frozen=True)
+class LeaderLimits:
+    """Sizes of a step."""
+
+    token_budget: int = 512
+    """Prompt tokens that one step may feed beside its decode rows."""
+    max_sequences: int = 256
+
+
+class Leader:
+    """One leader process's life over all its epochs. Weights are loaded once; epochs come and go."""
+
+    def __init__(
+        self,
+        clients: tuple[SyncRedis, SyncRedis, SyncRedis],
+        assignment: Assignment,
+        owner: str,
+        files: ModelFiles,
+        assets: ModelAssets,
+        executor: Executor,
+        address: str,
+        limits: LeaderLimits | None = None,
+    ) -> None:
+        self._client, self._blocking, self._pulse_client = clients
+        self._spec, self._replica = assignment.spec, assignment.replica
+        self._owner, self._files, self._assets = owner, files, assets
+        self._executor, self._address, self._limits = executor, address, limits or LeaderLimits()
+        tokenizer = Tokenizer.from_str(assets.tokenizer_json)
+        self._decode: Decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+        self._grammars = Grammars(assets)
+        self._backoff = Backoff()
+        self._pace = Pace()
+        self._steps = 0
+        self._trying = False
+        self._epoch = 0
+        self._weights = fingerprint(files, self._spec.dtype, self._spec.quant)
+        self.draining = False
+        """Told to claim nothing more, and to stop once what runs is finished."""
+        self.stopping = False
+
+    def run(self) -> None:
+        """Serve until told to stop. Raises GroupError where the group can't be formed or the model not loaded."""
+        while not self.stopping:
+            lease = self._acquire()
+            if lease is None:
+                return
+            self._epoch = lease.epoch
+            structlog.contextvars.bind_contextvars(epoch=lease.epoch)
+            log.info("leads", world_size=self._executor.world_size)
+            self._steps, self._trying, pause = 0, False, 0.0
+            try:
+                self._serve(lease)
+            except RedisUnavailable as error:  # where nothing holds out for it the epoch ends, and the process stays
+                log.warning("left the epoch", reason=str(error))
+            except EpochOver as over:
+                log.warning("left the epoch", reason=str(over))
+                failed = isinstance(over, Poisoned) and over.kind in (STEP_FAILED, PEER_FAILED)
+                # A trial that crashed is followed by a smaller one, so it can't go on for ever: no rest.
+                pause = self._backoff.after(steps=self._steps, failed=failed and not self._trying)
+            finally:
+                self._leave(lease)
+            self._rest(pause)
+
+    def _rest(self, seconds: float) -> None:
+        """Let a fault that repeats rest, without the lock, so that a healthier process may take it."""
+        if seconds:
+            log.warning("the first step of the epoch failed; resting before the next", seconds=seconds)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.stopping:
+            time.sleep(POLL_S)
+
+    def _acquire(self) -> Lease | None:
+        """Wait for the lock; None when told to stop, or to drain while another leads for good."""
+        waited, begun = False, time.monotonic()
+        while not self.stopping:
+            try:
+                lease = run(
+                    self._client,
+                    acquire(
+                        self._spec.name,
+                        self._replica,
+                        self._owner,
+                        self._executor.world_size,
+                        floor=self._epoch,
+                        weights=self._weights,
+                    ),
+                )
+                outage.goes_on(LOOP)
+                if lease is not None:
+                    return lease
+                if not waited:
+                    log.info("waiting for the lock")
+                    waited = True
+                if self.draining and time.monotonic() - begun > DISPLACED_S:
+                    return None
+            except RedisUnavailable as error:
+                outage.waits(LOOP, error)
+            time.sleep(POLL_S)
+        return None
+
+    def _serve(self, lease: Lease) -> None:
+        progress = Progress()
+        progress.read_share = lambda: self._executor.read_share
+        progress.count = lambda: self._executor.progress
+        pulse = Pulse(
+            self._pulse_client,
+            lease.model,
+            lease.replica,
+            lease.epoch,
+            0,
+            self._executor.world_size,
+            self._executor.device,
+            progress,
+            lease,
+            self._executor.abort.say,
+        )
+        with pulse:
+            ranks = Group(self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address)
+            try:
+                with ranks as group:
+                    kv_tokens, formation = group.form(self._load_command)
+                    self._publish(kv_tokens, formation)
+                    self._work(lease, group, kv_tokens, progress, pulse)
+            except GroupError as error:
+                self._poison(lease, "load_failed", str(error))
+                raise
+
+    def _work(self, lease: Lease, group: Group, kv_tokens: int, progress: Progress, pulse: Pulse) -> None:
+        scheduler = Scheduler(
+            kv_tokens=kv_tokens,
+            token_budget=self._limits.token_budget,
+            max_sequences=self._limits.max_sequences,
+            block_tokens=self._executor.block_tokens,
+            prefix_tokens=BLOCK_TOKENS if self._spec.prefix_cache and self._executor.cuts_caches else None,
+        )
+        progress.kv = scheduler.kv_tokens
+        exchange = Exchange(self._client, self._blocking, lease, pulse.check)
+        roster = Roster(lease, exchange, scheduler, Finisher(self._decode), self._grammars)
+        siblings = Siblings(self._client, lease)
+        counting = Courier[bool]("recount")
+        serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings, self._pace)
+        try:
+            with exchange:  # and before the poison, which Redis would refuse the last tokens for
+                serving.adopt()
+                counting.send(lambda: requests.recount(self._client, lease.model))
+                serving.run(lambda: self._is_over(roster))
+                serving.give_back()  # to the queue, where the next epoch or another replica finds it
+                group.shutdown()
+                self.stopping = True
+        except EpochOver as over:
+            if not isinstance(over, Fenced | Lost):
+                self._poison(lease, getattr(over, "kind", "epoch_over"), str(over))
+            raise
+        finally:
+            counting.close()
+            roster.reading.close()
+            self._steps, self._trying = serving.steps, serving.trying
+
+    def _is_over(self, roster: Roster) -> bool:
+        """At once when told to stop; when draining, once what runs is finished."""
+        roster.draining = self.draining
+        return self.stopping or (self.draining and not roster.busy)
+
+    def _leave(self, lease: Lease) -> None:
+        self._executor.leave()
+        try:
+            run(self._client, release(lease))
+        except RedisUnavailable as error:  # it lapses by itself
+            outage.waits(LOOP, error)
+
+    def _load_command(self, *, epoch: int, seq: int) -> LoadDenseShard:
+        return LoadDenseShard(
+            epoch=epoch,
+            seq=seq,
+            model_id=self._spec.name,
+            config_json=json.dumps(self._files.config),
+            safetensors_paths=[str(path) for path in self._files.weights],
+            dtype=self._spec.dtype,
+            quant=self._spec.quant,
+            kv_tokens=self._spec.kv_tokens,
+        )
+
+    def _publish(self, kv_tokens: int, formation: health.Formation) -> None:
+        """Put what the API needs into the catalog; a model counts as served only once this is there.
+
+        And what this replica is, before it claims anything: its siblings and the claims of others go by that.
+        """
+        name, assigned = self._spec.name, catalog.Assigned(revision=self._spec.revision, tp=self._spec.tp)
+        assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
+        words = [
+            catalog.put_replica(name, self._replica, assigned),
+            catalog.put_weights(name, self._replica, self._weights),
+            catalog.put_assets(name, assets),
+            health.note_formation(name, self._replica, formation),
+        ]
+        run_every(self._client, words)
+
+    def _poison(self, lease: Lease, kind: str, message: str) -> None:
+        try:
+            health.write_poison(self._client, lease.model, lease.replica, lease.epoch, 0, kind, message)
+        except RedisUnavailable as error:
+            log.warning("could not publish the poison", error=str(error))

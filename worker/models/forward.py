@@ -1,0 +1,128 @@
+"""A model's forward in one call: embeddings and the exchange of logits are Python's, all between is C++."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor
+
+from worker.collective import Collective
+from worker.kv.base import CacheLayout
+from worker.kv.slab_step import SlabStep
+from worker.layers.parallel import Link
+from worker.models.batch import Batch
+from worker.models.plan import NotNative, Plan
+from worker.native import library
+
+log = structlog.get_logger()
+
+REDUCE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+class NativeForward:
+    """Steps over slabs. One at a time: the memory that a step works in is kept for the next."""
+
+    def __init__(self, plan: Plan, embed: Callable[[Tensor], Tensor], link: Link, vocab_size: int) -> None:
+        self._plan, self._embed, self._link, self._vocab_size = plan, embed, link, vocab_size
+        self._room = torch.empty(0, dtype=torch.uint8)
+        self._hidden = torch.empty(0)
+        self._head_alone = library.Model.from_buffer_copy(plan.model)
+        self._head_alone.depth = 0
+
+    @property
+    def progress(self) -> int:
+        """A number that changes many times in each layer of a forward; for any thread."""
+        return self._plan.threads.progress
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Logits (sampled, vocabulary). Stores keys and values; raises what an exchange between ranks raised."""
+        assert isinstance(batch.cache, SlabStep)
+        self._hidden = self._embed(batch.tokens)
+        spans = spans_of(batch.cache)
+        reduction = _Reduction(self, self._link.collective)
+        asked = library.Batch(
+            spans=ctypes.addressof(spans),
+            span_count=len(spans),
+            positions=batch.positions.data_ptr(),
+            tokens=batch.tokens.numel(),
+            reduce=ctypes.cast(reduction.function, ctypes.c_void_p) if self._link.collective.world_size > 1 else None,
+        )
+        logits = self._run(self._plan.model, asked, batch.sampled)
+        if reduction.failure is not None:
+            raise reduction.failure
+        return self._whole(logits)
+
+    def logits_at(self, places: Tensor) -> Tensor:
+        """Logits (places, vocabulary) of more of the tokens that were stepped through last."""
+        return self._whole(self._run(self._head_alone, library.Batch(), places))
+
+    def _run(self, model: library.Model, asked: library.Batch, places: Tensor) -> Tensor:
+        """`asked`, and the logits that this rank has of the tokens `places`."""
+        logits = torch.empty(places.numel(), self._plan.head.outputs)
+        asked.hidden, asked.logits = self._hidden.data_ptr(), logits.data_ptr()
+        asked.sampled, asked.sampled_count = places.data_ptr(), places.numel()
+        pool, compiled = self._plan.threads.address, self._plan.threads.library
+        what = ctypes.addressof(model), ctypes.addressof(asked)
+        needed = compiled.furrow_step_room(pool, *what)
+        if needed > self._room.numel():
+            self._room = torch.empty(needed, dtype=torch.uint8)
+        compiled.furrow_step(pool, *what, self._room.data_ptr())
+        return logits
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        collective = self._link.collective
+        if collective.world_size > 1 and logits.numel():
+            logits = collective.all_gather(logits)
+        return logits[:, : self._vocab_size]
+
+    def floats(self, address: int, count: int) -> Tensor:
+        """A part of the memory that the step works in."""
+        begin = address - self._room.data_ptr()
+        return self._room[begin : begin + 4 * count].view(torch.float32)
+
+
+def native_forward(module: Any, link: Link, layout: CacheLayout, vocab_size: int) -> NativeForward | None:
+    """The model's forward in C++, or None where torch runs it; the log says which, and why."""
+    if layout.device.type != "cpu" or layout.dtype != torch.float32:
+        return None
+    try:
+        plan = Plan(module, layout)
+    except NotNative as reason:
+        log.info("torch runs the forward", reason=str(reason))
+        return None
+    log.info("the forward runs in C++", threads=plan.threads.count)
+    return NativeForward(plan, module.get_input_embeddings(), link, vocab_size)
+
+
+class _Reduction:
+    """What the step calls to sum over the ranks. An exception can't pass through it, so it is kept."""
+
+    def __init__(self, forward: NativeForward, collective: Collective) -> None:
+        self.failure: Exception | None = None
+        self._forward, self._collective = forward, collective
+        self.function = REDUCE(self._reduce)
+
+    def _reduce(self, group: Any, address: int, count: int) -> int:
+        try:
+            self._collective.all_reduce(self._forward.floats(address, count))
+        except Exception as error:
+            self.failure = error
+        return int(self.failure is not None)
+
+
+def spans_of(step: SlabStep) -> ctypes.Array[library.Span]:
+    """Where each sequence's tokens are in the batch, and its keys and values in memory."""
+    spans = (library.Span * len(step.extents))()
+    first = 0
+    for span, extent, place in zip(spans, step.extents, step.places, strict=True):
+        memory = place.pool.memory  # (layers, 2, slots, kv heads, capacity, head dim)
+        layer, values, slot, head = memory.stride()[:4]
+        span.keys = memory.data_ptr() + 4 * place.slot * slot
+        span.values, span.layer_stride, span.head_stride = values, layer, head
+        span.first, span.count, span.offset = first, extent.count, extent.offset
+        first += extent.count
+    return spans

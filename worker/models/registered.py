@@ -1,0 +1,42 @@
+"""The one attention function that every served model calls, in place of transformers' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from worker.kernels.variant import Variant
+from worker.kv.base import CacheStep
+
+NAME = "furrow"
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    cache_step: CacheStep | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a flat batch: query (1, heads, T, dim), key and value (1, kv heads, T, dim) → (1, T, heads, dim).
+
+    T counts the tokens of all sequences one after the other; `cache_step` knows whose they are, stores the new keys and
+    values and attends each token to its own sequence only. No mask is ever given: causality is the cache's business.
+    """
+    if cache_step is None:
+        raise RuntimeError("the furrow attention needs the step's cache: call the model through ServedModel.forward")
+    variant = Variant(
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return cache_step.attend(layer, query[0], key[0], value[0], variant).unsqueeze(0), None

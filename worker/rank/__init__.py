@@ -1,0 +1,1 @@
+"""Rank and standby processes, from their environment to their exit."""

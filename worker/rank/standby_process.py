@@ -1,0 +1,84 @@
+"""A standby from inside: imports all that a rank needs, says so, and waits for its duty. Touches no device.
+
+Free of torch at import: the slow part happens in a thread of lower priority, beside ranks that serve.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from control import logs
+from control.process import die_with_parent, name_process
+from control.settings import Settings
+from worker.agent.standby import READY
+
+log = structlog.get_logger()
+
+NICENESS = 10
+
+
+def await_duty(channel: socket.socket, folders: list[Path]) -> dict[str, str] | None:
+    """Import, report, wait; the environment of the rank to become, or None when the agent has no use for it any more.
+
+    Raises whatever an import raised.
+    """
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    name_process("furrow-standby")
+    settings = Settings.from_environment()
+    logs.configure(settings.log_format, settings.log_level)
+    import_in_background(folders)
+    with channel:
+        channel.sendall(READY.encode() + b"\n")
+        line = channel.makefile("rb").readline()
+    if not line.endswith(b"\n"):
+        return None
+    duty = msgspec.json.decode(line, type=dict[str, str])
+    log.info("standby takes over a rank", rank=duty["FURROW_RANK"])
+    return duty
+
+
+def import_in_background(folders: list[Path]) -> None:
+    """Run `import_all` in a thread that yields to ranks at work.
+
+    On Linux niceness belongs to a thread, and without privilege none can be taken back: so the main thread keeps its
+    own, and threads that torch starts from it later too.
+    """
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            if sys.platform == "linux":
+                os.nice(NICENESS)
+            import_all(folders)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="imports")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def import_all(folders: list[Path]) -> None:
+    """What a rank imports, and the modelling code of the models in `folders`, built once without weights."""
+    import torch
+
+    import worker.rank.process  # noqa: F401  # all of a rank
+    from worker.models.skeleton import configuration, skeleton
+    from worker.repository import gates
+
+    for folder in folders:
+        try:
+            skeleton(configuration(gates.inspect(folder).config), torch.float32, torch.device("cpu"))
+        except Exception as error:  # the rank that loads it will say what is wrong with it
+            log.warning("the standby could not prepare a model", folder=str(folder), error=str(error))

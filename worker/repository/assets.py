@@ -1,0 +1,40 @@
+"""What the catalog tells API processes about a model, read from its folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from control.errors import ModelFilesError
+from control.messages import ModelAssets
+from worker.repository.gates import ModelFiles, context_length, eos_ids
+
+
+def read_assets(files: ModelFiles, max_context: int | None) -> ModelAssets:
+    """Tokenizer, chat template and generation defaults; `max_context` lowers the context length."""
+    if files.folder is None or files.tokenizer is None:
+        raise ModelFilesError(f"{files.where} has no tokenizer: an API could not serve the model")
+    return ModelAssets(
+        tokenizer_json=files.tokenizer.read_text(encoding="utf-8"),
+        tokenizer_config=files.tokenizer_config,
+        chat_template=chat_template(files.folder, files.tokenizer_config),
+        generation_config=files.generation_config,
+        context_length=max_context or context_length(files.config),
+        vocab_size=int(files.config["vocab_size"]),
+        eos_ids=eos_ids(files.config, files.generation_config),
+        kv_tokens=0,
+        created=int(time.time()),
+    )
+
+
+def chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    """chat_template.jinja first, then the template inside tokenizer_config.json (of several, the one named default)."""
+    own = folder / "chat_template.jinja"
+    if own.exists():
+        return own.read_text(encoding="utf-8")
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        return named.get("default")
+    return template

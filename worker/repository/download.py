@@ -1,0 +1,88 @@
+"""A download in a process of its own, which can be killed wherever it hangs.
+
+Files that are complete are kept, and the next download goes on with the others.
+
+The process writes one JSON object a line: how far it is, and at last the folder or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
+from control.process import child_environment, die_with_parent, name_process, python_command
+from worker.repository import source
+
+ERRORS: dict[str, type[ModelFilesError]] = {
+    kind.__name__: kind for kind in (ModelFilesError, ModelFilesAway, HubUnreachable)
+}
+TIDY_S = 5.0
+"""For a process that was told to end to remove the beginning of a file; then it is killed."""
+
+
+class Download:
+    """One download of the files of a repository. `run` and `cancel` are called by different threads."""
+
+    def __init__(self, repository: str, revision: str, cache: Path) -> None:
+        self._what = [repository, revision, str(cache)]
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._cancelled = False
+
+    def run(self, tell: source.Tell) -> Path:
+        """Wait for its end. Raises ModelFilesError. The calling thread must stay: the process ends with it."""
+        with self._lock:
+            if self._cancelled:
+                raise ModelFilesAway(f"The download of {self._what[0]} was cancelled.")
+            command = python_command("worker", "download", *self._what)
+            process = self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=child_environment()
+            )
+        assert process.stdout is not None
+        end: dict[str, Any] = {}
+        with process.stdout as lines:
+            for line in lines:
+                end = json.loads(line)
+                if "text" in end:
+                    tell(end["text"])
+        status = process.wait()
+        if "folder" in end:
+            return Path(end["folder"])
+        if "error" in end:
+            raise ERRORS[end["kind"]](end["error"])
+        raise ModelFilesAway(f"The process that downloads {self._what[0]} ended with status {status}.")
+
+    def cancel(self) -> None:
+        """End the process, if there is one, and start none. Returns at once."""
+        with self._lock:
+            self._cancelled = True
+            process = self._process
+        if process is not None and process.poll() is None:
+            process.terminate()
+            late = threading.Timer(TIDY_S, process.kill)
+            late.daemon = True
+            late.start()
+
+
+def download_here(repository: str, revision: str, cache: str) -> int:
+    """The process's part."""
+    die_with_parent()
+    name_process("furrow-download")
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(1))  # files that are open are removed on the way
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the agent decides
+
+    def say(**word: str) -> None:
+        print(json.dumps(word), flush=True)
+
+    try:
+        say(folder=str(source.download(repository, revision, Path(cache), lambda text: say(text=text))))
+    except ModelFilesError as error:
+        say(error=str(error), kind=type(error).__name__)
+        return 1
+    return 0

@@ -1,0 +1,113 @@
+"""Decides from config.json alone whether a model can be served and sharded, before any process is spawned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from control.errors import ModelFilesError, UnsupportedArchitecture
+from worker.repository.families import FAMILIES, TEXT_PART, UNBATCHABLE_ROPE, Family
+from worker.repository.files import ModelFiles, inspect
+
+__all__ = ["ModelFiles", "check", "context_length", "eos_ids", "family_of", "inspect", "kv_heads"]
+
+
+def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant: str | None = None) -> None:
+    """Raises UnsupportedArchitecture naming the type, the number that `tp` ranks can't divide, or what `quant` can't
+    pack; ModelFilesError for a `max_context` beyond the model's own.
+    """
+    family = family_of(config)
+    if quant is not None and family.experts is not None:
+        raise UnsupportedArchitecture(
+            f"Model type '{config['model_type']}' keeps most of its weights in experts, which --quant {quant} can't "
+            "pack yet. Leave --quant out."
+        )
+    if tp < 1:
+        raise UnsupportedArchitecture(f"Tensor parallelism must be at least 1, not {tp}.")
+    _check_features(config)
+    heads, shared = _number(config, "num_attention_heads"), kv_heads(config)
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        _number(config, name)
+    if heads % shared:
+        raise UnsupportedArchitecture(f"{heads} attention heads can't share {shared} key-value heads evenly.")
+    if heads % tp:
+        raise UnsupportedArchitecture(f"{heads} attention heads can't be divided among {tp} ranks. {_remedy(heads)}")
+    if shared % tp and tp % shared:
+        raise UnsupportedArchitecture(
+            f"{shared} key-value heads can be neither divided among {tp} ranks nor repeated on them. {_remedy(shared)}"
+        )
+    _check_widths(config, family, tp)
+    if max_context is not None and max_context > context_length(config):
+        raise ModelFilesError(
+            f"--max-context {max_context} is more than the model's {context_length(config)} positions. "
+            "Leave it away, or give a smaller one."
+        )
+
+
+def family_of(config: dict[str, Any]) -> Family:
+    """The table's row for a configuration; raises UnsupportedArchitecture listing what is served."""
+    kind = config.get("model_type")
+    if kind in FAMILIES:
+        return FAMILIES[kind]
+    supported = f"Supported model types: {', '.join(sorted(FAMILIES))}."
+    if kind in TEXT_PART or "text_config" in config or "vision_config" in config:
+        part = f" Its text part alone ({TEXT_PART[kind]}) is served." if kind in TEXT_PART else ""
+        raise UnsupportedArchitecture(f"Model type '{kind}' is multimodal, which is not supported.{part} {supported}")
+    raise UnsupportedArchitecture(f"Model type '{kind}' is not supported. {supported}")
+
+
+def kv_heads(config: dict[str, Any]) -> int:
+    """Key-value heads of the whole model, before any division."""
+    given = config.get("num_key_value_heads", family_of(config).kv_heads)
+    return _number(config, "num_attention_heads") if given is None else int(given)
+
+
+def context_length(config: dict[str, Any]) -> int:
+    """Positions that the model was made for: prompt and answer together."""
+    return _number(config, "max_position_embeddings")
+
+
+def eos_ids(config: dict[str, Any], generation_config: dict[str, Any]) -> list[int]:
+    """Every id that ends an answer: generation_config.json's, else config.json's."""
+    for source in (generation_config, config):
+        given = source.get("eos_token_id")
+        if given is not None:
+            return [int(one) for one in given] if isinstance(given, list) else [int(given)]
+    return []
+
+
+def _number(config: dict[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelFilesError(f"config.json has {name} = {value!r}; a positive whole number is needed.")
+    return value
+
+
+def _check_features(config: dict[str, Any]) -> None:
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "?")
+        raise UnsupportedArchitecture(
+            f"The checkpoint is quantized ({method}), which is not supported. Use the unquantized checkpoint."
+        )
+    if config.get("use_bidirectional_attention"):
+        raise UnsupportedArchitecture("use_bidirectional_attention is set: an encoder can't generate text.")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    for one in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        kind = one.get("rope_type", one.get("type"))
+        if kind in UNBATCHABLE_ROPE:
+            raise UnsupportedArchitecture(
+                f"Rotary embedding '{kind}' depends on the longest sequence of the batch, so answers would depend on "
+                "other requests. Use a checkpoint with 'default', 'linear', 'llama3' or 'yarn'."
+            )
+
+
+def _check_widths(config: dict[str, Any], family: Family, tp: int) -> None:
+    """Feed-forward widths are split unevenly where they must be, but every rank needs at least one column."""
+    names = ["intermediate_size", *(["moe_intermediate_size"] if family.experts else [])]
+    for name in names:
+        if isinstance(width := config.get(name), int) and width < tp:
+            raise UnsupportedArchitecture(f"{name} = {width} can't be divided among {tp} ranks.")
+
+
+def _remedy(number: int) -> str:
+    fitting = [str(tp) for tp in range(1, number + 1) if number % tp == 0]
+    return f"Use one of --tp {', '.join(fitting[:8])}."

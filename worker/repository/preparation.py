@@ -1,0 +1,167 @@
+"""From an assignment to a folder that passed the gates, beside the agent's own work and beside each other. Torch-free.
+
+A file system or a hub may hang for good. So each preparation has a thread of its own, which nobody waits for, and a
+download has a process of its own, which is killed where it is not wanted any more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from control.errors import FurrowError, HubUnreachable, ModelFilesAway
+from control.messages import Assignment
+from control.quantization import check_quant
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.replicas.health import AgentState
+from worker.repository import gates, source
+from worker.repository.download import Download
+
+log = structlog.get_logger()
+
+Report = Callable[[str, str, AgentState, str, Assignment], None]
+"""(model, replica, state, detail, assignment)"""
+
+PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Before each further try, where another one may help; as long as those of ranks that fail to start."""
+
+
+def check(
+    assignment: Assignment, tell: Callable[[str], None] = lambda text: None, fetch: source.Fetch | None = None
+) -> Path:
+    """Resolve the model's files and hold the gates, before any process is spawned. Returns the folder.
+
+    `tell` hears how far a download is; `fetch` downloads, in this process by default.
+    """
+    spec = assignment.spec
+    check_quant(spec.quant, spec.dtype, assignment.devices)
+    folder = source.resolve(spec.source, tell=tell, fetch=fetch)
+    gates.check(gates.inspect(folder).config, spec.tp, spec.max_context, spec.quant)
+    return folder
+
+
+class Preparation:
+    """One assignment's. `outcome` is None until there is one; after `again` there is none for a while."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.outcome: Path | Exception | None = None
+        self.text = f"resolving {assignment.spec.source}"
+        """How far it is."""
+        self.told = ""
+        """The `text` that the farm knows."""
+        self.attempts = 0
+        self._download: Download | None = None
+        self._cancelled = False
+        self._due = 0.0
+        self._start()
+
+    def again(self) -> float | None:
+        """Try once more after a pause, whose seconds are returned; None where the tries are used up."""
+        if self.attempts > len(PAUSES_S):
+            return None
+        pause = PAUSES_S[self.attempts - 1]
+        self.outcome, self._due = None, time.monotonic() + pause
+        return pause
+
+    def tend(self) -> None:
+        """Begin the next try when it is due. Call in every tick."""
+        if self._due and time.monotonic() > self._due:
+            self._due = 0.0
+            self._start()
+
+    def cancel(self) -> None:
+        """End the download, if there is one, and forget the rest. Returns at once."""
+        self._cancelled = True
+        if self._download is not None:
+            self._download.cancel()
+
+    def _start(self) -> None:
+        self.attempts += 1
+        threading.Thread(target=self._run, name="prepare", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.outcome = check(self.assignment, self._tell, self._fetch)
+        except Exception as error:
+            self.outcome = error
+
+    def _tell(self, text: str) -> None:
+        self.text = text
+
+    def _fetch(self, repository: str, revision: str, cache: Path, tell: source.Tell) -> Path:
+        self._download = Download(repository, revision, cache)
+        if self._cancelled:
+            self._download.cancel()
+        return self._download.run(tell)
+
+
+class Preparations:
+    """All of one agent's, by model and replica."""
+
+    def __init__(self, client: SyncRedis, report: Report) -> None:
+        self._client, self._report = client, report
+        self._by_place: dict[tuple[str, str], Preparation] = {}
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._by_place)
+
+    def turn(self, place: tuple[str, str], assignment: Assignment) -> Path | str | None:
+        """The folder, or why there is none; None while it is awaited. Call in every tick."""
+        one = self._by_place.get(place)
+        if one is not None and one.assignment.spec.revision != assignment.spec.revision:
+            self.leave(place)  # the model is wanted otherwise by now
+            one = None
+        if one is None:
+            one = self._by_place[place] = Preparation(assignment)
+        one.tend()
+        outcome = one.outcome
+        if outcome is None:
+            if one.text != one.told:
+                self._report(*place, "starting", one.text, assignment)
+                one.told = one.text
+        elif not isinstance(outcome, Exception):
+            del self._by_place[place]
+        elif self._again(one, outcome):
+            return None
+        else:
+            del self._by_place[place]
+            known = isinstance(outcome, FurrowError)
+            log.error("refused", model=place[0], error=str(outcome), exc_info=None if known else outcome)
+            tries = f" Tried {one.attempts} times." if one.attempts > 1 else ""
+            return (str(outcome) if known else repr(outcome)) + tries
+        return outcome
+
+    def leave(self, place: tuple[str, str]) -> None:
+        """The model is not wanted here any more: a download ends."""
+        if (one := self._by_place.pop(place, None)) is not None:
+            one.cancel()
+
+    def close(self) -> None:
+        for one in self._by_place.values():
+            one.cancel()
+
+    def _again(self, one: Preparation, error: Exception) -> bool:
+        """Whether there is another try: after what the hub did, and for the files of a model that was loaded once.
+
+        The source of a model that never was is named wrongly more often than it is away just now.
+        """
+        model = one.assignment.spec.name
+        if not isinstance(error, ModelFilesAway):
+            return False
+        if not isinstance(error, HubUnreachable) and catalog.get_assets(self._client, model) is None:
+            return False
+        pause = one.again()
+        if pause is None:
+            return False
+        log.warning("the model's files are away", model=model, error=str(error), next_try_s=pause)
+        self._report(
+            model, one.assignment.replica, "backoff", f"{error} The next try is in {pause:g} s.", one.assignment
+        )
+        return True

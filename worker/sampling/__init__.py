@@ -1,0 +1,1 @@
+"""Logits to tokens: logits processors, grammars, log probabilities."""

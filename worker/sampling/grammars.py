@@ -1,0 +1,86 @@
+"""A leader's grammars: compiled beside the steps, kept, and copied for every choice that one constrains."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import structlog
+from llguidance import LLMatcher, LLTokenizer
+
+from control.errors import GrammarRefused
+from control.messages import Grammar, ModelAssets
+from control.text.grammar import compile_grammar, tokenizer_of
+from control.text.vocabulary import read_token_bytes
+from worker.scheduling.constraint import Constraint
+from worker.scheduling.sequence import Sequence
+
+log = structlog.get_logger()
+
+_KEPT = 256
+_THREADS = 2
+
+Compiled = LLMatcher | str
+"""A matcher at the grammar's beginning, or why there is none."""
+
+
+class Grammars:
+    """Compiles each grammar once. `ready` is for the step loop and never waits.
+
+    The vocabulary is put into the library's form ahead of all use: it takes a large one half a second, in which no
+    other Python thread runs, and a leader that only starts makes nobody wait.
+    """
+
+    def __init__(self, assets: ModelAssets) -> None:
+        self._tokenizer: Future[LLTokenizer] = Future()
+        self._eos = assets.eos_ids
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._compiled: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
+        threading.Thread(target=_fulfil, args=(self._tokenizer, assets), name="vocabulary", daemon=True).start()
+
+    def ready(self, grammar: Grammar | None) -> bool:
+        """Whether its matcher is there; begins to make it where it is not."""
+        if grammar is None:
+            return True
+        if grammar not in self._compiled:
+            self._compiled[grammar] = self._pool.submit(self._compile, grammar)
+            self._trim()
+        self._compiled.move_to_end(grammar)
+        return self._compiled[grammar].done()
+
+    def wait(self, seconds: float) -> None:
+        """Return once one more is ready, or after `seconds`."""
+        wait([future for future in self._compiled.values() if not future.done()], seconds, FIRST_COMPLETED)
+
+    def constrain(self, sequence: Sequence) -> None:
+        """Give a choice its own matcher, in the state after what it has put out; its grammar must be ready."""
+        grammar = sequence.sampling.grammar
+        sequence.constraint = None
+        if grammar is not None:
+            compiled = self._compiled[grammar].result()
+            size = 0 if isinstance(compiled, str) else self._tokenizer.result().vocab_size
+            sequence.constraint = Constraint(compiled, self._eos, size, sequence.sampling)
+            sequence.constraint.replay(sequence.output)
+
+    def _compile(self, grammar: Grammar) -> Compiled:
+        try:
+            return compile_grammar(grammar, self._tokenizer.result())
+        except GrammarRefused as error:
+            return str(error)
+        except Exception as error:
+            log.exception("a grammar could not be compiled", kind=grammar.kind)
+            return f"{type(error).__name__}: {error}"
+
+    def _trim(self) -> None:
+        surplus = max(0, len(self._compiled) - _KEPT)
+        for grammar in [grammar for grammar, future in self._compiled.items() if future.done()][:surplus]:
+            del self._compiled[grammar]
+
+
+def _fulfil(future: Future[LLTokenizer], assets: ModelAssets) -> None:
+    try:
+        tokens = read_token_bytes(assets.tokenizer_json, assets.vocab_size)
+        future.set_result(tokenizer_of(tokens, assets.eos_ids))
+    except BaseException as error:
+        future.set_exception(error)

@@ -1,0 +1,268 @@
+"""From logits to tokens, on rank 0, as a pure function of (seed, choice, position, logits) of each row alone.
+
+The order is transformers': logit_bias, repetition, presence and frequency penalties, min_tokens, the grammar, then
+temperature, top_k, top_p, min_p. The draw is an argmax of logits plus Gumbel noise. Log probabilities are those of the
+raw logits, before any of this, as OpenAI and vLLM report them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from control.messages import Sampling, TokenLogprobs
+from worker.engine.transfer import sent
+from worker.sampling import filters
+from worker.sampling.noise import gumbel, noise_bits, row_key
+
+_GREEDY_BELOW = 1e-5
+"""A lower temperature is greedy: divided by it, float32 logits overflow."""
+_HEAD = 1024
+"""Tokens among which a top_p is looked for before the whole vocabulary is sorted."""
+SICK = -1
+"""In place of a token, where logits are no numbers."""
+_FINALISTS = 16
+"""Tokens whose score is computed in float64; the winner is among them unless as many lie within 1e-5 of each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRow:
+    """What one row of logits is sampled with; `position` is the new token's index in the choice's output."""
+
+    sampling: Sampling
+    seed: int
+    choice: int
+    position: int
+    prompt: list[int]
+    output: list[int]
+    allowed: torch.Tensor | None = None
+    """What its grammar allows, [ceil(vocabulary / 8)] uint8 on the host: a bit per token. At least one is set."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.sampling.temperature < _GREEDY_BELOW
+
+    @property
+    def penalised(self) -> bool:
+        return self.sampling.presence_penalty != 0 or self.sampling.frequency_penalty != 0
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether its stop ids are impossible still; `allowed` takes that into account already."""
+        return self.allowed is None and self.position < self.sampling.min_tokens and bool(self.sampling.stop_ids)
+
+    @property
+    def plain(self) -> bool:
+        """Whether its token is the argmax of its raw logits."""
+        repeats = self.sampling.repetition_penalty != 1
+        changed = self.sampling.logit_bias or repeats or self.penalised or self.must_go_on
+        return self.greedy and self.allowed is None and not changed
+
+    @property
+    def immediate(self) -> bool:
+        """Whether its token is an argmax of raw logits that are allowed, or of heated ones with noise: nothing is read
+        on the way."""
+        untouched = self.sampling.logprobs is None and not (self.sampling.logit_bias or self.must_go_on)
+        untouched = untouched and self.sampling.repetition_penalty == 1 and not self.penalised
+        return untouched and (self.greedy or (self.sampling.top_k <= 0 and self.sampling.top_p >= 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A row's token, and its log probabilities where the row asked for them."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+class Sampler:
+    """Samples all rows of a step. It keeps no state between steps, not even a random generator's."""
+
+    def launch(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor | None:
+        """The tokens of `sample`, [rows] on the device of `logits`, SICK where these are not finite throughout.
+
+        Nothing is waited for. None where a row's token can't be had like that.
+        """
+        if not all(row.immediate for row in rows):
+            return None
+        drawn = [index for index, row in enumerate(rows) if not row.greedy]
+        possible = logits
+        if any(row.allowed is not None for row in rows):
+            _allow(possible := logits.clone(), rows)
+        tokens = possible.argmax(dim=-1)
+        if drawn:
+            where = sent(drawn, torch.int64, logits.device)
+            heated = possible if len(drawn) == len(rows) else possible.index_select(0, where)
+            tokens.index_copy_(0, where, _draw_from_all(heated, [rows[index] for index in drawn]))
+        return tokens.where(logits.isfinite().all(dim=-1), SICK)
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
+        """One token for each row of `logits` [rows, vocabulary] (float32 or float64, finite; not changed)."""
+        if logits.ndim != 2 or logits.shape[0] != len(rows):
+            raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(rows)} rows")
+        tokens = [0] * len(rows)
+        if any(row.plain for row in rows):
+            tokens = logits.argmax(dim=-1).tolist()
+        others = [index for index, row in enumerate(rows) if not row.plain]
+        if others:
+            adjusted = _adjust(logits[others], [rows[index] for index in others])
+            for index, token in zip(others, _choose(adjusted, [rows[index] for index in others]), strict=True):
+                tokens[index] = token
+        logprobs = _logprobs(logits, rows, tokens)
+        return [Sampled(token, logprobs.get(index)) for index, token in enumerate(tokens)]
+
+
+def _on(
+    logits: torch.Tensor,
+    rows: Sequence[SamplingRow],
+    wants: Callable[[SamplingRow], bool],
+    change: Callable[[torch.Tensor, list[SamplingRow]], torch.Tensor],
+) -> None:
+    """Change those rows of `logits`, in place, that want it."""
+    chosen = [index for index, row in enumerate(rows) if wants(row)]
+    if chosen:
+        logits[chosen] = change(logits[chosen], [rows[index] for index in chosen])
+
+
+def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Apply bias, penalties and masks, for greedy and drawn rows alike; `logits` are the caller's to change."""
+    _on(
+        logits,
+        rows,
+        lambda row: bool(row.sampling.logit_bias),
+        lambda part, its: filters.add_bias(part, [row.sampling.logit_bias for row in its]),
+    )
+    _on(
+        logits,
+        rows,
+        lambda row: row.sampling.repetition_penalty != 1,
+        lambda part, its: filters.penalise_repetition(
+            part,
+            filters.column((row.sampling.repetition_penalty for row in its), part),
+            [row.prompt + row.output for row in its],
+        ),
+    )
+    _on(
+        logits,
+        rows,
+        lambda row: row.penalised,
+        lambda part, its: filters.penalise_presence_and_frequency(
+            part,
+            filters.column((row.sampling.presence_penalty for row in its), part),
+            filters.column((row.sampling.frequency_penalty for row in its), part),
+            [row.output for row in its],
+        ),
+    )
+    _on(
+        logits,
+        rows,
+        lambda row: row.must_go_on,
+        lambda part, its: filters.remove(part, [row.sampling.stop_ids for row in its]),
+    )
+    _allow(logits, rows)
+    return logits
+
+
+def _allow(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Leave constrained rows only what their grammars allow, in place; nothing is waited for."""
+    masks = {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
+    if masks:
+        filters.keep_allowed(logits, list(masks), list(masks.values()))
+
+
+def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """Argmax for greedy rows, a draw for the others, each kind of row together."""
+    tokens = [0] * len(rows)
+    kinds: dict[_Choose, list[int]] = {}
+    for index, row in enumerate(rows):
+        kinds.setdefault(_kind(row), []).append(index)
+    for choose, indices in kinds.items():
+        part = logits if len(indices) == len(rows) else logits[indices]
+        chosen = choose(part, [rows[index] for index in indices])
+        for index, token in zip(indices, chosen.tolist(), strict=True):
+            tokens[index] = token
+    return tokens
+
+
+_Choose = Callable[[torch.Tensor, Sequence[SamplingRow]], torch.Tensor]
+"""From adjusted logits [rows, vocabulary] to tokens [rows]."""
+
+
+def _kind(row: SamplingRow) -> _Choose:
+    if row.greedy:
+        return _choose_best
+    if row.sampling.top_k > 0:
+        return _draw_from_top_k
+    return _draw_from_top_p if row.sampling.top_p < 1 else _draw_from_all
+
+
+def _choose_best(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    return logits.argmax(dim=-1)
+
+
+def _draw_from_all(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    return _draw(_heat(logits, rows), ids.expand_as(logits), rows)
+
+
+def _draw_from_top_k(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    values, ids = filters.keep_top_k(_heat(logits, rows), [row.sampling.top_k for row in rows])
+    # In float64 what follows does not depend on how many columns a neighbour's top_k brought along.
+    values = values.to(torch.float64)
+    if any(row.sampling.top_p < 1 for row in rows):
+        values = filters.keep_top_p(values, _top_p(values, rows), values.logsumexp(dim=-1, keepdim=True))
+    return _draw(values, ids, rows)
+
+
+def _draw_from_top_p(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    heated = _heat(logits, rows).to(torch.float64)
+    total, top_p = heated.logsumexp(dim=-1, keepdim=True), _top_p(heated, rows)
+    values, ids = heated.topk(min(_HEAD, heated.shape[-1]), dim=-1)
+    flat = ((values - total).exp().sum(dim=-1) < top_p[:, 0]).nonzero()[:, 0].tolist()
+    tokens = _draw(filters.keep_top_p(values, top_p, total), ids, rows)
+    if flat:
+        values, ids = heated[flat].sort(dim=-1, descending=True)
+        kept = filters.keep_top_p(values, top_p[flat], total[flat])
+        tokens[flat] = _draw(kept, ids, [rows[index] for index in flat])
+    return tokens
+
+
+def _heat(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    return logits / filters.column((row.sampling.temperature for row in rows), logits)
+
+
+def _top_p(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    # Rounding may lift a sum of probabilities above 1, so a row that wants no top_p gets one out of reach.
+    return filters.column((row.sampling.top_p if row.sampling.top_p < 1 else 2.0 for row in rows), values)
+
+
+def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """One of `ids` for each row, by probabilities softmax(values)."""
+    if any(row.sampling.min_p > 0 for row in rows):
+        values = filters.keep_min_p(values, filters.column((row.sampling.min_p for row in rows), values))
+    keys = [row_key(row.seed, row.choice, row.position) for row in rows]
+    bits = noise_bits(sent(keys, torch.int64, ids.device)[:, None], ids)
+    if ids.shape[-1] > _FINALISTS:
+        rough = values.to(torch.float32) + gumbel(bits, torch.float32)
+        finalists = rough.topk(_FINALISTS, dim=-1).indices
+        values, ids, bits = (each.gather(-1, finalists) for each in (values, ids, bits))
+    winner = (values.to(torch.float64) + gumbel(bits)).argmax(dim=-1, keepdim=True)
+    return ids.gather(-1, winner)[:, 0]
+
+
+def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: list[int]) -> dict[int, TokenLogprobs]:
+    """Log probabilities by row index, of those rows that want them."""
+    wanted = {index: row.sampling.logprobs for index, row in enumerate(rows) if row.sampling.logprobs is not None}
+    if not wanted:
+        return {}
+    indices = list(wanted)
+    logarithms = logits[indices].log_softmax(dim=-1)
+    chosen = logarithms.gather(-1, torch.tensor([[tokens[index]] for index in indices], device=logits.device))
+    best = logarithms.topk(min(max(wanted.values()), logits.shape[-1]), dim=-1)
+    rows_of = zip(wanted.items(), chosen[:, 0].tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+    return {
+        index: TokenLogprobs(own, list(zip(ids[:count], values[:count], strict=True)))
+        for (index, count), own, ids, values in rows_of
+    }

@@ -1,0 +1,286 @@
+"""A rank's own part of every command: the device, the weights, the KV memory and the seat in the group.
+
+Rank 0 uses it inside the leader, the others behind their mailbox, so both sides do exactly the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+from collections.abc import Callable
+from datetime import timedelta
+
+import structlog
+import torch
+import torch.distributed as dist
+
+from control.errors import CollectiveFailed, RankError, collective_failure
+from control.messages import (
+    AnyCommand,
+    ClearKvCache,
+    Command,
+    GenerateStep,
+    GenerateStepWithImages,
+    Init,
+    LoadDenseShard,
+    NcclSanityCheck,
+    Ping,
+    Shutdown,
+    UnloadModel,
+)
+from control.replies import (
+    Bye,
+    ErrorReply,
+    GenerateStepOk,
+    InitOk,
+    KvCacheCleared,
+    LoadDenseShardOk,
+    NcclSanityResult,
+    Pong,
+    Reply,
+    Unloaded,
+)
+from worker.collective import Collective, Solo, rendezvous
+from worker.collective.abort import Abort
+from worker.collective.agreement import all_ready
+from worker.collective.exchange import DEADLINE_S
+from worker.engine.step import Engine, GoesOn, Sample, Score, StepResult
+from worker.health.faults import progress_of_load
+from worker.kv.stores import store_for
+from worker.models.loading import ServedModel, load
+from worker.repository.files import ModelFiles
+from worker.repository.gates import context_length
+from worker.tp_group.address import network
+
+log = structlog.get_logger()
+
+LOADING_PATIENCE_S = 86_400.0
+"""How long a rank on a GPU waits for the slowest to load; the leader ends the epoch where none gets on any more."""
+
+
+class Executor:
+    """Executes commands on one device. Raises RankError for what a rank answers with `error`."""
+
+    def __init__(self, rank: int, world_size: int, device: str, shared_memory: bool = True) -> None:
+        self.rank, self.world_size, self.device = rank, world_size, device
+        self._shared_memory = shared_memory
+        self.abort = Abort()
+        """Of the epoch that this rank is in, or will be in next: for whoever learns first that it is over."""
+        self._model: ServedModel | None = None
+        self._model_id: str | None = None
+        self._loaded_in, self._read_share = 0, 0.0
+        self._parts_done, self._loading = 0, False
+        self._engine: Engine | None = None
+        self._collective: Collective | None = Solo() if world_size == 1 else None
+        self._store: dist.Store | None = None
+        """This epoch's, which is told who has loaded."""
+        self._handlers: dict[type[Command], Callable[..., Reply]] = {
+            Ping: self._ping,
+            Init: self._init,
+            NcclSanityCheck: self._sanity_check,
+            LoadDenseShard: self._load,
+            GenerateStep: self._step,
+            GenerateStepWithImages: self._step_with_images,
+            ClearKvCache: self._clear,
+            UnloadModel: self._unload,
+            Shutdown: self._shutdown,
+        }
+
+    def answer(self, command: AnyCommand) -> Reply:
+        """Execute `command`; what it refuses becomes an `error` reply, so that exactly one reply is always sent."""
+        try:
+            return self._handlers[type(command)](command)
+        except RankError as error:
+            # The reply carries words only; the chain of causes is here, whichever rank it was.
+            cause = None if collective_failure(error) else error  # another rank's end says all in one line
+            log.error("refused a command", seq=command.seq, kind=error.kind, error=error.message, exc_info=cause)
+            log.debug("where it was refused", exc_info=error)
+            return self.refusal(command, error)
+
+    def refusal(self, command: AnyCommand, error: RankError) -> ErrorReply:
+        return ErrorReply(epoch=command.epoch, seq=command.seq, rank=self.rank, kind=error.kind, message=error.message)
+
+    def leave(self) -> None:
+        """Leave the epoch: give up the seat in the group and every sequence, keep the weights."""
+        if self._engine is not None:
+            self._engine.leave()
+        if self.world_size > 1:
+            if self._collective is not None:
+                self._collective.close()
+            self._collective, self.abort = None, Abort()
+
+    @property
+    def read_share(self) -> float:
+        """How much of the model's checkpoint has been read, 0 to 1."""
+        return self._read_share
+
+    def _was_read(self, share: float) -> None:
+        self._read_share = share
+        self._parts_done += 1
+
+    @property
+    def progress(self) -> int:
+        """A number that changes as this rank gets on inside a command; for any thread.
+
+        It stands still while the rank waits for another one in a collective, or for a file.
+        """
+        model = self._model.progress if self._model is not None else 0
+        return self._parts_done + model + (progress_of_load() if self._loading else 0)
+
+    @property
+    def block_tokens(self) -> int:
+        """How many positions the loaded model's KV memory is handed out by; all ranks of a group have the same."""
+        return 1 if self._engine is None else self._engine.store.block_tokens
+
+    @property
+    def cuts_caches(self) -> bool:
+        """Whether the model that is loaded lets a sequence begin with the start of another one's cache."""
+        return self._engine is not None and self._engine.store.cuts
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        if self._engine is not None:
+            self._engine.clear()
+
+    def run_step(
+        self,
+        command: GenerateStep,
+        sample: Sample | None,
+        goes_on: GoesOn | None = None,
+        score: Score | None = None,
+    ) -> StepResult:
+        """The command's forwards; rank 0 passes `sample`, and `score` for what the command wants scored.
+
+        Raises RankError before anything is changed.
+        """
+        if self._engine is None or self._model_id != command.model_id:
+            raise RankError(self.rank, "model_not_loaded", f"no shard of {command.model_id!r} is loaded here")
+        self._parts_done += 1
+        result = self._engine.run(command, sample, goes_on, score)
+        self._parts_done += 1
+        return result
+
+    # --- one handler per op -----------------------------------------------------------------------------------------
+
+    def _ping(self, command: Ping) -> Pong:
+        return Pong(
+            epoch=command.epoch,
+            seq=command.seq,
+            rank=self.rank,
+            world_size=self.world_size,
+            cuda_device=self.device,
+            host=os.environ.get("FURROW_HOST_ID") or os.uname().nodename,
+            network=network(),
+        )
+
+    def _init(self, command: Init) -> InitOk:
+        if command.world_size != self.world_size:
+            raise self._error("nccl_init_failed", f"world size {command.world_size}, expected {self.world_size}")
+        host, _, port = command.comm_id.rpartition(":")
+        try:
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=DEADLINE_S))
+            self.join(store, command.epoch)
+        except (RuntimeError, ValueError, CollectiveFailed) as error:
+            raise self._error(
+                "nccl_init_failed", f"could not join the rendezvous {command.comm_id}: {error}"
+            ) from error
+        return InitOk(epoch=command.epoch, seq=command.seq, rank=self.rank)
+
+    def join(self, store: dist.Store, epoch: int) -> None:
+        """Take the seat in the group of `epoch`, and hand it to a model that is already loaded."""
+        self._store = dist.PrefixStore(str(epoch), store)
+        self._collective = rendezvous.join(
+            self._store, self.rank, self.world_size, self.device, self.abort, self._shared_memory
+        )
+        if self._model is not None and self._engine is not None:
+            self._engine.join(self._collective)
+
+    def _sanity_check(self, command: NcclSanityCheck) -> NcclSanityResult:
+        ones = torch.ones(1, device=self.device)
+        try:
+            self._seat("sanity check").all_reduce(ones)
+        except CollectiveFailed as error:
+            raise self._error("nccl_init_failed", f"the sanity check failed: {error}") from error
+        return NcclSanityResult(epoch=command.epoch, seq=command.seq, rank=self.rank, observed_sum=float(ones.item()))
+
+    def _load(self, command: LoadDenseShard) -> LoadDenseShardOk:
+        collective = self._seat("load")
+        if self._model is None:
+            self._loading = True
+            try:
+                files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
+                model = load(
+                    files,
+                    collective=collective,
+                    dtype=command.dtype,
+                    quant=command.quant,
+                    device=self.device,
+                    tell=self._was_read,
+                )
+                context = context_length(files.config)
+                store = store_for(model.cache_layout, command.kv_tokens, context, self.world_size)
+            except Exception as error:
+                self._all_loaded(False)
+                raise self._error("load_failed", f"{type(error).__name__}: {error}") from error
+            finally:
+                self._loading = False
+            # Libraries and model stay: a collector that looked through them would do so in the middle of a step.
+            gc.freeze()
+            atexit.register(gc.unfreeze)
+            self._model, self._model_id = model, command.model_id
+            self._engine = Engine(model, store, collective)
+        elif self._model_id != command.model_id or self._loaded_in == command.epoch:
+            raise self._error("already_loaded", f"{self._model_id!r} is loaded; unload it first")
+        self._loaded_in = command.epoch
+        assert self._engine is not None
+        if self._all_loaded(True):
+            self._engine.prepare()
+        return LoadDenseShardOk(
+            epoch=command.epoch,
+            seq=command.seq,
+            rank=self.rank,
+            kv_tokens=self._engine.store.capacity_tokens,
+            weight_bytes=self._model.weight_bytes,
+        )
+
+    def _all_loaded(self, loaded: bool) -> bool:
+        """Whether every rank of a group of GPUs has loaded: what prepares a step runs collectives, in which a rank
+        would wait for one that failed. On a CPU there is nothing to prepare."""
+        if self._store is None or not self.device.startswith("cuda"):
+            return True
+        return all_ready(self._store, self.rank, self.world_size, loaded, LOADING_PATIENCE_S, self.abort.check)
+
+    def _step(self, command: GenerateStep) -> GenerateStepOk:
+        result = self.run_step(command, None)
+        return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=self.rank, checksum=result.checksum)
+
+    def _step_with_images(self, command: GenerateStepWithImages) -> GenerateStepOk:
+        raise self._error("unsupported_arch", f"{command.model_id!r} takes text only; send no images")
+
+    def _clear(self, command: ClearKvCache) -> KvCacheCleared:
+        self._require(command.model_id)
+        self.clear()
+        return KvCacheCleared(epoch=command.epoch, seq=command.seq, rank=self.rank)
+
+    def _unload(self, command: UnloadModel) -> Unloaded:
+        self._require(command.model_id)
+        self._model = self._engine = self._model_id = None
+        return Unloaded(epoch=command.epoch, seq=command.seq, rank=self.rank)
+
+    def _shutdown(self, command: Shutdown) -> Bye:
+        return Bye(epoch=command.epoch, seq=command.seq, rank=self.rank)
+
+    # --- refusals ---------------------------------------------------------------------------------------------------
+
+    def _error(self, kind: str, message: str) -> RankError:
+        return RankError(self.rank, kind, message)  # type: ignore[arg-type]  # kinds are spelled at each call
+
+    def _require(self, model_id: str) -> None:
+        if self._model_id != model_id:
+            raise self._error("model_not_loaded", f"no shard of {model_id!r} is loaded here")
+
+    def _seat(self, what: str) -> Collective:
+        if self._collective is None:
+            raise self._error("nccl_not_initialised", f"{what} before init: this rank has no seat in the group")
+        return self._collective

@@ -1,0 +1,267 @@
+"""Forming a group, seen from its leader: everyone there, one rendezvous, a sum that proves it, the shards loaded.
+
+Order (no deadlock): a command goes to all ranks before the leader does its own part. Meanwhile a thread sees to it that
+it arrives, and reads the replies: exactly one per rank is accounted for, whatever the leader's own outcome.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import structlog
+import torch.distributed as dist
+
+from control.clock import now_ms
+from control.errors import CollectiveLeft, EpochOver, GroupError, Poisoned, RankError, collective_failure
+from control.messages import Command, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown
+from control.redis.clients import SyncRedis
+from control.replicas import commands
+from control.replicas.health import Formation
+from control.replicas.lease import Lease
+from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
+from worker.engine.step import GoesOn, Sample, Score, StepResult
+from worker.health.progress import Deadlines, Progress
+from worker.tp_group.address import check_reachable
+from worker.tp_group.courier import Courier
+from worker.tp_group.executor import Executor
+
+log = structlog.get_logger()
+
+FORM_DEADLINE_S = 180.0
+"""For every rank to appear: a rank process may have to be started and to import its libraries."""
+LOAD_STALL_S = 120.0
+"""For a load to show progress, of weights that are read or memory that is filled: a slow disk may take hours."""
+PING_DEADLINE_S = 10.0
+DRAIN_S = 1.0
+
+T = TypeVar("T", bound=Reply)
+
+
+class Group:
+    """The ranks of one epoch, whose end is that of its context. Every method raises EpochOver when the epoch ends while
+    it waits."""
+
+    def __init__(
+        self,
+        client: SyncRedis,
+        blocking: SyncRedis,
+        lease: Lease,
+        executor: Executor,
+        progress: Progress,
+        check: Callable[[], None],
+        address: str,
+    ) -> None:
+        self._client, self._lease, self._executor = client, lease, executor
+        self._progress, self._check, self._address = progress, check, address
+        self._replies = commands.Replies(blocking, lease, executor.world_size)
+        self._courier: Courier[list[AnyReply]] = Courier("replies")
+        self._deadlines = Deadlines()
+        self._seq = 0
+        self.last_seconds = 0.0
+        """How long the last command took, from when it was sent to its last reply."""
+
+    @property
+    def seq(self) -> int:
+        """Of the last command."""
+        return self._seq
+
+    @property
+    def alone(self) -> bool:
+        """Whether the leader is its only rank."""
+        return self._executor.world_size == 1
+
+    @property
+    def stale_replies(self) -> int:
+        """Replies of another epoch or seq that were dropped."""
+        return self._replies.stale
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._courier.close()
+
+    # --- forming ----------------------------------------------------------------------------------------------------
+
+    def form(self, load: Callable[..., LoadDenseShard]) -> tuple[int, Formation]:
+        """Bring every rank to life in this epoch; returns the tokens of KV memory on the tightest rank, and when each
+        stage was reached.
+
+        `load` builds the load command from keyword arguments epoch and seq. Raises GroupError naming every side that
+        failed, and SettingsError where ranks on other machines can't reach this one.
+        """
+        led = gathered = joined = now_ms()
+        self._progress.phase = "forming"
+        if self._executor.world_size > 1:
+            check_reachable(self._address, self.ping(FORM_DEADLINE_S))
+            gathered = now_ms()
+            self._rendezvous()
+            self._prove()
+            joined = now_ms()
+        self._progress.phase = "loading"
+        loaded = self._together("load", load(epoch=self._lease.epoch, seq=self._next()), LOAD_STALL_S)
+        self._progress.phase = "ready"
+        kv_tokens = min(reply.kv_tokens for reply in self._all(LoadDenseShardOk, loaded))
+        return kv_tokens, Formation(self._lease.epoch, led, gathered, joined, loaded=now_ms())
+
+    def ping(self, deadline_s: float = PING_DEADLINE_S) -> list[Pong]:
+        """One pong per rank, in rank order; a pong from a rank that is not the expected one names both."""
+        command = Ping(epoch=self._lease.epoch, seq=self._next())
+        pongs: list[Pong] = []
+        for expected, reply in enumerate(self._together("ping", command, deadline_s)):
+            if not isinstance(reply, Pong) or reply.rank != expected:
+                raise GroupError("ping", None, [RankError(expected, "bad_request", f"expected its pong, got {reply}")])
+            pongs.append(reply)
+        return pongs
+
+    def _rendezvous(self) -> None:
+        """One store, made by the leader and bound to the address that the other ranks are told."""
+        listener = socket.create_server((self._address, 0), backlog=128)
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            self._address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        command = Init(
+            epoch=self._lease.epoch,
+            seq=self._next(),
+            comm_id=f"{self._address}:{port}",
+            world_size=self._executor.world_size,
+        )
+        self._together("init", command, FORM_DEADLINE_S, own=lambda: self._executor.join(store, self._lease.epoch))
+
+    def _prove(self) -> None:
+        """Every rank all-reduces a 1 and must see the world size."""
+        replies = self._together("sanity check", NcclSanityCheck(epoch=self._lease.epoch, seq=self._next()), 30.0)
+        wrong = [
+            RankError(reply.rank, "nccl_init_failed", f"saw a sum of {reply.observed_sum:g}, expected {len(replies)}")
+            for reply in self._all(NcclSanityResult, replies)
+            if reply.observed_sum != len(replies)
+        ]
+        if wrong:
+            raise GroupError("sanity check", None, wrong)
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        build: Callable[..., GenerateStep],
+        sample: Sample,
+        sent: Callable[[], None] = lambda: None,
+        goes_on: GoesOn | None = None,
+        score: Score | None = None,
+    ) -> StepResult:
+        """Fan a step out, call `sent`, run the leader's own part, and wait until every rank acknowledged it.
+
+        Raises GroupError with both sides' errors, Poisoned where a rank gave no answer in time.
+        """
+        command = build(epoch=self._lease.epoch, seq=self._next())
+        prompt_tokens = sum(map(len, command.tokens))
+        # The head is computed for each position that is scored: it takes as long as many layers.
+        deadline = self._deadlines.step(prompt_tokens + sum(scored.stop - scored.start for scored in command.scored))
+        results: list[StepResult] = []
+
+        def own() -> GenerateStepOk:
+            sent()
+            results.append(self._executor.run_step(command, sample, goes_on, score))
+            return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=0, checksum=results[0].checksum)
+
+        replies = self._together("step", command, deadline, own=own)
+        desynced = [
+            RankError(reply.rank, "forward_failed", f"its batch of step {command.seq} differs from the leader's")
+            for reply in self._all(GenerateStepOk, replies)
+            if reply.checksum != results[0].checksum
+        ]
+        if desynced:
+            raise GroupError("step", None, desynced)
+        self._deadlines.observe(self.last_seconds / max(1, results[0].forwards), prompt_tokens)
+        return results[0]
+
+    def shutdown(self) -> None:
+        """Ask every rank to end; best effort, one bad rank does not stop the sweep."""
+        command = Shutdown(epoch=self._lease.epoch, seq=self._next())
+        try:
+            self._together("shutdown", command, 2.0)
+        except Exception as error:
+            log.warning("not every rank said bye", error=str(error))
+
+    # --- one command, all ranks -------------------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _together(
+        self, what: str, command: Command, deadline_s: float, own: Callable[[], Any] | None = None
+    ) -> list[AnyReply]:
+        """Send `command` to every rank, do the leader's part, wait for every reply; the replies in rank order.
+
+        `deadline_s` is the time in which a reply must come, or progress of any rank show.
+        """
+        self._check()
+        deadline = commands.Deadline(deadline_s)
+        self._send(command, deadline)
+        self._progress.begin(deadline_s, deadline.renew)
+        own_error: Exception | None = None
+        first: Any = None
+        try:
+            first = own() if own else self._executor.answer(command)  # type: ignore[arg-type]
+        except Exception as error:  # accounted for below, together with the ranks' replies
+            if isinstance(collective_failure(error), CollectiveLeft):
+                self._check()  # it was let go because the epoch is over: that is what there is to tell
+            own_error = error
+        replies, failed = self._drain(deadline, own_failed=own_error is not None)
+        self.last_seconds = self._progress.end(command.seq)
+        if isinstance(first, ErrorReply):
+            own_error = RankError(0, first.kind, first.message)
+        if own_error is not None or failed:
+            log.error(
+                f"{what} failed",
+                seq=command.seq,
+                ms=round(1000 * self.last_seconds),
+                leader=repr(own_error),
+                ranks=[str(error) for error in failed],
+                exc_info=None if collective_failure(own_error) else own_error,
+            )
+            log.debug(f"where {what} failed", exc_info=own_error)
+            raise GroupError(what, own_error, failed) from own_error
+        return [first, *replies]
+
+    def _send(self, command: Command, deadline: commands.Deadline) -> None:
+        """Let a command go out to the other ranks, and have its arrival and their replies awaited."""
+        if self.alone:
+            return
+        under_way = commands.post(self._client, self._lease, command, self._executor.world_size)
+
+        def listen() -> list[AnyReply]:
+            commands.posted(under_way, self._check)
+            return self._replies.collect(command.seq, deadline, self._check)
+
+        self._courier.send(listen)
+
+    def _drain(self, deadline: commands.Deadline, own_failed: bool) -> tuple[list[AnyReply], list[RankError]]:
+        """Account for one reply per rank. After the leader's own failure the others get a moment, not the deadline:
+        they may be waiting for it in a collective, and its error must not be hidden behind their silence."""
+        if self.alone:
+            return [], []
+        if own_failed:
+            deadline.hurry(DRAIN_S)
+        try:
+            replies = self._courier.answer()
+        except EpochOver as over:
+            if not own_failed:
+                raise
+            return [], [RankError(over.rank, "forward_failed", over.message)] if isinstance(over, Poisoned) else []
+        return replies, [RankError(r.rank, r.kind, r.message) for r in replies if isinstance(r, ErrorReply)]
+
+    def _all(self, kind: type[T], replies: list[AnyReply]) -> list[T]:
+        """`replies` as `kind`; a reply of another kind is quoted."""
+        for rank, reply in enumerate(replies):
+            if not isinstance(reply, kind):
+                raise GroupError("reply", None, [RankError(rank, "bad_request", f"unexpected reply {reply}")])
+        return replies  # type: ignore[return-value]  # each was checked
