@@ -14,7 +14,7 @@ import click
 
 from api.app import create_app
 from api.asgi.limits import MIB, BodyLimits, ConnectionLimits
-from api.chat.reading.how import CallFormat
+from api.schemas.how import CallFormat
 from api.server import Server
 from api.settings import ApiSettings
 from control import access, logs

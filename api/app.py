@@ -9,6 +9,9 @@ from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import OpenAPIConfig
 from litestar.response import Redirect
 
+from api.errors.message_errors import handle_in_shape
+from api.openapi.document import ServedDocument, ServedPage
+from api.openapi.openapi import add_bodies
 from api.process import Process
 from api.routes.chat import create_chat_completion
 from api.routes.completions import create_completion
@@ -30,9 +33,6 @@ from api.routes.responses import (
 )
 from api.routes.tokens import detokenize, tokenize, tokenizer_info
 from api.routes.usage import own_usage
-from api.schemas.document import ServedDocument, ServedPage
-from api.schemas.message_errors import handle_in_shape
-from api.schemas.openapi import add_bodies
 from api.settings import ApiSettings
 
 

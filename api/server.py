@@ -9,9 +9,9 @@ from typing import Any, cast
 import structlog
 import uvicorn
 
+from api.asgi.connection import ClientConnection
+from api.asgi.head import answering_head
 from api.asgi.heads import ServerConfig
-from api.connection import ClientConnection
-from api.head import answering_head
 from api.process import Process
 
 log = structlog.stdlib.get_logger(__name__)

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from api.asgi.limits import BodyLimits, ConnectionLimits
-from api.chat.reading.how import CallFormat
+from api.schemas.how import CallFormat
 from control.listening import is_loopback
 
 
@@ -51,7 +51,7 @@ class ApiSettings:
     response_ttl: float = 86_400.0
     """How long a stored response is kept, from its end or from its last use by a later one; 0: none is stored."""
     response_bytes: int = 0
-    """What one owner's stored responses may take; 0: a part of Redis' memory (`api.archive`)."""
+    """What one owner's stored responses may take; 0: a part of Redis' memory (`api.generation.archive`)."""
     response_number: int = 100_000
     """How many stored responses one owner may have."""
     grace: float = 30.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from litestar.datastructures import Headers
 
 from api.access.keyring import Keyring
-from api.errors import Unauthorized
+from api.errors.errors import Unauthorized
 from api.settings import ApiSettings
 from control.access import ApiKey, hash_secret, key_id_of
 from control.errors import ModelNotFound, RequestError

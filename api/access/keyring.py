@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from api.tasks import end
+from api.asgi.tasks import end
 from control import access
 from control.access import ApiKey
 from control.errors import RedisUnavailable

@@ -10,7 +10,7 @@ from litestar.handlers import BaseRouteHandler
 
 from api.access.identity import Identity, secret_of
 from api.access.origin import host_name, is_same_origin, proxy_header
-from api.errors import Forbidden, Unauthorized
+from api.errors.errors import Forbidden, Unauthorized
 from control.errors import RequestError
 from control.listening import is_loopback
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from litestar.datastructures import Headers
 
-from api.errors import Forbidden
+from api.errors.errors import Forbidden
 from api.settings import ApiSettings
 from control.listening import is_loopback
 

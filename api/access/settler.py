@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import structlog
 
 from api.access.keyring import LANE
-from api.tasks import end
+from api.asgi.tasks import end
 from control.access import forget, metered_models, pending
 from control.access.settlements import MOST_READ
 from control.errors import RedisUnavailable

@@ -6,9 +6,9 @@ import http
 
 import msgspec
 
-from api.errors import ErrorBody, ErrorDetail, Problem
-from api.request_ids import new_rid
-from api.schemas.message_errors import PATH, anthropic_error
+from api.errors.errors import ErrorBody, ErrorDetail, Problem
+from api.errors.message_errors import PATH, anthropic_error
+from api.errors.request_ids import new_rid
 
 
 def refusal_bytes(url: bytes, status: int, message: str, code: str, retry_after: float | None = None) -> bytes:

@@ -12,7 +12,7 @@ from api.chat.echo import Prompt
 from api.chat.piece import Piece, ScoredToken
 from api.chat.reading.parser import AnswerParser
 from api.chat.tokens import Vocabulary
-from api.errors import GenerationFailed
+from api.errors.errors import GenerationFailed
 from api.schemas.view import View
 from control.errors import RETRY_AFTER_S
 from control.messages import FinishReason, LogEntry

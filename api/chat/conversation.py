@@ -9,12 +9,12 @@ import msgspec
 
 from api.chat.enforcement import answer_grammar
 from api.chat.forms import Forms
-from api.chat.reading.how import Calling, Reading, Thinking
 from api.chat.reading.llama3 import PYTHON_TAG
 from api.chat.reading.qwen_xml import may_be_text
 from api.chat.template import render, variables_of
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import ChatRequest
+from api.schemas.how import Calling, Reading, Thinking
 from api.schemas.messages import template_messages
 from api.schemas.refusals import refusal
 from api.schemas.structured import Asked, grammar_of, only_one

@@ -10,8 +10,8 @@ import json
 from typing import Any
 
 from api.chat.reading import hermes, qwen_xml
-from api.chat.reading.how import CallFormat, Thinking
 from api.chat.tokens import Vocabulary
+from api.schemas.how import CallFormat, Thinking
 from api.schemas.tools import Function, Offer
 
 _TEXT = "TEXT: /(.|\\n)+/"

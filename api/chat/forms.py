@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from api.chat.reading.how import CallFormat, Thinking
 from api.chat.reading.llama3 import PYTHON_TAG
 from api.chat.tokens import Vocabulary
+from api.schemas.how import CallFormat, Thinking
 
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from litestar import Request, Response, post
 
+from api.openapi.openapi import ChatOperation
 from api.routes.generation import generate
 from api.schemas.chat import parse_chat
-from api.schemas.openapi import ChatOperation
 
 
 @post("/v1/chat/completions", status_code=200, operation_class=ChatOperation)

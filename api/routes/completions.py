@@ -6,9 +6,9 @@ from typing import Any
 
 from litestar import Request, Response, post
 
+from api.openapi.openapi import CompletionOperation
 from api.routes.generation import generate
 from api.schemas.completions import parse_completion
-from api.schemas.openapi import CompletionOperation
 
 
 @post("/v1/completions", status_code=200, operation_class=CompletionOperation)

@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 from litestar import Request, post
 
+from api.openapi.openapi import EmbeddingOperation
 from api.routes.generation import authenticate, process_of, text_of
 from api.schemas.decoding import decode_body
 from api.schemas.embeddings import EmbeddingRequest
-from api.schemas.openapi import EmbeddingOperation
 from control.errors import RequestError
 
 

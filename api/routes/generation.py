@@ -13,18 +13,18 @@ from litestar import Request, Response
 from litestar.background_tasks import BackgroundTask
 
 from api.access.identity import ANONYMOUS, Identity, secret_of
+from api.asgi.connection import STALLED
+from api.asgi.disconnect import disconnect_watched
 from api.asgi.off_loop import off_loop
-from api.connection import STALLED
-from api.disconnect import disconnect_watched
-from api.errors import error_response, problem
-from api.intake import Body, Caller
-from api.journal import Journal
-from api.models import ServedModel
-from api.ongoing import Ongoing
+from api.errors.errors import error_response, problem
+from api.errors.request_ids import new_rid
+from api.generation.intake import Body, Caller
+from api.generation.ongoing import Ongoing
+from api.generation.stream import sse_response
+from api.models.models import ServedModel
+from api.observability.journal import Journal
 from api.process import Process
-from api.request_ids import new_rid
 from api.schemas.view import parse_cursor
-from api.stream import sse_response
 from control.errors import FurrowError, RequestError
 
 Http = Request[Any, Any, Any]

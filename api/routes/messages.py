@@ -8,11 +8,11 @@ import msgspec
 from litestar import Request, Response, post
 
 from api.asgi.off_loop import off_loop
-from api.intake import count_tokens
+from api.errors.message_errors import in_anthropic_shape
+from api.generation.intake import count_tokens
+from api.openapi.openapi import CountTokensOperation, MessageOperation
 from api.routes.generation import authenticate, caller_of, generate, model_for, refused, text_of
-from api.schemas.message_errors import in_anthropic_shape
 from api.schemas.message_request import parse_count, parse_message
-from api.schemas.openapi import CountTokensOperation, MessageOperation
 
 Http = Request[Any, Any, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
-from api.request_ids import member_rid
+from api.errors.request_ids import member_rid
 from api.routes.generation import authenticate, caller_of, process_of, refused, streamed
 from api.schemas.state import RequestStatus, request_status
 from api.schemas.view import Cursor, decode_view, parse_cursor

@@ -11,8 +11,10 @@ from litestar.params import FromPath, FromQuery
 
 from api.access.identity import Identity
 from api.asgi.off_loop import off_loop
-from api.intake import Caller, count_tokens
-from api.ongoing import Ongoing
+from api.generation.intake import Caller, count_tokens
+from api.generation.ongoing import Ongoing
+from api.generation.truncation import fitted
+from api.openapi.openapi import ResponseOperation
 from api.process import Process
 from api.routes.generation import (
     Asked,
@@ -28,11 +30,9 @@ from api.routes.generation import (
 )
 from api.schemas.bounds import check_number
 from api.schemas.items import Item, read_items
-from api.schemas.openapi import ResponseOperation
 from api.schemas.responses import ResponseRequest, parse_response
 from api.schemas.state import Deleted, InputItems, InputTokens
 from api.schemas.view import Cursor
-from api.truncation import fitted
 from control.errors import RequestError, RequestNotFound
 from control.records.responses import StoredResponse
 

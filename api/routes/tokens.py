@@ -10,11 +10,11 @@ from litestar.params import FromQuery
 
 from api.asgi.off_loop import off_loop
 from api.chat.template import special_tokens
-from api.intake import prompts_of
-from api.models import ServedModel
+from api.generation.intake import prompts_of
+from api.models.models import ServedModel
+from api.openapi.openapi import DetokenizeOperation, TokenizeOperation
 from api.routes.generation import authenticate, model_for, text_of
 from api.schemas.decoding import decode_body
-from api.schemas.openapi import DetokenizeOperation, TokenizeOperation
 from api.schemas.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, generating
 from control.errors import RequestError
 

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from api.errors.message_errors import UNTHREADED
 from api.schemas.bounds import check_number
 from api.schemas.content_blocks import Block, chat_messages, refuse_block, text_of
 from api.schemas.converted import ENGINE_FIELDS, Converted, converse
 from api.schemas.decoding import convert_part, decode_body
-from api.schemas.message_errors import UNTHREADED
 from api.schemas.refusals import refusal
 from control.errors import RequestError
 from control.requests.bounds import RANGES

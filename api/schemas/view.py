@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.chat.reading.how import Reading
+from api.schemas.how import Reading
 from control.errors import RequestError
 
 Endpoint = Literal["chat", "completions", "responses", "messages"]

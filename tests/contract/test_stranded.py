@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.orphans import OrphanReaper
+from api.background.orphans import OrphanReaper
 from control import keys
 from control.messages import ModelSpec
 from control.placement.farm import hold_placement

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from api.chat.piece import CallDelta, Piece
-from api.chat.reading.how import Calling
+from api.schemas.how import Calling
 from control.text.text import begun
 
 State = Callable[[Piece], bool]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from api.chat.piece import Piece
 from api.chat.reading.calls import Calls
-from api.chat.reading.how import Calling
 from api.chat.reading.json_call import JsonCall
 from api.chat.reading.json_parser import JsonCallParser
+from api.schemas.how import Calling
 
 PYTHON_TAG = "<|python_tag|>"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from api.chat.piece import Piece
 from api.chat.reading.calls import CallParser, Calls
 from api.chat.reading.hermes import HermesParser
-from api.chat.reading.how import CallFormat, Reading
 from api.chat.reading.llama3 import Llama3Parser
 from api.chat.reading.qwen_xml import QwenXmlParser
 from api.chat.reading.thinking import ThinkingParser
+from api.schemas.how import CallFormat, Reading
 
 _FORMATS: dict[CallFormat, type[CallParser]] = {
     "hermes": HermesParser,

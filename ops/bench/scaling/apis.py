@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from api.models import Models
-from api.orphans import OrphanReaper
+from api.background.orphans import OrphanReaper
+from api.models.models import Models
 from api.settings import ApiSettings
 from control import keys
 from control.placement import farm

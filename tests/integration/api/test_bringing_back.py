@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from api.errors import problem
-from api.intake import Caller
-from api.journal import Journal
+from api.errors.errors import problem
+from api.generation.intake import Caller
+from api.observability.journal import Journal
 from api.process import Process
 from api.schemas.view import Cursor
 from api.settings import ApiSettings

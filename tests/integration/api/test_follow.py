@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from api.feed import BUFFER_ENTRIES, Feed
-from api.follow import Follower
+from api.follow.feed import BUFFER_ENTRIES, Feed
+from api.follow.follow import Follower
 from api.settings import ApiSettings
 from control import requests
 from control.keys import ModelKeys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from api.heartbeat import Heartbeat
+from api.background.heartbeat import Heartbeat
 from api.settings import ApiSettings
 from control import access, keys, requests
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Ping, Sampling, encode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.archive import Archive
+from api.generation.archive import Archive
 from api.settings import ApiSettings
 from control.replicas.health.memory import ServerMemory, in_words
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from api.asgi.bodies import Bodies
 from api.asgi.limits import BodyLimits, text_bytes
-from api.bodies import Bodies
-from api.errors import BodyTooSlow, ClientDisconnected, TooManyBodies
+from api.errors.errors import BodyTooSlow, ClientDisconnected, TooManyBodies
 from control.errors import RequestError, RequestTooLarge
 
 MOST = 1000

@@ -10,9 +10,9 @@ from tokenizers import AddedToken
 
 from api.chat.conversation import ChatPrompt, chat_prompt
 from api.chat.forms import Forms, forms_of
-from api.chat.reading.how import CallFormat, Calling, Thinking
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import parse_chat
+from api.schemas.how import CallFormat, Calling, Thinking
 from control.errors import RequestError
 from tests.byte_model import byte_assets, byte_tokenizer
 from tests.integration.api.calling import TEMPLATE, TIME, WEATHER

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken
 
 from api.chat.enforcement import answer_grammar
-from api.chat.reading.how import CallFormat, Thinking
 from api.chat.tokens import Vocabulary
+from api.schemas.how import CallFormat, Thinking
 from api.schemas.tools import Tool, ToolChoice, offered
 from control.messages import Grammar
 from control.text.grammar import as_lark

@@ -7,7 +7,7 @@ import math
 import pytest
 from litestar.exceptions import HTTPException
 
-from api.errors import BodyTooSlow, GenerationFailed, TooManyBodies, Unauthorized, problem
+from api.errors.errors import BodyTooSlow, GenerationFailed, TooManyBodies, Unauthorized, problem
 from control import errors
 
 

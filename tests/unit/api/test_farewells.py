@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from api.farewells import Farewells
-from api.feed import Feed
+from api.follow.farewells import Farewells
+from api.follow.feed import Feed
 from control.errors import RedisUnavailable
 from control.redis.batches import Batches
 from control.redis.connection import Call

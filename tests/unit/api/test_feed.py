@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.feed import BUFFER_ENTRIES, Feed
+from api.follow.feed import BUFFER_ENTRIES, Feed
 from control.messages import LogEntry
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
+from api.asgi.connection import ClientConnection
 from api.asgi.heads import ServerConfig
 from api.asgi.limits import KIB, ConnectionLimits
-from api.connection import ClientConnection
 
 LIMITS = ConnectionLimits(
     head_bytes=4 * KIB,

@@ -9,9 +9,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from api.background.keeper import Keeper
 from api.chat.tokens import Vocabulary
-from api.keeper import Keeper
-from api.metrics import Metrics
+from api.observability.metrics import Metrics
 from api.schemas.view import View
 from control import requests
 from control.messages import LogEntry

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.models import Models
+from api.models.models import Models
 from api.settings import ApiSettings
 from control.replicas.health import Overview, ReplicaState
 

@@ -8,7 +8,7 @@ import pytest
 from litestar.datastructures import Headers
 
 from api.access.origin import OriginCheck, is_local_name, is_same_origin, proxy_header
-from api.errors import Forbidden
+from api.errors.errors import Forbidden
 from api.settings import ApiSettings
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from api.feed import BUFFER_ENTRIES, Feed
-from api.recovery import bring_back, origin_of
+from api.follow.feed import BUFFER_ENTRIES, Feed
+from api.follow.recovery import bring_back, origin_of
 from control.messages import GenerationRequest, LogEntry, Sampling, encode
 from control.redis.connection import Call
 from control.requests import Enqueue, Followed, enqueue

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.rendering import StreamRenderer
+from api.rendering.rendering import StreamRenderer
 from api.schemas.view import View, parse_cursor
 from control.messages import LogEntry
 from tests.integration.api.sse import Event, events

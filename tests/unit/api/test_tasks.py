@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from api.tasks import end
+from api.asgi.tasks import end
 
 
 async def test_a_cancel_that_was_swallowed_is_said_again() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.generation.truncation import droppable
 from api.schemas.items import Item, read_items
-from api.truncation import droppable
 
 
 def kept(items: list[Item], count: int) -> list[str]:

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 
 from api.chat.tokens import Vocabulary
-from api.event_rendering import renderer_of
-from api.feed import Feed
-from api.journal import Journal
-from api.metrics import Metrics
-from api.ongoing import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Ongoing
-from api.rendering import StreamRenderer
-from api.schemas.scores import scored_tokens
+from api.follow.feed import Feed
+from api.generation.ongoing import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Ongoing
+from api.generation.stream import events
+from api.observability.journal import Journal
+from api.observability.metrics import Metrics
+from api.rendering.event_rendering import renderer_of
+from api.rendering.rendering import StreamRenderer
+from api.rendering.scores import scored_tokens
 from api.schemas.view import View
 from api.settings import ApiSettings
-from api.stream import events
 from control.messages import LogEntry, PromptToken, TokenLogprobs
 from tests.byte_model import byte_assets
 

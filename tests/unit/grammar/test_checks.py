@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from api.chat.tokens import Vocabulary
-from api.grammar import GrammarChecks, letters
+from api.models.grammar import GrammarChecks, letters
 from api.schemas.structured import Asked
 from control.errors import RequestError
 from control.messages import Grammar

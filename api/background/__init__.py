@@ -1,0 +1,1 @@
+"""Periodic duties of an API process."""

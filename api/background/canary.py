@@ -1,0 +1,87 @@
+"""Proves that a model makes tokens: a request for one token, sent when nothing else has shown it lately."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from api.errors.request_ids import new_rid
+from api.follow.follow import Follower
+from api.models.models import Models, ServedModel
+from api.schemas.view import View
+from api.settings import ApiSettings
+from control import requests
+from control.clock import now_ms
+from control.errors import FurrowError
+from control.messages import GenerationRequest, Sampling
+from control.redis.batches import Batches
+
+PROVED_FOR_S = 5.0
+"""How long one token counts as proof, the canary's or any client's."""
+PATIENCE_S = 4.0
+TENANT = "canary"
+
+
+class Canary:
+    """One per process; `check` may be called as often as a probe likes."""
+
+    def __init__(self, batches: Batches, models: Models, follower: Follower, settings: ApiSettings) -> None:
+        self._batches, self._models, self._follower, self._settings = batches, models, follower, settings
+        self._proved: dict[str, float] = {}
+        self._singing: dict[str, asyncio.Lock] = {}
+
+    async def check(self, served: ServedModel) -> str | None:
+        """None if the model has made a token in the last five seconds or makes one now; else why not. May wait 4 s."""
+        async with self._singing.setdefault(served.name, asyncio.Lock()):
+            proved = max(self._proved.get(served.name, 0.0), self._follower.last_token(served.name))
+            if time.monotonic() - proved < PROVED_FOR_S:
+                return None
+            try:
+                reason = await self._sing(served)
+            except FurrowError as error:
+                return str(error)
+            if reason is None:
+                self._proved[served.name] = time.monotonic()
+            return reason
+
+    async def _sing(self, served: ServedModel) -> str | None:
+        """Ask for one token, ahead of the queue. None once it came."""
+        await self._follower.subscribe(served.name)
+        steps = self._models.steps(served.name)
+        wake, rid = asyncio.Event(), new_rid()
+        feed = self._follower.open(served.name, rid, TENANT, wake)
+        try:
+            request = self._request(served, rid)
+            await self._batches.run(served.name, requests.enqueue(request))
+            feed.begin(request)
+            deadline = time.monotonic() + PATIENCE_S
+            while (left := deadline - time.monotonic()) > 0:
+                wake.clear()
+                if entries := feed.take():
+                    return None if entries[0].token is not None else f"a trial token failed: {entries[0].cause}"
+                if feed.error is not None:
+                    return f"a trial token failed: {feed.error}"
+                timer = asyncio.get_running_loop().call_later(left, wake.set)
+                await wake.wait()
+                timer.cancel()
+            await self._models.look()
+            if self._models.steps(served.name) != steps:
+                return None  # busy with others' requests: full is not broken
+            return f"no token came within {PATIENCE_S:g} s and no step was made, though every rank says it is well"
+        finally:
+            self._follower.leave(feed, None)
+
+    def _request(self, served: ServedModel, rid: str) -> requests.Enqueue:
+        vocabulary = served.vocabulary
+        prompt = [vocabulary.bos if vocabulary.bos is not None else 0]
+        return requests.Enqueue(
+            rid=rid,
+            model=served.name,
+            params=GenerationRequest(prompt=prompt, sampling=Sampling(max_tokens=1, temperature=0.0, seed="0")),
+            tenant=TENANT,
+            priority="high",
+            deadline_ms=round(PATIENCE_S * 1000),
+            api=self._settings.api_id,
+            view=View(endpoint="completions", created=int(time.time()), model=served.name).encode(),
+            received_ms=now_ms(),
+        )

@@ -1,0 +1,51 @@
+"""Tells the farm that this API process lives: when its heartbeat lapses, others care for the requests it followed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from api.asgi.tasks import end
+from api.settings import ApiSettings
+from control import keys
+from control.errors import RedisUnavailable
+from control.placement import farm
+from control.redis.clients import AsyncRedis
+from control.redis.connection import arun, arun_all, read
+from control.redis.outage import outage
+
+
+class Heartbeat:
+    """Beats four times in the life of the key, and forgets the process at its end."""
+
+    def __init__(self, client: AsyncRedis, settings: ApiSettings) -> None:
+        self._client, self._settings = client, settings
+        self._key = keys.api(settings.api_id)
+        self._started = int(time.time())
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            await end(self._task)
+        # The id stays among the known ones: requests that a cut stream left behind are found by it.
+        with contextlib.suppress(RedisUnavailable):
+            await arun(self._client, read("DEL", self._key, parse=int))
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._beat()
+                outage.goes_on("heartbeat")
+            except RedisUnavailable as error:
+                outage.waits("heartbeat", error)
+            await asyncio.sleep(keys.HEARTBEAT_MS / 4000)
+
+    async def _beat(self) -> None:
+        url = f"http://{self._settings.host}:{self._settings.port}"
+        for outcome in await arun_all(self._client, farm.beat_api(self._settings.api_id, url, self._started)):
+            if isinstance(outcome, Exception):
+                raise outcome

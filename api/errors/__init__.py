@@ -1,0 +1,1 @@
+"""Errors as HTTP answers, for OpenAI's and Anthropic's clients."""

@@ -1,0 +1,269 @@
+"""The one place where errors become OpenAI's error bodies and HTTP statuses."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, ValidationException
+
+from api.errors.request_ids import new_rid
+from control import errors
+
+log = structlog.stdlib.get_logger(__name__)
+
+CLIENT_LEFT = 499
+"""The status that is logged where the client left before its answer was over. No client sees it."""
+CLIENT_LEFT_TEXT = "client disconnected"
+
+
+class ErrorDetail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    error: ErrorDetail
+
+
+class Unauthorized(errors.RequestError):
+    """The server asks for an API key and the request brought none that it knows."""
+
+
+class Forbidden(errors.RequestError):
+    """The key is known and does not open this."""
+
+
+class TooManyBodies(errors.FurrowError):
+    """This process reads so many requests at once that its memory would not be bounded with one more."""
+
+
+class BodyTooSlow(errors.FurrowError):
+    """A body comes so slowly that it would hold its memory for too long."""
+
+
+class ClientDisconnected(Exception):
+    """The client has closed its connection, so that there is no reader of an answer."""
+
+
+class GenerationFailed(errors.FurrowError):
+    """A request ended in an error after it was accepted: a failure in the group, a cancel, its deadline, a model that
+    was given up.
+
+    `status` is what a client sees when no byte was sent yet; `code` is the machine-readable reason; `retry_after` in
+    seconds, where trying again can help.
+    """
+
+    def __init__(self, message: str, *, code: str, status: int, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code, self.status, self.retry_after = code, status, retry_after
+
+
+class ShuttingDown(errors.FurrowError):
+    """This process drains and takes nothing new."""
+
+
+class StreamInterrupted(errors.FurrowError):
+    """This process ends in the middle of an answer that goes on. `place`: id of the last event sent, if any."""
+
+    def __init__(self, rid: str, place: str | None) -> None:
+        how = f"Last-Event-ID: {place}" if place else "its Idempotency-Key"
+        super().__init__(
+            f"This API process is shutting down; the answer goes on. Send the same request again with {how}, or "
+            f"GET /v1/requests/{rid}/events, to any API process; it waits for 30 seconds."
+        )
+
+
+class Problem(msgspec.Struct):
+    """An error as HTTP tells it. `retry_after` in seconds, where trying again can help.
+
+    `final`: trying again can't help, though SDKs would by the status alone; they obey x-should-retry.
+    """
+
+    status: int
+    body: ErrorBody
+    retry_after: float | None = None
+    final: bool = False
+    allow: str | None = None
+    """The methods that a URL knows, for a 405."""
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self.body)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        if self.retry_after is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+            headers["retry-after-ms"] = str(max(1, round(self.retry_after * 1000)))
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        if self.final:
+            headers["x-should-retry"] = "false"
+        if self.allow is not None:
+            headers["allow"] = self.allow
+        return headers
+
+
+_LONGEST_MESSAGE, _LONGEST_PARAM = 2000, 200
+"""Characters. A message has the value that is refused, which may be megabytes."""
+_LONGEST_RETRY_S = 60.0
+"""SDKs wait no longer, whatever they are told."""
+
+_STATUS: list[tuple[type[errors.RequestError], int]] = [
+    (Unauthorized, 401),
+    (Forbidden, 403),
+    (errors.ModelNotFound, 404),
+    (errors.RequestNotFound, 404),
+    (errors.KeyNotFound, 404),
+    (errors.LetterNotFound, 404),
+    (errors.LogConflict, 409),
+    (errors.IdempotencyConflict, 409),
+    (errors.RequestTooLarge, 413),
+    (errors.TemplateFailed, 422),
+]
+
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
+
+def problem(error: BaseException, asked: str = "this request") -> Problem:
+    """Map any error to its status and body; what nobody foresaw is a 500 that tells nothing of the inside.
+
+    `asked`: method and path, for the refusals that are about them.
+    """
+    if isinstance(error, errors.RequestError):
+        status = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
+        kind = _KINDS.get(status, "invalid_request_error")
+        found = _problem(status, str(error), kind, error.param, error.code or _default_code(error))
+        found.final = status == 409
+        return found
+    if isinstance(error, errors.QueueFull):
+        return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(error.retry_after))
+    if isinstance(error, errors.RateLimited):
+        return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", error.retry_after)
+    if isinstance(error, TooManyBodies):
+        return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(1.0))
+    if isinstance(error, BodyTooSlow):
+        return _problem(408, str(error), "invalid_request_error", None, "request_timeout")
+    if isinstance(error, ClientDisconnected):
+        return _problem(CLIENT_LEFT, CLIENT_LEFT_TEXT, "invalid_request_error", None, "client_disconnected")
+    if isinstance(error, (errors.SettingsError, errors.DevicesError)):
+        return _problem(400, str(error), "invalid_request_error", None, "invalid_setting")
+    if isinstance(error, errors.ModelUnavailable):
+        return _problem(503, str(error), "server_error", None, "model_unavailable", error.retry_after)
+    if isinstance(error, errors.RedisFull):
+        return _problem(503, str(error), "server_error", None, "redis_full", _spread(5.0))
+    if isinstance(error, errors.RedisUnavailable):
+        return _problem(
+            503, "The farm's Redis can't be reached. Retry shortly.", "server_error", None, "unavailable", 1.0
+        )
+    if isinstance(error, ShuttingDown):
+        return _problem(503, str(error), "server_error", None, "shutting_down", 1.0)
+    if isinstance(error, StreamInterrupted):
+        return _problem(503, str(error), "server_error", None, "stream_interrupted", 1.0)
+    if isinstance(error, GenerationFailed):
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        found = _problem(error.status, str(error), kind, None, error.code, error.retry_after)
+        found.final = error.retry_after is None
+        return found
+    if isinstance(error, HTTPException):
+        return _framework_problem(error, asked)
+    return _problem(500, "The server failed on this request; it is logged.", "server_error", None, "internal_error")
+
+
+def _spread(seconds: float) -> float:
+    """Up to a quarter more: the clients that were refused together must not come back together."""
+    return min(_LONGEST_RETRY_S, seconds * random.uniform(1.0, 1.25))
+
+
+def _default_code(error: errors.RequestError) -> str | None:
+    names: dict[type[errors.RequestError], str] = {
+        errors.RequestNotFound: "request_not_found",
+        errors.IdempotencyConflict: "idempotency_conflict",
+        errors.RequestTooLarge: "request_too_large",
+        errors.TemplateFailed: "template_failed",
+        Unauthorized: "invalid_api_key",
+        Forbidden: "forbidden",
+    }
+    return names.get(type(error))
+
+
+_ELSEWHERE = re.compile(
+    r"/v1/(messages/batches|assistants|audio|batches|chatkit|containers|conversations|engines|evals|files|fine_tuning|images|moderations"
+    r"|organization|realtime|rerank|score|threads|uploads|vector_stores|videos)\b"
+)
+"""What OpenAI or its neighbours have under /v1 and this server has not."""
+
+
+def _framework_problem(error: HTTPException, asked: str) -> Problem:
+    """What the framework refused before a handler ran: no such route, wrong method, body too large, bad path."""
+    status = error.status_code
+    elsewhere = _ELSEWHERE.search(asked)
+    hint = (
+        "This server generates text and has no such endpoint"
+        if elsewhere
+        else "Check it for typos: paths begin with /v1, as /v1/models"
+    )
+    found_wrong = _wrong_parameter(error)
+    if found_wrong is not None:
+        return found_wrong
+    text = {
+        404: f"Unknown request URL: {asked}. {hint}; /schema lists what there is.",
+        405: f"Method not allowed: {asked}. Use {_allowed(error) or 'another method'}.",
+    }.get(status, str(error.detail))
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(status)
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    found = _problem(status, text, kind, None, code)
+    if status == 405:
+        found.allow = _allowed(error)
+    return found
+
+
+def _wrong_parameter(error: HTTPException) -> Problem | None:
+    """A parameter in the URL that could not be read."""
+    wrong: Any = error.extra[0] if isinstance(error, ValidationException) and isinstance(error.extra, list) else None
+    if not isinstance(wrong, dict) or "key" not in wrong:
+        return None
+    text = f"Invalid value for '{wrong['key']}' in the URL: {wrong.get('message', 'it can not be read')}."
+    return _problem(400, text, "invalid_request_error", wrong["key"], "invalid_type")
+
+
+def _allowed(error: HTTPException) -> str | None:
+    headers = error.headers or {}
+    return headers.get("allow") or headers.get("Allow")
+
+
+def _problem(
+    status: int, message: str, kind: str, param: str | None, code: str | None, retry_after: float | None = None
+) -> Problem:
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[: _LONGEST_MESSAGE // 2]} … {message[-_LONGEST_MESSAGE // 2 :]}"
+    detail = ErrorDetail(message=message, type=kind, param=param and param[:_LONGEST_PARAM], code=code)
+    return Problem(status=status, body=ErrorBody(error=detail), retry_after=retry_after)
+
+
+def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """The application's handler for every exception."""
+    found, rid = problem(error, f"{request.method} {request.url.path}"), new_rid()
+    if found.status == 500 and not isinstance(error, GenerationFailed):
+        log.error("request failed unexpectedly", action="http_error", path=request.url.path, rid=rid, exc_info=error)
+    if isinstance(error, ClientDisconnected):
+        log.info("the client left during its upload", action="client_left", path=request.url.path, rid=rid)
+    response = error_response(found, request_id=request.headers.get("x-request-id"))
+    response.headers["x-request-id"] = rid
+    return response
+
+
+def error_response(found: Problem, request_id: str | None = None) -> Response[bytes]:
+    headers = dict(found.headers)
+    if request_id:
+        headers["x-client-request-id"] = request_id
+    return Response(found.encode(), status_code=found.status, media_type="application/json", headers=headers)

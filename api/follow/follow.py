@@ -1,0 +1,270 @@
+"""Follows requests in Redis for all clients of this process: live over pub/sub, everything else from the token logs.
+
+After a gap, a break of the channel or half a second of silence the log is read from the last entry on, for all silent
+requests in one pipelined call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from typing import Any
+
+import structlog
+
+from api.asgi.tasks import end
+from api.follow.channel import EventChannel
+from api.follow.farewells import Farewells
+from api.follow.feed import BUFFER_ENTRIES, Feed
+from api.follow.recovery import Recovery, origin_of, set_back
+from api.settings import ApiSettings
+from control import requests
+from control.clock import now_ms
+from control.errors import RedisUnavailable, RequestNotFound
+from control.messages import EventRow, LogEntry
+from control.redis.batches import Batches
+from control.redis.clients import AsyncRedis
+from control.redis.connection import Call, arun_all
+from control.redis.outage import outage
+
+log = structlog.stdlib.get_logger(__name__)
+
+_TICK_S = 0.1
+_READ_ENTRIES = 2 * BUFFER_ENTRIES
+_EVERY_STATE = 4
+"""Of the reads that bring nothing, every fourth renews the follower's registration and reads the request's state."""
+
+
+class Follower:
+    """Owns the process's feeds. Start it before the first request, stop it after the last."""
+
+    def __init__(self, client: AsyncRedis, batches: Batches, settings: ApiSettings) -> None:
+        self._client, self._batches = client, batches
+        self._api = settings.api_id
+        self._silence = settings.silence
+        self._channel = EventChannel(client, settings.api_id, self._heard, self._missed)
+        self._feeds: dict[tuple[str, str], list[Feed]] = defaultdict(list)
+        self._recovery = Recovery(client, settings.api_id, settings.lost_wait, self._want)
+        self._hungry: set[Feed] = set()
+        self._token_at: dict[str, float] = {}
+        self._nudge = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+        self._farewells = Farewells(batches, settings.api_id)
+        self.subscribe = self._channel.subscribe
+
+    def start(self) -> None:
+        self._loops = [asyncio.create_task(loop) for loop in (self._channel.listen(), self._sweep())]
+
+    async def stop(self) -> None:
+        """End the loops, and let what was begun for readers that left come to its end."""
+        await end(*self._loops)
+        await self._farewells.stop()
+        await self._channel.close()
+
+    def open(self, model: str, rid: str, tenant: str, wake: asyncio.Event) -> Feed:
+        """A feed from seq 1; live entries are kept from now on. The log is read once the feed has begun."""
+        feed = Feed(model, rid, tenant, wake, asyncio.get_running_loop().time())
+        feed.on_hungry(self._want)
+        self._feeds[model, rid].append(feed)
+        return feed
+
+    def wake_all(self) -> None:
+        """Have every reader look up, whatever it waits for."""
+        for feeds in self._feeds.values():
+            for feed in feeds:
+                feed.wake.set()
+
+    def close(self, feed: Feed) -> bool:
+        """Forget a feed; True if it was this process's last one for its request."""
+        feeds = self._feeds.get((feed.model, feed.rid), [])
+        if feed in feeds:
+            feeds.remove(feed)
+        self._hungry.discard(feed)
+        if feeds:
+            return False
+        self._feeds.pop((feed.model, feed.rid), None)
+        return True
+
+    def leave(self, feed: Feed, delivered_ms: int | None, grace_ms: int = 0) -> None:
+        """Close a feed and tell Redis: the last follower's leaving applies the request's on_disconnect.
+
+        `grace_ms`: the least time that the client gets to come back, where it was this process that left.
+
+        Returns at once, so that it can be called while a cancelled handler unwinds.
+        """
+        if self.close(feed):
+            self._farewells.say(feed, delivered_ms, grace_ms)
+
+    @property
+    def open_feeds(self) -> int:
+        return sum(len(feeds) for feeds in self._feeds.values())
+
+    # --- live ---
+
+    def last_token(self, model: str) -> float:
+        """Monotonic time at which this process last heard of a token of the model; 0 if never."""
+        return self._token_at.get(model, 0.0)
+
+    def _heard(self, model: str, rows: list[EventRow]) -> None:
+        now = asyncio.get_running_loop().time()
+        if any(entry.token is not None or entry.prompt for row in rows for entry in row.entries):
+            self._token_at[model] = time.monotonic()
+        for row in rows:
+            for feed in self._feeds.get((model, row.rid), ()):
+                feed.offer(row.entries, now)
+
+    def _missed(self) -> None:
+        for feeds in self._feeds.values():
+            for feed in feeds:
+                self._want(feed)
+
+    # --- from the log ---
+
+    def _want(self, feed: Feed) -> None:
+        self._hungry.add(feed)
+        self._nudge.set()
+
+    async def _sweep(self) -> None:
+        """Read the logs of all feeds that know of a gap or have heard nothing for a while."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                # Not wait_for: in Python 3.11 it loses a cancel that comes with the nudge, and `stop` would never end.
+                async with asyncio.timeout(_TICK_S):
+                    await self._nudge.wait()
+            self._nudge.clear()
+            due = self._due(asyncio.get_running_loop().time())
+            if not due:
+                continue
+            try:
+                await self._read(due)
+                outage.goes_on("follow")
+                continue
+            except RedisUnavailable as error:
+                outage.waits("follow", error)
+            except Exception as error:
+                # Every stream of the process depends on this loop: it must outlive what nobody foresaw.
+                log.error("reading token logs failed", action="follow", feeds=len(due), exc_info=error)
+            self._hungry |= {feed for feed in due if feed in self._feeds.get((feed.model, feed.rid), ())}
+            await asyncio.sleep(self._silence)
+
+    def _due(self, now: float) -> set[Feed]:
+        due = {feed for feed in self._hungry if feed.error is None}
+        self._hungry.clear()
+        for feeds in self._feeds.values():
+            due.update(feed for feed in feeds if feed.waiting and now - feed.heard_at >= self._patience(feed))
+        # What is not enqueued yet is not missing.
+        return {feed for feed in due if feed.begun}
+
+    def _patience(self, feed: Feed) -> float:
+        """Seconds without news after which a log is read; longer for a request that waits in the queue."""
+        return self._silence * (min(4, 1 + feed.quiet_reads) if feed.fields.get("state") == "queued" else 1)
+
+    async def _read(self, due: set[Feed]) -> None:
+        by_model: dict[str, list[Feed]] = defaultdict(list)
+        for feed in due:
+            by_model[feed.model].append(feed)
+        away: RedisUnavailable | None = None
+        for model, feeds in by_model.items():
+            try:
+                await self._read_model(model, feeds)
+            except RedisUnavailable as error:
+                away = error  # its shard of a Cluster perhaps: the other models' requests are not to wait for it
+        if away is not None:
+            raise away
+
+    async def _read_model(self, model: str, feeds: list[Feed]) -> None:
+        with_state = [feed for feed in feeds if feed.diverged or feed.quiet_reads % _EVERY_STATE == 0]
+        log_only = [feed for feed in feeds if feed not in with_state]
+        await self.refresh(with_state)
+        await self._read_logs(model, log_only)
+        await self._tell_positions(model, feeds)
+
+    async def meet(self, feeds: list[Feed]) -> None:
+        """Take up requests that other processes began, and learn of each what it takes to bring it back.
+
+        Raises RequestNotFound, RedisUnavailable.
+        """
+        unmet = feeds
+        while True:
+            await self.refresh(unmet)
+            for feed in feeds:
+                if feed.error is not None:
+                    raise feed.error
+            unmet = [feed for feed in feeds if not feed.fields]
+            if not unmet:
+                return
+            await asyncio.sleep(_TICK_S)  # lost since it was joined: another process may bring it back
+
+    async def refresh(self, feeds: list[Feed]) -> None:
+        """Register as follower of one model's requests, read state and the log's rest; what is gone is brought back."""
+        had = [feed.have for feed in feeds]
+        calls = [
+            requests.follow(
+                feed.model, feed.rid, self._api, feed.tenant, feed.have, params=not feed.recoverable, most=_READ_ENTRIES
+            )
+            for feed in feeds
+        ]
+        outcomes = await self._batches.run_all(feeds[0].model, calls) if calls else []
+        now = asyncio.get_running_loop().time()
+        for feed, before, followed in zip(feeds, had, outcomes, strict=True):
+            if isinstance(followed, RequestNotFound):
+                await self._recovery.gone(feed, followed, now)
+            elif isinstance(followed, Exception):
+                raise followed
+            else:
+                feed.missing_since = None
+                feed.quiet_reads += 1
+                feed.fields = followed.fields
+                if not feed.recoverable:
+                    feed.begin(origin_of(feed, followed, self._api, now_ms()))
+                more, whole = followed.more, not feed.recoverable
+                feed.offer(followed.entries, now, more=more, rest=not more, whole=whole)
+                if more and whole:
+                    await self._take_rest(feed, followed.entries[-1].seq)
+                if set_back(feed, followed, before):
+                    await self._recovery.give_back(feed)
+                feed.wake.set()
+
+    async def _take_rest(self, feed: Feed, have: int) -> None:
+        """All that a log still has, page by page: the prompt of a request that has ended is gone, so that nobody could
+        have it computed again."""
+        async for page in requests.aread_pages(self._client, feed.model, feed.rid, have):
+            feed.offer(page, asyncio.get_running_loop().time(), rest=len(page) < requests.PAGE_ENTRIES, whole=True)
+
+    async def _read_logs(self, model: str, feeds: list[Feed]) -> None:
+        had = [feed.have for feed in feeds]
+        entries = await self._run_all([_read_log(model, feed.rid, feed.have) for feed in feeds])
+        now = asyncio.get_running_loop().time()
+        lost: list[Feed] = []
+        for feed, before, found in zip(feeds, had, entries, strict=True):
+            feed.quiet_reads += 1
+            more = len(found) == _READ_ENTRIES
+            if before and (not found or found[0].seq != before):
+                lost.append(feed)  # the last entry that it was given is not there any more
+            else:
+                feed.offer(found, now, more=more, rest=not more)
+        await self.refresh(lost)
+
+    async def _tell_positions(self, model: str, feeds: list[Feed]) -> None:
+        queued = [feed for feed in feeds if feed.fields.get("state") == "queued"]
+        positions = await self._run_all([requests.position(model, feed.rid) for feed in queued])
+        for feed, position in zip(queued, positions, strict=True):
+            if position is None:
+                feed.fields = {**feed.fields, "state": "running"}
+            feed.position = position
+            feed.wake.set()
+
+    async def _run_all(self, calls: list[Call[Any]]) -> list[Any]:
+        """The answers of plain reads; raises the first error among them."""
+        outcomes = await arun_all(self._client, calls) if calls else []
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return outcomes
+
+
+def _read_log(model: str, rid: str, have: int) -> Call[list[LogEntry]]:
+    """The entries from seq `have` on, that one included, but never more than a reader can soon take."""
+    return requests.read_log(model, rid, max(1, have) - 1, _READ_ENTRIES)

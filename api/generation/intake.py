@@ -1,0 +1,301 @@
+"""From a checked body and its headers to what is enqueued: prompts as token ids, view, deadline, policy."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from api.access.headers import anthropic_ratelimit_headers, ratelimit_headers
+from api.access.identity import ANONYMOUS, Identity
+from api.asgi.off_loop import off_loop
+from api.chat.conversation import chat_prompt
+from api.chat.echo import prompt_text
+from api.errors.request_ids import member_rid
+from api.generation.admission import admit
+from api.models.grammar import GrammarChecks
+from api.models.models import ServedModel
+from api.observability.journal import Journal
+from api.schemas.chat import ChatRequest
+from api.schemas.completions import CompletionRequest
+from api.schemas.converted import Converted, renamed
+from api.schemas.how import Reading
+from api.schemas.structured import Asked, grammar_of
+from api.schemas.view import Endpoint, View
+from api.settings import ApiSettings
+from control.access import Allowance
+from control.errors import ContextLengthExceeded, RequestError
+from control.messages import GenerationRequest
+from control.requests import Enqueue
+from control.requests.bounds import LONGEST_S, RANGES, shown
+
+_PART_BYTES = 256
+"""What a part of a message counts for, however short it is."""
+_SURELY_CHARACTERS = 8
+"""Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
+_PROMPT_SCORES = 262_144
+"""Log probabilities of prompts that one answer may bring: they travel in the token log and are in the answer whole."""
+
+_SHOWN_CHARACTERS = 80
+
+Body = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks, and what the request's headers say."""
+
+    journal: Journal
+    tenant: str = ""
+    identity: Identity = ANONYMOUS
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    """For the response, whatever it will be; filled on the way."""
+    idempotency_key: str = ""
+    body_hash: str = ""
+    body_bytes: int = 0
+    on_disconnect: str | None = None
+    client_request_id: str | None = None
+    rid: str = ""
+    """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
+    stalled: Callable[[], bool]
+    """Whether the connection was cut because the client read nothing."""
+
+    def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
+        """Once it is known who asks, and for what."""
+        body_hash = hash_body(body) if idempotency_key else ""
+        return replace(self, tenant=tenant, body_hash=body_hash, body_bytes=len(body), idempotency_key=idempotency_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """One client request, checked against its model: one member for chat, one per prompt for completions."""
+
+    body: Body
+    caller: Caller
+    served: ServedModel
+    members: list[GenerationRequest]
+    echo: list[str]
+    """The text of each prompt, where it is shown again."""
+    reading: Reading | None
+    deadline_ms: int
+    on_disconnect: str
+
+    @property
+    def priority(self) -> str:
+        return self.caller.identity.priority(self.body.priority)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(member.prompt) for member in self.members)
+
+    def tell_allowance(self, allowance: Allowance) -> None:
+        """What the caller's key has left goes into the response, also in Anthropic's words where these are spoken."""
+        headers = self.caller.headers
+        headers.update(ratelimit_headers(allowance))
+        if isinstance(self.body, Converted) and self.body.endpoint == "messages":
+            headers.update(anthropic_ratelimit_headers(allowance, time.time()))
+
+    def enqueue(self, first: str, member: int, settings: ApiSettings) -> Enqueue:
+        """What to enqueue for one member of the answer whose first request is `first`."""
+        key = self.caller.idempotency_key
+        return Enqueue(
+            rid=member_rid(first, member),
+            model=self.served.name,
+            params=self.members[member],
+            tenant=self.caller.tenant,
+            account=self.caller.identity.account,
+            hold=self.caller.rid if self.caller.identity.limited else "",
+            priority=self.priority,
+            deadline_ms=self.deadline_ms,
+            on_disconnect=self.on_disconnect,
+            api=settings.api_id,
+            idempotency_key=f"{key}#{member}" if key and member else key,
+            body_hash=self.caller.body_hash,
+            view=self.view(member).encode(),
+            received_ms=self.caller.journal.received_ms,
+            max_queued_requests=settings.max_queued_requests,
+            max_queued_tokens=settings.max_queued_tokens,
+            # What is low may wait as long as it takes: it is the class for work that nobody looks at.
+            max_queue_wait_ms=0 if self.priority == "low" else round(1000 * settings.max_queue_wait),
+        )
+
+    def view(self, member: int = 0) -> View:
+        """How the answer is shown."""
+        body, sampling = self.body, self.members[member].sampling
+        told: dict[str, Any] = {}
+        endpoint: Endpoint = "chat" if isinstance(body, ChatRequest) else "completions"
+        if isinstance(body, Converted):
+            endpoint, told = body.endpoint, body.told(sampling)
+        return View(
+            endpoint=endpoint,
+            told=told,
+            created=self.caller.journal.received_ms // 1000,
+            model=body.model or self.served.name,
+            n=sampling.n,
+            members=len(self.members),
+            member=member,
+            stream=bool(body.stream),
+            include_usage=body.include_usage,
+            logprobs=sampling.logprobs,
+            stop=sampling.stop,
+            stop_ids=sampling.stop_ids,
+            min_tokens=sampling.min_tokens,
+            echo=[] if member else self.echo,
+            prompt_logprobs=body.prompt_logprobs,
+            include_stop=bool(body.include_stop_str_in_output),
+            special_tokens=body.skip_special_tokens is False,
+            token_ids=bool(body.return_tokens_as_token_ids),
+            reading=self.reading,
+            user=body.user,
+            metadata=body.metadata or {},
+            client_request_id=self.caller.client_request_id,
+        )
+
+
+async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
+    """Check everything that can be checked before the queue. Raises RequestError and its kin."""
+    try:
+        return await _take_in(body, caller, served, grammars)
+    except RequestError as error:
+        raise (renamed(error, body.names) if isinstance(body, Converted) else error) from None
+
+
+async def _take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
+    size = max(caller.body_bytes, _size(body))
+    texts, reading, asked = await off_loop(size, _texts, body, served)
+    grammar = await grammars.check(asked, served.letters) if asked is not None else None
+    prompts = await _encoded(texts, body, served)
+
+    def admitted() -> list[GenerationRequest]:
+        return [admit(body, prompt, served.assets, grammar) for prompt in prompts]
+
+    members = await off_loop(size, admitted)
+    _check_scores(body, members)
+    return Intake(
+        body=body,
+        caller=caller,
+        served=served,
+        members=members,
+        echo=await off_loop(size, _echo, body, served),
+        reading=reading,
+        deadline_ms=deadline_ms(body),
+        on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
+    )
+
+
+def _check_scores(body: Body, members: list[GenerationRequest]) -> None:
+    if body.prompt_scores is None:
+        return
+    tokens = sum(len(member.prompt) * member.sampling.n for member in members)
+    if tokens * (1 + body.prompt_scores) > _PROMPT_SCORES:
+        param = "prompt_logprobs" if body.prompt_logprobs == body.prompt_scores else "logprobs"
+        raise RequestError(
+            f"'{param}' asks for {body.prompt_scores} alternatives at each of {tokens} prompt tokens, choices counted; "
+            f"tokens and alternatives together may be {_PROMPT_SCORES}. Ask for fewer, or send less at a time.",
+            param=param,
+        )
+
+
+def _echo(body: Body, served: ServedModel) -> list[str]:
+    if not isinstance(body, CompletionRequest) or not body.echo:
+        return []
+    return [prompt if isinstance(prompt, str) else prompt_text(served.vocabulary, prompt) for prompt in body.prompts]
+
+
+async def prompts_of(body: Body, served: ServedModel, size: int) -> list[list[int]]:
+    """The request's prompts as token ids; `size` is that of the body in which it came."""
+    texts, _, _ = await off_loop(max(size, _size(body)), _texts, body, served)
+    return await _encoded(texts, body, served)
+
+
+def _size(body: Body) -> int:
+    """About the bytes of the prompts: a conversation may be larger than the body that continues it."""
+    if isinstance(body, CompletionRequest):
+        return sum(len(prompt) for prompt in body.prompts)
+    contents = [message.content or "" for message in body.messages]
+    return sum(len(content) * (1 if isinstance(content, str) else _PART_BYTES) for content in contents)
+
+
+def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Reading | None, Asked | None]:
+    """The request's prompts before they are tokenised, how the answers are to be read, and what they must be."""
+    if isinstance(body, CompletionRequest):
+        return body.prompts, None, grammar_of(body)
+    prompt = chat_prompt(body, served.assets, served.vocabulary, served.forms)
+    return [prompt.text], prompt.reading, prompt.asked
+
+
+async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
+    vocabulary, context = served.vocabulary, served.assets.context_length
+    bos = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
+
+    def encode_one(text: str) -> list[int]:
+        if len(text) > _SURELY_CHARACTERS * context and vocabulary.exceeds(text, context):
+            error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
+            error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
+            raise error
+        return vocabulary.encode(text, bos=bos)
+
+    def encode() -> list[list[int]]:
+        return [encode_one(text) if isinstance(text, str) else text for text in texts]
+
+    return await off_loop(sum(len(text) for text in texts), encode)
+
+
+async def count_tokens(body: Converted, served: ServedModel, size: int) -> int:
+    """Tokens of the request's prompt; `size` as for `prompts_of`. Raises RequestError in the client's own names."""
+    try:
+        [prompt] = await prompts_of(body, served, size)
+    except RequestError as error:
+        raise renamed(error, body.names) from None
+    return len(prompt)
+
+
+def deadline_ms(body: Body) -> int:
+    """Milliseconds from now, 0 for none. Raises RequestError for both fields at once, or a moment that has passed."""
+    if body.timeout is not None and body.deadline is not None:
+        raise RequestError("'timeout' and 'deadline' are both set; send one of them.", param="deadline")
+    if body.timeout is not None:
+        return max(1, round(body.timeout * 1000))
+    if body.deadline is None:
+        return 0
+    left = body.deadline - time.time()
+    if left <= 0:
+        raise RequestError(
+            f"'deadline' ({body.deadline}) has passed; it is a moment in Unix seconds.", param="deadline"
+        )
+    if left > LONGEST_S:
+        raise RequestError(
+            f"'deadline' ({body.deadline}) is more than a day ({LONGEST_S} seconds) away; it is a moment in Unix "
+            "seconds, and a request lives for a day at most.",
+            param="deadline",
+        )
+    return max(1, round(left * 1000))
+
+
+def on_disconnect_policy(field: str | int | float | None, header: str | None) -> str:
+    """The policy as control takes it: cancel, continue, or whole seconds. The body's field goes before the header."""
+    value = header if field is None else field
+    if value is None:
+        return "cancel"
+    if value in ("cancel", "continue"):
+        return str(value)
+    try:
+        seconds = float(value)
+    except (ValueError, OverflowError):
+        seconds = math.nan
+    known = RANGES["on_disconnect"]
+    if not known.holds(seconds):
+        given = repr(value[:_SHOWN_CHARACTERS]) if isinstance(value, str) else shown(value)
+        raise RequestError(
+            f"Invalid value for 'on_disconnect': {given}; use 'cancel', 'continue' or a number of seconds {known}.",
+            param="on_disconnect",
+        )
+    return str(math.ceil(seconds))
+
+
+def hash_body(body: bytes) -> str:
+    """Names a body for its Idempotency-Key."""
+    return hashlib.sha256(body).hexdigest()

@@ -1,0 +1,121 @@
+"""`truncation: "auto"` of /v1/responses: the oldest part of a conversation goes where it outgrows the context."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from api.asgi.off_loop import off_loop
+from api.generation.intake import count_tokens
+from api.models.models import ServedModel
+from api.schemas.converted import Converted
+from api.schemas.items import MAX_ITEMS, Item
+from api.schemas.responses import ResponseRequest, conversation
+from control.errors import ContextLengthExceeded
+
+_ANSWER_SHARE = 4
+"""Where something must go and the request sets no limit, one part in so many of the context is left for the answer."""
+_ITEM_BYTES = 256
+"""What an item counts for, however short it is: so many are converted in a thread."""
+_MOST_CHARACTERS = 32
+"""Per token of context: beyond so many no text fits, so what is older than them is not even tokenised."""
+
+
+async def fitted(
+    asked: ResponseRequest, items: list[Item], served: ServedModel, size: int, *, stored: bool
+) -> Converted:
+    """The chat request for as much of `items` as there is room for; whole where it fits, or where that is not wanted.
+
+    `size` is that of the body in which the newest of them came.
+
+    Raises RequestError as `conversation` does. What does not fit with all dropped that may be is refused later.
+    """
+    size += _ITEM_BYTES * len(items)
+    if asked.truncation != "auto":
+        return await off_loop(size, conversation, asked, items, stored=stored)
+    steps, room = droppable(items), min(served.assets.context_length, served.assets.kv_tokens)
+
+    def without(count: int) -> Converted:
+        dropped = {index for step in steps[:count] for index in step}
+        return conversation(asked, [item for i, item in enumerate(items) if i not in dropped], stored=stored)
+
+    fewest, most = await off_loop(size, _surely_dropped, items, steps, _MOST_CHARACTERS * room), len(steps)
+    request = await off_loop(size, without, fewest)
+    if fewest == 0 and await _fits(request, served, size, room - (request.token_limit or 1)):
+        return request
+    left = room - (request.token_limit or room // _ANSWER_SHARE)
+    while fewest < most:
+        half = (fewest + most) // 2
+        if await _fits(await off_loop(size, without, half), served, size, left):
+            most = half
+        else:
+            fewest = half + 1
+    return await off_loop(size, without, most)
+
+
+async def _fits(request: Converted, served: ServedModel, size: int, room: int) -> bool:
+    try:
+        return await count_tokens(request, served, size) <= room
+    except ContextLengthExceeded:
+        return False
+
+
+def droppable(items: list[Item]) -> list[list[int]]:
+    """What may go, in the order in which it goes: places of items that go together.
+
+    First whole turns, each from a user's message up to the next one, so that what is left begins with a user. Then of
+    the last turn what the assistant said and called, a call never without its result. System messages stay, and so do
+    the last question and the last step after it.
+    """
+    turns = _turns(items)
+    steps = turns[:-1] + (_answers(items, turns[-1])[:-1] if turns else [])
+    results: dict[str, list[int]] = defaultdict(list)
+    for index, item in enumerate(items):
+        if item["type"] == "function_call_output":
+            results[item["call_id"]].append(index)
+    for step in steps:
+        # A result may come later than in its call's own turn.
+        calls = [items[index]["call_id"] for index in step if items[index]["type"] == "function_call"]
+        step += [index for call in calls for index in results[call] if index not in step]
+    return steps
+
+
+def _turns(items: list[Item]) -> list[list[int]]:
+    turns: list[list[int]] = []
+    asking = False
+    for index, item in enumerate(items):
+        if item.get("role") in ("system", "developer"):
+            continue
+        asks = item.get("role") == "user"
+        if not turns or (asks and not asking):
+            turns.append([])
+        asking = asks
+        turns[-1].append(index)
+    return turns
+
+
+def _answers(items: list[Item], turn: list[int]) -> list[list[int]]:
+    """What follows the question of a turn, cut before everything that the assistant begins after a result."""
+    steps: list[list[int]] = []
+    after_result = True
+    for index in turn:
+        if items[index].get("role") == "user":
+            continue
+        is_result = items[index]["type"] == "function_call_output"
+        if not steps or (after_result and not is_result):
+            steps.append([])
+        after_result = is_result
+        steps[-1].append(index)
+    return steps
+
+
+def _surely_dropped(items: list[Item], steps: list[list[int]], most_characters: int) -> int:
+    """How many steps must go because what is left would be too much, however it is tokenised."""
+    sizes = [len(str(item)) for item in items]
+    gone: set[int] = set()
+    characters = sum(sizes)
+    for count, step in enumerate(steps):
+        if characters <= most_characters and len(items) - len(gone) < MAX_ITEMS:
+            return count
+        characters -= sum(sizes[index] for index in step if index not in gone)
+        gone.update(step)
+    return len(steps)

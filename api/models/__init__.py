@@ -1,0 +1,1 @@
+"""The models that this process serves, and the check of grammars for them."""

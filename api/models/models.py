@@ -1,0 +1,261 @@
+"""The models that this process can serve: the catalog's assets turned into tokenizers, and each model's state.
+
+A background task looks at the farm once a second, so that a request needs no read of its own; one of all API processes
+reads for them all. A name that is not known is looked up at once, because it may have been loaded a moment ago.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from api.asgi.limits import LEAST_TEXT_BYTES, text_bytes
+from api.asgi.tasks import end
+from api.chat.forms import Forms, forms_of
+from api.chat.tokens import Vocabulary
+from api.models.grammar import letters
+from api.schemas.how import CallFormat
+from api.settings import ApiSettings
+from control.errors import ModelNotFound, ModelUnavailable, RedisUnavailable
+from control.keys import ModelKeys
+from control.messages import ModelAssets
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import read, run_all
+from control.replicas import health
+
+log = structlog.stdlib.get_logger(__name__)
+
+LOOK_EVERY_S = 1.0
+SHARED_AFTER_S = 2.0
+"""After a reading of its own a process takes nothing for so long that another one read, which may be older."""
+
+_WAITING_STATES = ("loading", "loaded", "poisoned", "recovering")
+"""States in which requests are taken: during a recovery they wait."""
+
+Fingerprint = tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    assets: ModelAssets
+    vocabulary: Vocabulary
+    letters: bytes
+    """What a grammar can name of the vocabulary."""
+    text_bytes: int
+    """The size of a body that holds a text of a whole context."""
+    forms: Forms
+    """How the model writes its reasoning and its calls."""
+
+
+class Models:
+    """What the farm offers, as last seen."""
+
+    def __init__(self, client: SyncRedis, settings: ApiSettings) -> None:
+        self._client = client
+        self._tool_parser: CallFormat | None = settings.tool_parser
+        self._longest_text = settings.body_limits.text_bytes
+        self._aliases, self._any_name = _aliases(settings.served_model_names)
+        self._overviews: dict[str, health.Overview] = {}
+        self._served: dict[str, tuple[Fingerprint, ServedModel]] = {}
+        self._broken: dict[str, Fingerprint] = {}
+        """Assets that could not be used, so that they are not tried, and told, every second."""
+        self._look: asyncio.Task[None] | None = None
+        self._away: RedisUnavailable | None = None
+        """What the last look met; while the process looks by itself every second, requests need not try as well."""
+        self._task: asyncio.Task[None] | None = None
+        self._read_at = 0.0
+        """When this process read the overviews itself, by the monotonic clock."""
+        self.seen = False
+        """Whether the farm answered when it was last looked at."""
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._keep_looking())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            await end(self._task)
+
+    async def resolve(self, name: str | None) -> ServedModel:
+        """The model that a request means; no name, or an alias without a model, means the only one (`_only`).
+
+        Raises ModelNotFound, or ModelUnavailable for one that failed, is leaving, or has never been loaded; at once
+        RedisUnavailable where the last look met nothing else.
+        """
+        if self._away is not None and self._task is not None:
+            raise self._away
+        if self._real_name(name) not in self._served or not self.seen:
+            await self.look()
+        real = self._real_name(name)
+        overview = self._overviews.get(real) if real is not None else None
+        if real is None or overview is None:
+            raise ModelNotFound(name or "(none given)", self.names)
+        if overview.state not in _WAITING_STATES:
+            raise ModelUnavailable(real, overview.state, overview.detail or _remedy(overview.state, real))
+        if real not in self._served:
+            raise ModelUnavailable(real, overview.state, "its tokenizer is not there yet; retry shortly")
+        return self._served[real][1]
+
+    async def all_served(self) -> list[ServedModel]:
+        """Every model whose assets are known."""
+        if not self.seen:
+            await self.look()
+        return [served for _, served in self._served.values()]
+
+    @property
+    def names(self) -> list[str]:
+        """Every name that a client may use, aliases included; those of models that serve come first."""
+        known = {*self._overviews, *(alias for alias in self._aliases if self._real_name(alias) is not None)}
+        return sorted(known, key=lambda name: (not self._serves(self._real_name(name)), name))
+
+    @property
+    def overviews(self) -> list[health.Overview]:
+        return [self._overviews[name] for name in sorted(self._overviews)]
+
+    @property
+    def most_text_bytes(self) -> int:
+        """What a text route reads of a body: it is not known yet for which model."""
+        sizes = [served.text_bytes for _, served in self._served.values()]
+        return min(max(sizes, default=LEAST_TEXT_BYTES), self._longest_text)
+
+    def overview(self, name: str) -> health.Overview | None:
+        """How the farm has a model, as last seen; None for a name that it does not know."""
+        real = self._real_name(name)
+        return self._overviews.get(real) if real is not None else None
+
+    def steps(self, name: str) -> int:
+        """How far the model's ranks are, as last seen: it changes with each command and inside a long one."""
+        overview = self._overviews.get(name)
+        replicas = overview.replicas if overview is not None else []
+        beats = [beat for replica in replicas for beat in replica.beats if beat is not None]
+        return sum(replica.epoch + replica.seq for replica in replicas) + sum(beat.progress for beat in beats)
+
+    def real_name(self, name: str) -> str:
+        """The catalog's name for what a client wrote; what it wrote where the farm knows no such model."""
+        return self._real_name(name) or name
+
+    def knows(self, name: str) -> bool:
+        return self._real_name(name) in self._overviews
+
+    def assets(self, name: str) -> ModelAssets | None:
+        """What the catalog holds of a model; None while it was never loaded."""
+        real = self._real_name(name)
+        return self._served[real][1].assets if real is not None and real in self._served else None
+
+    async def look(self, *, shared: bool = False) -> None:
+        """Read the catalog and every model's state now; who asks meanwhile shares the next answer. `shared`: take what
+        another process read within the last second.
+
+        Raises RedisUnavailable.
+        """
+        running = self._look
+        if running is not None and not running.done():
+            await asyncio.shield(running)  # it may have begun before what this look is for was there: look once more
+        if self._look is running:
+            self._look = asyncio.create_task(self._look_once(shared))
+        assert self._look is not None
+        await asyncio.shield(self._look)
+
+    async def _look_once(self, shared: bool) -> None:
+        try:
+            found = await asyncio.to_thread(self._read, shared)
+        except RedisUnavailable as error:
+            self.seen, self._away = False, error
+            raise
+        self._overviews, self._served, self.seen, self._away = *found, True, None
+
+    def _read(self, shared: bool) -> tuple[dict[str, health.Overview], dict[str, tuple[Fingerprint, ServedModel]]]:
+        found = health.shared_overviews(self._client) if shared else health.overviews(self._client)
+        if not shared:
+            self._read_at = time.monotonic()
+        overviews = {overview.model: overview for overview in found}
+        served: dict[str, tuple[Fingerprint, ServedModel]] = {}
+        calls = [
+            read("HMGET", ModelKeys(name).assets, "created", "kv_tokens", "context_length", "vocab_size", parse=_print)
+            for name in overviews
+        ]
+        for name, fingerprint in zip(overviews, run_all(self._client, calls), strict=True):
+            if isinstance(fingerprint, Exception):
+                raise fingerprint
+            known = self._served.get(name)
+            if known is not None and known[0] == fingerprint:
+                served[name] = known
+            elif self._broken.get(name) == fingerprint:
+                continue
+            elif (assets := catalog.get_assets(self._client, name)) is not None:
+                try:
+                    served[name] = (fingerprint, self._serve(name, assets))
+                except Exception as error:
+                    # One model's broken tokenizer must not hide the others.
+                    self._broken[name] = fingerprint
+                    log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
+        return overviews, served
+
+    def _serve(self, name: str, assets: ModelAssets) -> ServedModel:
+        vocabulary = Vocabulary(assets)
+        forms = forms_of(assets.chat_template, vocabulary, self._tool_parser)
+        size = text_bytes(assets.context_length, vocabulary.longest_bytes())
+        return ServedModel(name, assets, vocabulary, letters(vocabulary, assets), size, forms)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            try:
+                await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)
+            except RedisUnavailable:
+                pass  # the heartbeat says so
+            except Exception as error:
+                log.error("the catalog could not be read", action="look", exc_info=error)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _real_name(self, name: str | None) -> str | None:
+        """The catalog's name for what a client wrote, or None.
+
+        A model's own name goes before an alias, unless the model does not serve and the alias leads to one that does.
+        """
+        if not name:  # some clients send "" for none
+            return self._only()
+        known = name in self._overviews
+        if self._serves(name) or (known and name not in self._aliases):
+            return name
+        alias = self._aliases.get(name) or (self._only() if name in self._aliases or self._any_name else None)
+        return name if known and not self._serves(alias) else alias
+
+    def _serves(self, name: str | None) -> bool:
+        """Whether the model was loaded once and takes requests now, if only to keep them until it has recovered."""
+        overview = self._overviews.get(name) if name is not None else None
+        return overview is not None and overview.state in _WAITING_STATES and name in self._served
+
+    def _only(self) -> str | None:
+        """The only model, where there is one.
+
+        A model that failed, leaves, or has not been loaded yet is no second one beside a model that serves; of those
+        that don't serve one that is being loaded goes before the others.
+        """
+        for counts in (self._serves, self._takes_requests, self._overviews.__contains__):
+            found = [name for name in self._overviews if counts(name)]
+            if found:
+                return found[0] if len(found) == 1 else None
+        return None
+
+    def _takes_requests(self, name: str) -> bool:
+        return self._overviews[name].state in _WAITING_STATES
+
+
+def _aliases(names: tuple[str, ...]) -> tuple[dict[str, str], bool]:
+    """`public=model` and `public` (the only model) as a table, and whether `*` makes every name mean the only one."""
+    pairs = [name.partition("=") for name in names if name != "*"]
+    return {public: model for public, _, model in pairs}, "*" in names
+
+
+def _print(reply: list[str | None]) -> Fingerprint:
+    return tuple(reply)
+
+
+def _remedy(state: str, name: str) -> str:
+    if state == "failed":
+        return "`furrow models list` shows the reason"
+    return "it is being taken out of service; use another model"

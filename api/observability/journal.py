@@ -1,0 +1,79 @@
+"""The story of one HTTP request in the log: warnings while it waits, and exactly one terminal line."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from api.observability.metrics import Metrics
+from api.rendering.chunks import Usage
+from control.clock import now_ms
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class Journal:
+    """Measures and tells one request. `end` may be called from several ends at once: the first one wins."""
+
+    def __init__(self, metrics: Metrics, *, path: str, client_request_id: str | None) -> None:
+        self._metrics = metrics
+        self._started = time.perf_counter()
+        self._first: float | None = None
+        self._facts: dict[str, object] = {"path": path}
+        if client_request_id:
+            self._facts["client_request_id"] = client_request_id
+        self.received_ms = now_ms()
+        self.ended = False
+
+    def know(self, **facts: object) -> None:
+        """Facts for every later line: rid, model, tenant, prompt_tokens …"""
+        self._facts.update(facts)
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the request came."""
+        return time.perf_counter() - self._started
+
+    def first_token(self) -> None:
+        if self._first is None:
+            self._first = self.waited
+            self._metrics.first_token(self._first)
+
+    @property
+    def before_first_token(self) -> bool:
+        return self._first is None
+
+    def still_waiting(self, position: int | None) -> None:
+        log.warning(
+            "request waits",
+            action="request_waits",
+            waited_ms=round(self.waited * 1000),
+            queue_position=position,
+            **self._facts,
+        )
+
+    def unexpected(self, error: Exception) -> None:
+        """An error that nobody foresaw: with its trace, once."""
+        log.error("request failed unexpectedly", action="http_error", exc_info=error, **self._facts)
+
+    def end(
+        self, *, status: int, finish_reason: str | None, usage: Usage | None = None, error: str | None = None
+    ) -> None:
+        """The terminal line. `status` is what the client saw, 499 where it left; `usage` is None before a token."""
+        if self.ended:
+            return
+        self.ended = True
+        self._metrics.request_ended(status, usage, self.waited)
+        log.info(
+            "request ended",
+            action="request_ended",
+            **{"rid": None, "model": None, "prompt_tokens": None, **self._facts},
+            status=status,
+            completion_tokens=usage.completion_tokens if usage is not None else 0,
+            cached_tokens=usage.cached_tokens if usage is not None else 0,
+            finish_reason=finish_reason,
+            ttft_ms=None if self._first is None else round(self._first * 1000, 1),
+            total_ms=round(self.waited * 1000, 1),
+            error=error,
+        )

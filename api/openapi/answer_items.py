@@ -1,0 +1,275 @@
+"""What /v1/responses and /v1/messages answer, as types for the OpenAPI document; see answers.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from api.openapi.answers import ScoredToken, Shape
+
+Unset = UnsetType
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+# --- responses ---
+
+
+class OutputText(Shape, tag_field="type", tag="output_text"):
+    annotations: list[Any]
+    logprobs: list[ScoredToken]
+    text: str
+
+
+class ReasoningText(Shape, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class SummaryText(Shape, tag_field="type", tag="summary_text"):
+    text: str
+
+
+class MessageItem(Shape, tag_field="type", tag="message"):
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class ReasoningItem(Shape, tag_field="type", tag="reasoning"):
+    id: str
+    status: ItemStatus
+    summary: list[SummaryText]
+    content: list[ReasoningText]
+    encrypted_content: str | None
+
+
+class FunctionCallItem(Shape, tag_field="type", tag="function_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+
+
+class InputTokensDetails(Shape):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(Shape):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Shape):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(Shape):
+    code: str
+    message: str
+
+
+class IncompleteDetails(Shape):
+    reason: Literal["max_output_tokens", "content_filter"]
+
+
+class ResponseAnswer(Shape):
+    """`output` grows while it runs; most of the rest repeats the request, with its defaults filled in."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Status
+    completed_at: int | None
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+    service_tier: str
+    user: str | None
+    metadata: dict[str, str]
+    instructions: str | list[Any] | None
+    previous_response_id: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    prompt_cache_key: str | None
+    background: bool
+    store: bool
+    text: dict[str, Any]
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
+    parallel_tool_calls: bool
+    reasoning: dict[str, str | None]
+    top_logprobs: int
+    truncation: str
+    safety_identifier: str | None
+    temperature: float
+    top_p: float
+
+
+class ResponseEvent(Shape):
+    """Numbered from 0; the last one is response.completed, .incomplete, .failed or .cancelled."""
+
+    type: Literal[
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.content_part.added",
+        "response.content_part.done",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
+        "response.reasoning_summary_part.added",
+        "response.reasoning_summary_part.done",
+        "response.reasoning_summary_text.delta",
+        "response.reasoning_summary_text.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+        "response.cancelled",
+        "error",
+    ]
+    sequence_number: int
+    response: ResponseAnswer | Unset = UNSET
+    item: OutputItem | Unset = UNSET
+    item_id: str | Unset = UNSET
+    output_index: int | Unset = UNSET
+    content_index: int | Unset = UNSET
+    summary_index: int | Unset = UNSET
+    part: OutputText | ReasoningText | SummaryText | Unset = UNSET
+    delta: str | Unset = UNSET
+    text: str | Unset = UNSET
+    logprobs: list[ScoredToken] | Unset = UNSET
+    name: str | Unset = UNSET
+    arguments: str | Unset = UNSET
+    code: str | Unset | None = UNSET
+    message: str | Unset = UNSET
+    param: str | Unset | None = UNSET
+
+
+# --- messages ---
+
+
+class TextBlock(Shape, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingBlock(Shape, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Shape, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "model_context_window_exceeded"]
+
+
+class ThinkingTokens(Shape):
+    thinking_tokens: int
+
+
+class MessageUsage(Shape):
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int | Unset = UNSET
+    cache_read_input_tokens: int | Unset = UNSET
+    output_tokens_details: ThinkingTokens | Unset = UNSET
+    service_tier: str | Unset = UNSET
+
+
+class MessageAnswer(Shape):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Block]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class BlockDelta(Shape):
+    type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"]
+    text: str | Unset = UNSET
+    thinking: str | Unset = UNSET
+    signature: str | Unset = UNSET
+    partial_json: str | Unset = UNSET
+
+
+class StopDelta(Shape):
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+
+
+class MessageErrorObject(Shape):
+    type: str
+    message: str
+    code: str | Unset | None = UNSET
+    details: dict[str, Any] | Unset = UNSET
+    """What a client may act upon by itself, under an `error_code`."""
+
+
+class MessageError(Shape):
+    """Anthropic's error body, and the data of an error event."""
+
+    type: Literal["error"]
+    error: MessageErrorObject
+    request_id: str | None
+
+
+class MessageStart(Shape, tag_field="type", tag="message_start"):
+    message: MessageAnswer
+
+
+class Ping(Shape, tag_field="type", tag="ping"):
+    pass
+
+
+class BlockStart(Shape, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: Block
+
+
+class BlockGrows(Shape, tag_field="type", tag="content_block_delta"):
+    index: int
+    delta: BlockDelta
+
+
+class BlockStop(Shape, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class MessageEnds(Shape, tag_field="type", tag="message_delta"):
+    delta: StopDelta
+    usage: MessageUsage
+
+
+class MessageStop(Shape, tag_field="type", tag="message_stop"):
+    pass
+
+
+MESSAGE_EVENTS = (MessageStart, Ping, BlockStart, BlockGrows, BlockStop, MessageEnds, MessageStop, MessageError)
+
+
+class CountedTokens(Shape):
+    input_tokens: int

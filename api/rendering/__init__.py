@@ -1,0 +1,1 @@
+"""Token log to chunks and events of each endpoint."""

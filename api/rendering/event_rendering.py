@@ -1,0 +1,114 @@
+"""From log entries to typed events: /v1/responses and /v1/messages.
+
+Unlike chat's chunks, events are not joined: each entry of the log always makes the same ones, so that their numbers and
+places are a function of the log, whoever sends them and however fast the client reads.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from api.chat.piece import Piece
+from api.chat.tokens import Vocabulary
+from api.rendering.message_events import MessageTeller
+from api.rendering.rendering import StreamRenderer
+from api.rendering.response_events import ResponseTeller
+from api.rendering.teller import Event, Teller
+from api.schemas.view import Cursor, View
+from control.messages import LogEntry
+
+_json = msgspec.json.Encoder().encode
+
+
+class EventRenderer(StreamRenderer):
+    """Renders an answer of one choice; `resume` and `starting_after` suppress what the client already has."""
+
+    def __init__(
+        self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
+    ) -> None:
+        super().__init__(rid, view, vocabulary, prompt_tokens, resume)
+        self._teller: Teller
+        if view.endpoint == "responses":
+            self._teller = ResponseTeller(rid, view, vocabulary)
+        else:
+            self._teller = MessageTeller(rid, view)
+        self._numbered = view.endpoint == "responses"
+        self._number = self._part = 0
+        self._ended = False
+        self.ended_s: float | None = None
+        """Unix seconds of the answer's end, where it is known from elsewhere; else it ends when its end is told."""
+
+    def prelude(self) -> bytes:
+        return b"".join(self._begun())
+
+    def feed(self, member: int, entries: list[LogEntry]) -> bytes:
+        events = self._begun()
+        for entry in entries:
+            events += self._tell(self.answers[member].feed(entry))
+        return b"".join(events)
+
+    def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
+        """`pieces` is not used: the teller keeps the order in which thoughts, text and calls came."""
+        for entry in entries:
+            self._teller.tell(self.answers[member].feed(entry), self.usage)
+
+    def end(self, error: BaseException | None = None) -> bytes:
+        return b"".join([*self._begun(), *self._written(self.answers[0].seq, self._end(error))])
+
+    def whole(self, pieces: list[Piece]) -> bytes:
+        self._end(None)
+        return _json(self._teller.whole())
+
+    def so_far(self) -> dict[str, Any]:
+        """The answer as far as it has come."""
+        return self._teller.whole()
+
+    @property
+    def to_store(self) -> bytes | None:
+        return self.whole([]) if self.finished and self._view.told.get("store") else None
+
+    def farewell(self, error: BaseException) -> bytes:
+        return self._bytes(self._teller.interrupted(error))
+
+    def _begun(self) -> list[bytes]:
+        if self._opened:
+            return []
+        self._opened = True
+        return self._written(0, self._teller.begin())
+
+    def _tell(self, piece: Piece) -> list[bytes]:
+        self._part = 0
+        return self._written(piece.seq, self._teller.tell(piece, self.usage))
+
+    def _end(self, error: BaseException | None) -> list[Event]:
+        if self._ended:
+            return []
+        self._ended = True
+        return self._teller.end(self.usage, error or self.failure, self.ended_s or time.time())
+
+    def _written(self, seq: int, events: list[Event]) -> list[bytes]:
+        """The bytes of those events that the client does not have; all of them are numbered."""
+        written: list[bytes] = []
+        for event in events:
+            self._part += 1
+            place = (seq, self._part)
+            if place > self._had[0] and (not self._numbered or self._number > self.starting_after):
+                self._cursor.places[0] = place
+                written.append(b"id: " + self._cursor.encode() + b"\n" + self._bytes(event))
+            self._number += 1
+        return written
+
+    def _bytes(self, event: Event) -> bytes:
+        told = {**event, "sequence_number": self._number} if self._numbered else event
+        return b"event: " + event["type"].encode() + b"\ndata: " + _json(told) + b"\n\n"
+
+
+def renderer_of(
+    rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
+) -> StreamRenderer:
+    """The renderer of the endpoint that the request came to."""
+    kind = EventRenderer if view.endpoint in ("responses", "messages") else StreamRenderer
+    return kind(rid, view, vocabulary, prompt_tokens, resume)
