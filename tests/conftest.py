@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ops.chaos.topologies import ClusterTopology, SentinelTopology, cluster, sentinel
+from ops.chaos.system.topologies import ClusterTopology, SentinelTopology, cluster, sentinel
 from tests.servers import NEW, OLD, Server, serving
 from worker.agent.devices import accelerators
 

@@ -20,19 +20,19 @@ from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import DTYPES, build_spec
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from ops.bench.client import Base
-from ops.bench.machine import describe
+from ops.bench.common.client import Base
+from ops.bench.common.machine import describe
 from ops.chaos import report
 from ops.chaos.errors import ChaosError
 from ops.chaos.faults import FAULTS, ON_ANY_FARM, suited
 from ops.chaos.load import Load
 from ops.chaos.prompts import questions
-from ops.chaos.replicated import TOPOLOGIES
 from ops.chaos.run import Struck, strike_all
 from ops.chaos.sabotage import CONTROLS, FRAIL, Sabotage
 from ops.chaos.schedule import schedule
-from ops.chaos.target import LOG_ENTRIES, Target, private_target
-from ops.chaos.view import View
+from ops.chaos.system.replicated import TOPOLOGIES
+from ops.chaos.system.target import LOG_ENTRIES, Target, private_target
+from ops.chaos.system.view import View
 from ops.demo import MODEL_DIR
 from worker.repository.source import resolve
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ops.bench.client import Base, Response, request
+from ops.bench.common.client import Base, Response, request
 from ops.chaos.checker import Transcript
 from ops.chaos.prompts import Question
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ops.bench.client import Base
+from ops.bench.common.client import Base
 from ops.chaos.checker import Transcript, findings
 from ops.chaos.client import Attempt, stream
 from ops.chaos.errors import ChaosError

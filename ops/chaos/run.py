@@ -11,8 +11,8 @@ from ops.chaos.errors import Harm, NoEffect
 from ops.chaos.faults import FAULTS, ON_ANY_FARM
 from ops.chaos.load import Load
 from ops.chaos.schedule import Strike
-from ops.chaos.target import Target
-from ops.chaos.view import View
+from ops.chaos.system.target import Target
+from ops.chaos.system.view import View
 
 UNDER_WAY = 0.75
 """Share of the streams that must have had an event since the farm was whole before a calm strike."""

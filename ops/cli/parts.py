@@ -56,7 +56,7 @@ def bench(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def demo(arguments: tuple[str, ...]) -> None:
     """Serve the demonstration model with two ranks and ask it two questions."""
-    become("ops.demo.show", *arguments)
+    become("ops.cli.show", *arguments)
 
 
 @click.command(context_settings=PASS_ON, short_help="Strike a farm and check every stream.")

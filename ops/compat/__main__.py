@@ -80,7 +80,7 @@ def _farm(base_url: str | None) -> Iterator[tuple[str, str]]:
     if base_url is not None:
         yield base_url, ""
         return
-    from ops.bench.farm import private_farm  # only here: it needs all of a farm
+    from ops.bench.common.farm import private_farm  # only here: it needs all of a farm
 
     spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), tp=2, devices=["cpu"] * 2, dtype="float64")
     options = ("--keep-alive", str(KEEP_ALIVE_S))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ops.chaos.topologies import cluster, sentinel
+from ops.chaos.system.topologies import cluster, sentinel
 from tests.acceptance.streams import Received, open_stream, receive
 from tests.acceptance.test_survival import LONG, whole
 from tests.farm import Farm, serving_farm, until

@@ -22,8 +22,8 @@ from control.redis.connection import Call, arun, run, run_all, run_steps, wait_u
 from control.redis.streams import read_streams
 from control.replicas.lease import Lease, acquire, holder
 from control.requests import Emission, Enqueue
-from ops.chaos.servers import PASSWORD
-from ops.chaos.topologies import ClusterTopology, SentinelTopology, cluster
+from ops.chaos.system.servers import PASSWORD
+from ops.chaos.system.topologies import ClusterTopology, SentinelTopology, cluster
 from tests.contract.conftest import token
 from tests.servers import NEW
 

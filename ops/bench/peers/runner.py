@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ops.bench import alphabet
-from ops.bench.peers import figures, memory
+from ops.bench.common import alphabet
+from ops.bench.peers import memory
 from ops.bench.peers.base import Engine, Failed, Row, Stream, Unavailable
-from ops.bench.peers.results import Result, Results
+from ops.bench.peers.report import figures
+from ops.bench.peers.report.results import Result, Results
 
 SHORT_PROMPT = 16
 WARM_UP_TOKENS = 3

@@ -7,8 +7,8 @@ import random
 from ops.chaos.errors import NoEffect
 from ops.chaos.faults import moments, processes
 from ops.chaos.faults.fault import Fault
-from ops.chaos.replicated import Replicated
-from ops.chaos.target import Target
+from ops.chaos.system.replicated import Replicated
+from ops.chaos.system.target import Target
 
 LAG_S = (0.1, 0.5)
 """How long a replica that lags has missed what the primary took."""

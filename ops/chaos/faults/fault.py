@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ops.chaos.target import Target
+from ops.chaos.system.target import Target
 
 Fault: TypeAlias = Callable[[Target, random.Random], str]
 """Strikes, waits for the proof that it took effect, undoes what must be undone, and returns the proof as a short

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from control.errors import RedisUnavailable
 from ops.chaos.errors import Harm
 from ops.chaos.faults.fault import Fault
-from ops.chaos.target import Target
+from ops.chaos.system.target import Target
 
 OUTAGES_S = (0.5, 3.0, 15.0)
 """Shorter and longer than the life of a lock and of a heartbeat, and far longer."""

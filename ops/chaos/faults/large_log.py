@@ -24,8 +24,8 @@ from control.requests import Enqueue, Enqueued, cancel, enqueue_again, read_page
 from ops.chaos.errors import ChaosError, Harm, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import proved, replaced
-from ops.chaos.target import Target
-from ops.chaos.view import REPLICA
+from ops.chaos.system.target import Target
+from ops.chaos.system.view import REPLICA
 
 CHOICES = 128
 DELIVERED = 100

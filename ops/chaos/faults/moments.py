@@ -19,8 +19,8 @@ from control.redis.connection import read, run_every
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import replaced
-from ops.chaos.target import Target
-from ops.chaos.view import REPLICA
+from ops.chaos.system.target import Target
+from ops.chaos.system.view import REPLICA
 
 TRIES = 5
 LOAD, STEP = "load_dense_shard", "generate_step"

@@ -13,8 +13,8 @@ from control.redis.connection import read, run
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.harmless import harmless, outage_s
-from ops.chaos.proxy import Proxy
-from ops.chaos.target import Target
+from ops.chaos.system.proxy import Proxy
+from ops.chaos.system.target import Target
 
 MET_WITHIN_S = 20.0
 """For so many answers to be asked for; an idle farm asks for some all the same."""

@@ -17,8 +17,8 @@ from control.redis.connection import run
 from control.requests import Enqueue, cancel, enqueue
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
-from ops.chaos.target import Target
-from ops.chaos.view import View
+from ops.chaos.system.target import Target
+from ops.chaos.system.view import View
 
 EFFECT_WITHIN_S = 180.0
 """A rank that must start anew imports for seconds, on a machine that is far too busy for a minute."""

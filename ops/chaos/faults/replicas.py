@@ -28,7 +28,7 @@ from control.requests import Enqueue, dead_letters, drop_letter, enqueue
 from ops.chaos.errors import Harm, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import proved
-from ops.chaos.target import Target
+from ops.chaos.system.target import Target
 
 CRASHING_TOKEN, CRASHING_TOKENS = 11, 512
 """A prompt of this one token crashes the leader that feeds it: sabotage.FRAIL puts that into the struck farm."""

@@ -18,8 +18,8 @@ from control.redis.transient import transient
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.harmless import harmless, outage_s
-from ops.chaos.server import ServerProcess
-from ops.chaos.target import Target
+from ops.chaos.system.server import ServerProcess
+from ops.chaos.system.target import Target
 
 MARK = "chaos:mark"
 """A key of ours: what became of it shows what became of the data."""

@@ -16,9 +16,9 @@ from control.redis.connection import connect, run
 from control.replicas.health import Beat, beat
 from ops.chaos.errors import NoEffect
 from ops.chaos.faults import harmless, network, servers
-from ops.chaos.proxy import Proxy
-from ops.chaos.server import ServerProcess
-from ops.chaos.target import Target
+from ops.chaos.system.proxy import Proxy
+from ops.chaos.system.server import ServerProcess
+from ops.chaos.system.target import Target
 from ops.local.supervisor import Supervisor
 
 pytestmark = pytest.mark.timeout(180)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from ops.bench.client import Base
+from ops.bench.common.client import Base
 from ops.chaos.client import Attempt, stream
 from ops.chaos.prompts import Question
 

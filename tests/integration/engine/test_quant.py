@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from control.errors import SettingsError, UnsupportedArchitecture
 from ops.demo import MODEL_DIR
-from ops.demo.batches import conversation_pieces
-from ops.demo.tasks import held_out
+from ops.demo.training.batches import conversation_pieces
+from ops.demo.training.tasks.tasks import held_out
 from tests import models
 from tests.integration.engine.ranks import RankGroup, play
 from tests.integration.engine.script import Job, write

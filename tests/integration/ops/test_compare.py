@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ops.bench import shapes
-from ops.bench.compare import compare
-from ops.bench.overhead import overhead
-from ops.bench.peers import limits
+from ops.bench.common import shapes
+from ops.bench.peers.compare import compare
+from ops.bench.peers.overhead import overhead
+from ops.bench.peers.report import limits
 
 TINY = {**shapes.SHAPES["tiny"], "vocab_size": 160, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 

@@ -7,10 +7,10 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from ops.bench import control as control_module
-from ops.bench import outside as outside_module
 from ops.bench.control import control
-from ops.bench.stepping import Forwards, Turn
+from ops.bench.control import control as control_module
+from ops.bench.control import outside as outside_module
+from ops.bench.control.stepping import Forwards, Turn
 
 STEPS = 20
 

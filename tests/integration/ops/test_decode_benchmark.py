@@ -9,9 +9,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ops.bench import random_model, shapes
-from ops.bench.decode import compare, decode
-from ops.bench.engines import Furrow, Transformers
+from ops.bench.common import random_model, shapes
+from ops.bench.engine.decode import compare, decode
+from ops.bench.engine.engines import Furrow, Transformers
 
 TINY = {**shapes.SHAPES["tiny"], "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from control.process import child_environment
-from ops.bench.hostile import figures
-from ops.bench.hostility.attacks import QUICK, SLOW, name_of
+from ops.bench.hostile.attacks import QUICK, SLOW, name_of
+from ops.bench.hostile.hostile import figures
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the API process has a core of its own")

@@ -15,7 +15,7 @@ from control.errors import RedisUnavailable
 from control.redis.connection import connect, connect_blocking, run
 from control.redis.streams import read_streams
 from control.replicas.lease import acquire, holder
-from ops.chaos.proxy import Proxy
+from ops.chaos.system.proxy import Proxy
 from tests.servers import Server
 
 

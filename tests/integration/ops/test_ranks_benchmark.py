@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench import collectives, random_model, shapes
-from ops.bench.engines import Furrow
-from ops.bench.ranks import Ranks
+from ops.bench.common import random_model, shapes
+from ops.bench.engine import collectives
+from ops.bench.engine.engines import Furrow
+from ops.bench.engine.ranks import Ranks
 from worker.collective import interpreted
 
 TINY = {**shapes.SHAPES["tiny"], "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

@@ -16,7 +16,7 @@ def test_every_kernel_compiles(tmp_path: Path) -> None:
     """For Hopper, with the sizes of a tiny model; none of them needs more registers than there are."""
     settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     told = subprocess.run(
-        [sys.executable, "-m", "ops.bench.kernels", "--dim", "16"],
+        [sys.executable, "-m", "ops.bench.engine.kernels", "--dim", "16"],
         env=settings | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,

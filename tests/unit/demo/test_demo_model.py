@@ -12,9 +12,10 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from ops.demo import MAX_NEW_TOKENS, MODEL_DIR, evaluate
-from ops.demo.batches import conversation_pieces
-from ops.demo.tasks import Conversation, held_out, held_out_with_tools, training
+from ops.demo import MAX_NEW_TOKENS, MODEL_DIR
+from ops.demo.training import evaluate
+from ops.demo.training.batches import conversation_pieces
+from ops.demo.training.tasks.tasks import Conversation, held_out, held_out_with_tools, training
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 LONG_TASKS = ("count long", "overview", "story", "any story")

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from ops.demo import arithmetic, tasks
-from ops.demo.counting import counted
-from ops.demo.example import expand
-from ops.demo.facts import VOCABULARY
-from ops.demo.situations import SITUATIONS
+from ops.demo.training.tasks import arithmetic, tasks
+from ops.demo.training.tasks.counting import counted
+from ops.demo.training.tasks.example import expand
+from ops.demo.training.tasks.facts import VOCABULARY
+from ops.demo.training.tasks.situations import SITUATIONS
 
 SAMPLE = 4000
 

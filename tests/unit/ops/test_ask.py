@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ops.bench.ask import ask
-from ops.bench.client import Base, request
+from ops.bench.common.ask import ask
+from ops.bench.common.client import Base, request
 
 USAGE = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.fanning.readers import Arrivals, Reader
-from ops.bench.fanning.ring import TOKENS, Ring
-from ops.bench.fanning.schedule import Load
-from ops.bench.fanning.whole import WARM_UP, overhead_ms
-from ops.bench.fanout import Seen, figures
-from ops.bench.summary import summarise
+from ops.bench.common.summary import summarise
+from ops.bench.fanout.fanout import Seen, figures
+from ops.bench.fanout.readers import Arrivals, Reader
+from ops.bench.fanout.ring import TOKENS, Ring
+from ops.bench.fanout.schedule import Load
+from ops.bench.fanout.whole import WARM_UP, overhead_ms
 
 LOAD = Load(clients=1, replicas=1, rate=10.0, tokens=3)
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

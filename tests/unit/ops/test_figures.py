@@ -6,11 +6,11 @@ import click
 import pytest
 
 from ops.bench.__main__ import VERBS, LazyGroup
-from ops.bench.ask import Answer
-from ops.bench.fairness import Window, tokens_per_second
-from ops.bench.figures import Figure, conclude, table
-from ops.bench.memory import growth, part_of
-from ops.bench.overload import REFUSED, Phase, figures
+from ops.bench.common.ask import Answer
+from ops.bench.common.figures import Figure, conclude, table
+from ops.bench.common.memory import growth, part_of
+from ops.bench.load.fairness import Window, tokens_per_second
+from ops.bench.load.overload import REFUSED, Phase, figures
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ops.bench.ask import Answer
-from ops.bench.report import Report, report, table
-from ops.bench.scenarios import SCENARIOS
-from ops.bench.segments import SEGMENTS
-from ops.bench.traffic import Measured
+from ops.bench.common.ask import Answer
+from ops.bench.load.report import Report, report, table
+from ops.bench.load.scenarios import SCENARIOS
+from ops.bench.load.segments import SEGMENTS
+from ops.bench.load.traffic import Measured
 from tests.unit.ops.test_segments import STAMPS
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from ops.bench.prompts import prompt
-from ops.bench.scenarios import SCENARIOS, chosen
+from ops.bench.common.prompts import prompt
+from ops.bench.load.scenarios import SCENARIOS, chosen
 
 
 def test_users_and_models_take_turns() -> None:

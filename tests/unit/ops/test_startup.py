@@ -10,7 +10,7 @@ import time
 import pytest
 
 from control.errors import ModelUnavailable
-from ops.bench.startup import PHASES, end, read_phases
+from ops.bench.load.startup import PHASES, end, read_phases
 
 EVENTS = [json.dumps({"event": event}) for event in ("agent ready", "spawned", "leads")]
 SERVED = "bench is served at http://127.0.0.1:8123/v1 (Ctrl-C stops)"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.bench.summary import median, percentile, summarise
+from ops.bench.common.summary import median, percentile, summarise
 
 
 def test_figures_of_a_known_list() -> None:

@@ -9,9 +9,9 @@ import torch
 
 from control.messages import Sampling
 from control.replies import ErrorReply
+from ops.bench.control.shard import load_command
 from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.weights import of_furrow
-from ops.bench.shard import load_command
 from worker.leader.leader import LeaderLimits
 from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.scheduler import Scheduler

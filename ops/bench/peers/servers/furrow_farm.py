@@ -10,12 +10,12 @@ from control.errors import FurrowError, ModelUnavailable
 from control.operations.spec import build_spec
 from control.redis.connection import connect
 from control.replicas import health
-from ops.bench.client import Base
-from ops.bench.farm import NOBODY_REFUSED, private_farm
+from ops.bench.common.client import Base
+from ops.bench.common.farm import NOBODY_REFUSED, private_farm
+from ops.bench.common.redis_traffic import traffic
 from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
-from ops.bench.peers.completions import complete_all
+from ops.bench.peers.engines.completions import complete_all
 from ops.bench.peers.weights import of_furrow
-from ops.bench.redis_traffic import traffic
 
 MODEL = "bench"
 SETTLED_S = 1.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ops.bench.peers.base import Setup
-from ops.bench.peers.served import HOST, Served
+from ops.bench.peers.engines.served import HOST, Served
 
 
 class LlamaCppServer(Served):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ops.bench.peers.base import Setup, Unavailable
-from ops.bench.peers.served import HOST, Served
+from ops.bench.peers.engines.served import HOST, Served
 
 
 class LlamaServer(Served):

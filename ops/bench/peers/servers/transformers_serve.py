@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ops.bench.peers.base import Setup
-from ops.bench.peers.served import Served
+from ops.bench.peers.engines.served import Served
 from ops.bench.peers.weights import of_transformers
 
 _START = "import sys; from transformers.cli.transformers import main; sys.exit(main())"

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from control.errors import SettingsError
-from ops.bench import alphabet
-from ops.bench.client import Base
-from ops.bench.compare import row_of, setting
+from ops.bench.common import alphabet
+from ops.bench.common.client import Base
 from ops.bench.peers.base import Failed, Row, Setup, Unavailable
-from ops.bench.peers.completions import complete_all
-from ops.bench.peers.hosted import Hosted
-from ops.bench.peers.registry import DEFAULT_ROWS, ENGINES, Peers
+from ops.bench.peers.compare import row_of, setting
+from ops.bench.peers.engines.completions import complete_all
+from ops.bench.peers.engines.hosted import Hosted
+from ops.bench.peers.engines.registry import DEFAULT_ROWS, ENGINES, Peers
 from ops.bench.peers.servers.llama_server import LlamaServer
 from ops.bench.peers.weights import of_furrow, of_transformers
 

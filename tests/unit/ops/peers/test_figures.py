@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ops.bench.peers.base import Failed
-from ops.bench.peers.figures import check, equal_share, figures
+from ops.bench.peers.report.figures import check, equal_share, figures
 from tests.unit.ops.peers.fakes import stream
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ops.bench.peers import memory
 from ops.bench.peers.base import Failed, Row
-from ops.bench.peers.results import Results
+from ops.bench.peers.report.results import Results
 from ops.bench.peers.runner import MOST_IN_A_ROW, Plan, Runner
 from tests.unit.ops.peers.fakes import FakeEngine, made
 

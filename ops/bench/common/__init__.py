@@ -1,0 +1,1 @@
+"""Parts that benchmarks share: a private farm, clients, prompts, summaries."""

@@ -1,0 +1,1 @@
+"""The cost of Redis in a step."""

@@ -1,0 +1,154 @@
+"""`furrow bench grammars`: what constrained answers cost a step, and what their grammars cost once."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+import psutil
+import torch
+from tokenizers import pre_tokenizers
+
+from control.messages import Grammar, ModelAssets, Sampling
+from ops.bench.common.machine import describe
+from ops.bench.common.summary import median
+from worker.sampling.grammars import Grammars
+from worker.sampling.masks import Masks
+from worker.sampling.step_sampler import StepSampler
+from worker.scheduling.finish import Finisher
+from worker.scheduling.sequence import Sequence
+
+ANSWER = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "mail": {"type": "string", "format": "email"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+    },
+    "required": ["name", "age", "mail", "tags", "next"],
+    "additionalProperties": False,
+}
+FIELDS = {"type": "object", "properties": {f"field {i}": {"type": "string", "maxLength": 40} for i in range(200)}}
+GRAMMARS = {
+    "json_object": Grammar("json_object"),
+    "five fields": Grammar("json_schema", json.dumps(ANSWER)),
+    "two hundred optional fields": Grammar("json_schema", json.dumps(FIELDS)),
+    "five thousand choices": Grammar("choice", json.dumps([f"choice {i}" for i in range(5_000)])),
+    "regex": Grammar("regex", r"[A-Z]{3}-\d{4}(, [a-z]+){1,50}"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Medians over steps, in ms. `masks` is a part of `bound`, which is sampling as a whole, as `free` is without."""
+
+    grammar: str
+    rows: int
+    masks: float
+    bound: float
+    free: float
+
+
+@click.command()
+@click.option("--rows", "counts", type=click.IntRange(1), multiple=True, default=(1, 8, 64), show_default=True)
+@click.option("--vocabulary", type=click.IntRange(1000), default=151_936, show_default=True, help="Tokens.")
+@click.option("--steps", type=click.IntRange(1), default=30, show_default=True)
+@click.option("--threads", type=click.IntRange(1), help="CPU threads [default: torch's choice].")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures here."
+)
+@torch.inference_mode()
+def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int | None, json_file: Path | None) -> None:
+    """Time grammars on a vocabulary of made-up words: compiling, and each step of constrained rows."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    machine = f"{describe()}; {torch.get_num_threads()} threads"
+    click.echo(f"{machine}\n{vocabulary} tokens, {steps} steps")
+    process, begun = psutil.Process(), time.perf_counter()
+    before = process.memory_info().rss
+    known = Grammars(made_up(vocabulary))
+    _compile(known, Grammar("regex", "a"))
+    grown = (process.memory_info().rss - before) / 2**20
+    click.echo(f"vocabulary: {time.perf_counter() - begun:.2f} s, {grown:.0f} MiB")
+    found: list[StepCost] = []
+    for name, grammar in GRAMMARS.items():
+        click.echo(f"{name}: compiled in {1e3 * _compile(known, grammar):.1f} ms")
+        for rows in counts:
+            cost = measure(known, name, rows, vocabulary, steps)
+            found.append(cost)
+            click.echo(f"  {rows} rows, ms: masks {cost.masks:.3f}, sampled {cost.bound:.2f}, free {cost.free:.2f}")
+    if json_file is not None:
+        json_file.write_text(json.dumps({"machine": machine, "steps": [asdict(one) for one in found]}, indent=1))
+
+
+def measure(known: Grammars, name: str, rows: int, vocabulary: int, steps: int) -> StepCost:
+    """Rows that take the best of random logits, with the grammar and without it; who ends begins anew."""
+    sampler, masks, finisher = StepSampler(), Masks(), Finisher(lambda ids: "")
+    logits, sids = torch.randn(rows, vocabulary), list(range(1, rows + 1))
+    bound = [_sequence(sid, GRAMMARS[name], known) for sid in sids]
+    free = [_sequence(sid, None, known) for sid in sids]
+    times: dict[str, list[float]] = {"masks": [], "bound": [], "free": []}
+    for _ in range(steps):
+        logits = logits.roll(997, dims=1)
+        begin = time.perf_counter()
+        masks.fill(bound)
+        filled = time.perf_counter()
+        sampler.sample(free, logits, sids)
+        between = time.perf_counter()
+        tokens = sampler.sample(bound, logits, sids)
+        times["masks"].append(filled - begin)
+        times["free"].append(between - filled)
+        times["bound"].append(time.perf_counter() - between)
+        for index, token in enumerate(tokens):
+            bound[index].output.append(token)
+            if finisher.decide(bound[index], token) is not None:
+                bound[index] = _sequence(sids[index], GRAMMARS[name], known)
+    taken = {kind: 1e3 * median(seconds) for kind, seconds in times.items()}
+    return StepCost(name, rows, taken["masks"], taken["bound"], taken["free"])
+
+
+def _compile(known: Grammars, grammar: Grammar) -> float:
+    """Seconds until the grammar is ready."""
+    begin = time.perf_counter()
+    while not known.ready(grammar):
+        known.wait(1.0)
+    return time.perf_counter() - begin
+
+
+def _sequence(sid: int, grammar: Grammar | None, known: Grammars) -> Sequence:
+    sampling = Sampling(max_tokens=10**6, temperature=0.0, seed="0", grammar=grammar)
+    sequence = Sequence(rid=str(sid), choice=0, prompt=[0], sampling=sampling, sid=sid)
+    known.constrain(sequence)
+    return sequence
+
+
+def made_up(size: int) -> ModelAssets:
+    """A byte-level vocabulary: all bytes, numbers, what JSON is made of, and words of random letters."""
+    names = sorted(pre_tokenizers.ByteLevel.alphabet())
+    draw = random.Random(0)
+    words = dict.fromkeys([*names, *(str(i) for i in range(1000)), '{"', '":', '","', '"}', '"]', "}}", "ĠĠ", "Ċ"])
+    while len(words) < size - 1:
+        letters = "".join(draw.choices("etaoinshrdlcumwfgypbvkjxqz", range(26, 0, -1), k=draw.randint(2, 9)))
+        words[draw.choice(["", "Ġ", "Ġ", "Ġ"]) + draw.choice([letters, letters, letters.capitalize()])] = None
+    definition = {
+        "model": {"vocab": {word: index for index, word in enumerate(words)}},
+        "added_tokens": [{"id": size - 1, "content": "<|end|>"}],
+        "decoder": {"type": "ByteLevel"},
+    }
+    return ModelAssets(
+        tokenizer_json=json.dumps(definition),
+        tokenizer_config={},
+        chat_template=None,
+        generation_config={},
+        context_length=10**6,
+        vocab_size=size,
+        eos_ids=[size - 1],
+        kv_tokens=10**6,
+        created=0,
+    )

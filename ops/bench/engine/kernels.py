@@ -1,0 +1,118 @@
+"""Compiles every kernel for a GPU without having one, and says what it takes of it.
+
+`python -m ops.bench.engine.kernels --arch 90` (Hopper; 80 is Ampere, 89 Ada, 100 Blackwell). Triton's interpreter,
+which the tests use, knows neither types nor shared memory: what it accepts may still not compile. So TRITON_INTERPRET
+must not be set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+INDEX_ARGUMENTS = re.compile(r"(_head|_token|_row|_stride|^window|^inner)$")
+INTEGER_POINTERS = {"tables", "owners", "positions", "singles", "tiles"}
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NUMBERS = {"scale", "cap", "eps"}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one kernel takes: `spilled` are bytes of registers that had to go to memory, of a thread."""
+
+    name: str
+    shared_bytes: int
+    registers: int
+    spilled: int
+
+
+def kernels(dim: int, dtype: str, group: int, splits: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Each kernel with the sizes that it is compiled for: heads of `dim`, `group` of them to a key-value head."""
+    from worker.kernels import activation, decode, norm, pages, prefill, rotary
+    from worker.kernels.tiles import LOG2_E, keys_at_once, padded
+
+    wide, keys = padded(dim), keys_at_once(dim, TYPES[dtype])
+    common = {"CAPPED": True, "SINKS": True, "KV_HEADS": 8, "GROUP": group, "DIM": dim, "PADDED_DIM": wide}
+    common |= {"PAGE": 32, "KEYS": keys, "WIDENED": False, "LOG2_E": LOG2_E}
+    reduced = {"SINKS": True, "HEADS": 8 * group, "DIM": dim, "PADDED_DIM": wide, "LOG2_E": LOG2_E}
+    yield decode._decode, {**common, "ALL": True, "TILE": padded(group), "SPLITS": splits}
+    yield decode._reduce, {**reduced, "ALL": False, "SPLITS": splits}
+    yield prefill._prefill, {**common, "PADDED_GROUP": group, "TILE": prefill.tile_rows(dim, group)}
+    yield pages._store, {"HEADS": 8, "DIM": dim, "PAGE": 32, "PADDED_HEADS": 8, "PADDED_DIM": wide}
+    yield norm._rms_norm, {"DIM": dim * 8, "PADDED_DIM": wide * 8, "ONE_ADDED": False}
+    yield activation._gated, {"WIDTH": dim * 9, "BLOCK": 1024, "GELU": True}
+    turned = {"HEADS": 8 * group, "PADDED_HEADS": 8 * group, "KV_HEADS": 8, "PADDED_KV_HEADS": 8}
+    yield rotary._rotary, {**turned, "HALF": dim // 2, "PADDED_HALF": wide // 2}
+
+
+def compiled(arch: int, dtype: str, dim: int, group: int = 4, splits: int = 8) -> Iterator[Compiled]:
+    """Compile everything. Raises what Triton or its assembler raises for a kernel that is wrong."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    for kernel, sizes in kernels(dim, dtype, group, splits):
+        names: list[str] = kernel.arg_names
+        signature = {name: _type(name, sizes, dtype) for name in names}
+        constants = {(names.index(name),): value for name, value in sizes.items()}
+        # What a launch finds: addresses and strides of real tensors are multiples of 16, and loads become wide.
+        even = {(names.index(name),): [["tt.divisibility", 16]] for name in names if _even(name, signature[name])}
+        source = ASTSource(kernel, signature, constants, even)
+        binary = triton.compile(source, target=GPUTarget("cuda", arch, 32))
+        registers, spilled = _resources(binary.asm["cubin"])
+        yield Compiled(kernel.__name__, binary.metadata.shared, registers, spilled)
+
+
+def _type(name: str, sizes: dict[str, Any], dtype: str) -> str:
+    if name in sizes:
+        return "constexpr"
+    if name in NUMBERS:
+        return "fp32"
+    if INDEX_ARGUMENTS.search(name):
+        return "i32"
+    return "*fp32" if name == "partial" else "*i32" if name in INTEGER_POINTERS else f"*{dtype}"
+
+
+def _even(name: str, kind: str) -> bool:
+    return kind.startswith("*") or (kind == "i32" and name not in {"window", "inner"})
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and local memory of a thread, by the tool that comes with Triton."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    registers, stack = re.search(r"REG:(\d+)", told.stdout), re.search(r"STACK:(\d+)", told.stdout)
+    if registers is None or stack is None:
+        raise RuntimeError(f"{tool} told no registers: {told.stdout[:500]}")
+    return int(registers[1]), int(stack[1])
+
+
+@click.command(help=(__doc__ or "").split("\n\n")[0])
+@click.option("--arch", default=90, show_default=True, help="Compute capability, without the point.")
+@click.option("--dtype", default="bf16", show_default=True, type=click.Choice(list(TYPES)))
+@click.option("--dim", default=128, show_default=True, help="Numbers in a head.")
+def main(arch: int, dtype: str, dim: int) -> None:
+    """Print a line for each kernel."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise click.ClickException("TRITON_INTERPRET is set, so nothing can be compiled; unset it.")
+    click.echo(f"{'kernel':<12} {'shared, bytes':>14} {'registers':>10} {'spilled, bytes':>15}")
+    for one in compiled(arch, dtype, dim):
+        click.echo(f"{one.name:<12} {one.shared_bytes:>14,} {one.registers:>10} {one.spilled:>15}")
+
+
+if __name__ == "__main__":
+    main()

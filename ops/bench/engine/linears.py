@@ -1,0 +1,160 @@
+"""`furrow bench linears`: every kernel for a linear layer beside the others, on the layers of a model's shape."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ops.bench.common.machine import describe
+from ops.bench.common.shapes import SHAPES
+from ops.bench.common.summary import median
+from worker.layers.half import HalfLinear
+from worker.layers.int8 import Int8Linear, pack
+from worker.layers.prepacked import PrepackedLinear
+
+COLD_BYTES = 512 * 2**20
+"""Weights that are gone through between two uses of the same one: more than any cache, as in a whole model."""
+
+Product = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """`bytes` a weight takes, and how a layer is made for products with `rows` rows."""
+
+    name: str
+    bytes: int
+    make: Callable[[Tensor, int], Product]
+
+
+def _plain(weight: Tensor, rows: int) -> Product:
+    return lambda inputs: functional.linear(inputs, weight)
+
+
+def _transposed(weight: Tensor, rows: int) -> Product:
+    kept = weight.t().contiguous()
+    return lambda inputs: inputs @ kept
+
+
+def _mkl(weight: Tensor, rows: int) -> Product:
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+    return lambda inputs: torch.ops.mkl._mkl_linear(inputs, packed, weight, None, rows)
+
+
+def _one_scale(weight: Tensor, rows: int) -> Product:
+    packed = pack(weight, 127)
+    return lambda inputs: torch.ops.quantized.linear_dynamic(inputs, packed, reduce_range=True)
+
+
+KERNELS = (
+    Kernel("plain", 4, _plain),
+    Kernel("transposed", 4, _transposed),
+    Kernel("mkl", 4, _mkl),
+    Kernel("onednn", 4, lambda weight, rows: PrepackedLinear(weight, None)),
+    Kernel("f16", 2, lambda weight, rows: HalfLinear(weight, None)),
+    Kernel("int8", 1, lambda weight, rows: Int8Linear(weight, None)),
+    Kernel("int8, one scale", 1, _one_scale),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer of a model, and how often the model has it."""
+
+    name: str
+    outputs: int
+    inputs: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The median over all passes; `gb_per_second` counts the weights' bytes only."""
+
+    layer: str
+    kernel: str
+    rows: int
+    milliseconds: float
+    gb_per_second: float
+
+
+def layers_of(shape: dict[str, Any]) -> list[Layer]:
+    """The products of a step, siblings fused as the engine has them."""
+    hidden, depth, head_dim = shape["hidden_size"], shape["num_hidden_layers"], shape["head_dim"]
+    heads, shared, width = shape["num_attention_heads"], shape["num_key_value_heads"], shape["intermediate_size"]
+    return [
+        Layer("q, k, v", (heads + 2 * shared) * head_dim, hidden, depth),
+        Layer("o", hidden, heads * head_dim, depth),
+        Layer("gate, up", 2 * width, hidden, depth),
+        Layer("down", hidden, width, depth),
+        Layer("head", shape["vocab_size"], hidden, 1),
+    ]
+
+
+@click.command()
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-0.6b", show_default=True)
+@click.option("--rows", "counts", type=click.IntRange(1), multiple=True, default=(1, 8, 64, 512), show_default=True)
+@click.option("--kernel", "names", type=click.Choice([one.name for one in KERNELS]), multiple=True, help="Only these.")
+@click.option(
+    "--passes", type=click.IntRange(1), default=5, show_default=True, help="Measured passes over the weights."
+)
+@click.option("--threads", type=click.IntRange(1), help="CPU threads [default: torch's choice].")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures here."
+)
+@torch.inference_mode()
+def linears(
+    shape: str,
+    counts: tuple[int, ...],
+    names: tuple[str, ...],
+    passes: int,
+    threads: int | None,
+    json_file: Path | None,
+) -> None:
+    """Time a step's linear layers, each with every kernel, on weights that no cache holds."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    machine = f"{describe()}; {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    click.echo(f"{machine}\n{shape}: ms (GB/s of weights), {passes} passes")
+    kernels = [one for one in KERNELS if not names or one.name in names]
+    found: list[Timing] = []
+    for rows in counts:
+        totals = dict.fromkeys((one.name for one in kernels), 0.0)
+        for layer in layers_of(SHAPES[shape]):
+            timings = [measure(layer, kernel, rows, passes) for kernel in kernels]
+            found += timings
+            cells = (f"{one.kernel} {one.milliseconds:.3f} ({one.gb_per_second:.1f})" for one in timings)
+            click.echo(f"{rows} rows, {layer.name} {layer.outputs} x {layer.inputs}: {'; '.join(cells)}")
+            for one in timings:
+                totals[one.kernel] += one.milliseconds * layer.count
+        speeds = (f"{name} {1000 * rows / total:.1f}" for name, total in totals.items())
+        click.echo(f"{rows} rows, all layers of a step, tokens/s: {'; '.join(speeds)}")
+    if json_file is not None:
+        json_file.write_text(json.dumps({"machine": machine, "timings": [asdict(one) for one in found]}, indent=1))
+
+
+def measure(layer: Layer, kernel: Kernel, rows: int, passes: int) -> Timing:
+    """The layer with `kernel`, on as many copies of the weight as a cache can't hold, one after the other."""
+    size = kernel.bytes * layer.outputs * layer.inputs
+    weight = torch.randn(layer.outputs, layer.inputs)
+    # As many as a model has at most: a small model stays in the cache in service too.
+    copies = [kernel.make(weight.clone(), rows) for _ in range(min(layer.count, COLD_BYTES // size + 1))]
+    inputs = torch.randn(rows, layer.inputs)
+    seconds: list[float] = []
+    for number in range(passes + 1):
+        begin = time.perf_counter()
+        for product in copies:
+            product(inputs)
+        if number > 0:
+            seconds.append((time.perf_counter() - begin) / len(copies))
+    took = median(seconds)
+    return Timing(layer.name, kernel.name, rows, took * 1e3, size / took / 1e9)

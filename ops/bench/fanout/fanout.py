@@ -1,0 +1,253 @@
+"""`furrow bench fanout`: how many tokens one API process on one core hands to how many streams, and how late."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+import msgspec
+
+from control.errors import ModelUnavailable
+from control.listening import free_port
+from control.redis.connection import connect
+from ops.bench.common.farm import HOST, NOBODY_REFUSED, say
+from ops.bench.common.figures import Figure, conclude
+from ops.bench.common.machine import describe
+from ops.bench.common.summary import Summary
+from ops.bench.fanout.parts import Meter, Part, resident, running, split_cores
+from ops.bench.fanout.schedule import Load
+from ops.bench.fanout.whole import WARM_UP, overhead_ms
+from ops.local.embedded import EmbeddedServer
+
+TOKENS_PER_S = 20_000
+LATE_MS = 10.0
+"""p99 from emit to socket, at half the load."""
+OVERHEAD_MS = 2.0
+BUSY = 0.8
+"""Of its core: a client process beyond it might be what is measured."""
+GROWTH_MIB = 8.0
+WHOLE_TOKENS = 16
+FLAT_AFTER_S = 120.0
+"""Memory is judged in runs that last longer; until then the logs of the first answers still grow."""
+READY_WITHIN_S = 60.0
+BENCH = "ops.bench.fanout"
+"""Where the parts live."""
+
+
+@dataclass
+class Seen:
+    """One load, as its clients saw it. `shares` are of one core, `resident` the API's MiB each second."""
+
+    name: str
+    load: Load
+    arrivals: dict[str, float]
+    shares: dict[str, float]
+    resident: list[float] = field(default_factory=list[float])
+    leaders: dict[str, float] = field(default_factory=dict[str, float])
+
+    def line(self) -> str:
+        a, shares = self.arrivals, ", ".join(f"{name} {100 * share:.0f} %" for name, share in self.shares.items())
+        return (
+            f"{self.name:<10}{a['tokens_per_second']:>9.0f} tok/s of {self.load.clients * self.load.rate:.0f}, "
+            f"{a['tokens_per_read']:.2f} a read, {a['bytes_per_token']:.0f} bytes each; "
+            f"{1e6 * self.shares['api'] / a['tokens_per_second']:.1f} µs of processor a token; "
+            f"late p50 {a['p50_ms']:.1f} ms, p99 {a['p99_ms']:.1f} ms, max {a['max_ms']:.0f} ms; of a core: {shares}"
+        )
+
+
+@click.command()
+@click.option("--clients", type=click.IntRange(1), default=1000, show_default=True, help="Streams at one time.")
+@click.option("--rate", default=21.0, show_default=True, help="Tokens a second of each stream.")
+@click.option("--replicas", type=click.IntRange(1), default=16, show_default=True, help="That share the streams.")
+@click.option("--tokens", type=click.IntRange(2), default=1000, show_default=True, help="Of an answer.")
+@click.option("--seconds", default=15.0, show_default=True, help="Measured of each load.")
+@click.option("--minutes", default=0.0, show_default=True, help="Of the full load instead: for its memory.")
+@click.option("--requests", type=click.IntRange(0), default=300, show_default=True, help="That are not streamed.")
+@click.option("--only", type=click.Choice(["whole"]), help="This part alone: `whole` for what is not streamed.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Keep every figure here.")
+def fanout(
+    clients: int,
+    rate: float,
+    replicas: int,
+    tokens: int,
+    seconds: float,
+    minutes: float,
+    requests: int,
+    only: str | None,
+    json_path: Path | None,
+) -> None:
+    """One API process on a core of its own; Redis, leaders without a model and the clients are on the others.
+
+    The leaders emit through Redis as real ones do, and stamp each token just before; the clients read raw bytes and
+    compare. Beside it the same bytes at the same moments come from a bare Litestar stream. Exit status 1 where a
+    figure is missed.
+    """
+    click.echo(describe())
+    own, others = split_cores()
+    os.sched_setaffinity(0, others)
+    full = Load(clients, replicas, rate, tokens)
+    half = replace(full, rate=rate / 2)
+    with TemporaryDirectory(prefix="furrow-bench-") as folder:
+        scratch = Path(folder)
+        loads = [("half load", half, seconds), ("full load", full, 60 * minutes or seconds)] if only is None else []
+        seen = [bare(own, others, scratch, full, seconds)] if only is None else []
+        with EmbeddedServer(scratch / "redis") as url, api(own, url) as (part, address):
+            seen += [streams(others, scratch, url, part, address, *each) for each in loads]
+            overhead = whole(others, scratch, url, part, address, requests) if requests else None
+    if json_path is not None:
+        kept = {"machine": describe(), "loads": [asdict(each) for each in seen]}
+        kept["overhead_ms"] = asdict(overhead) if overhead is not None else None
+        json_path.write_text(json.dumps(kept, indent=1))
+    conclude(figures(seen, overhead))
+
+
+def figures(seen: list[Seen], overhead: Summary | None) -> list[Figure]:
+    """What must hold; `seen` is the bare stream, half load and full load, or nothing where no stream was measured."""
+    found = _of_streams(*seen) if seen else []
+    if overhead is not None:
+        found.append(Figure("p50 of what a whole answer costs", overhead.p50, OVERHEAD_MS, "ms"))
+    return found
+
+
+def _of_streams(_: Seen, half: Seen, full: Seen) -> list[Figure]:
+    found = [
+        Figure("tokens/s to the clients", full.arrivals["tokens_per_second"], TOKENS_PER_S, at_least=True),
+        Figure("streams at one time", full.load.clients, 1000, at_least=True),
+        Figure("p99 from emit to socket at half load", half.arrivals["p99_ms"], LATE_MS, "ms"),
+        Figure("the clients' share of their core", full.shares["clients"], BUSY),
+    ]
+    quarter = len(full.resident) // 4
+    if len(full.resident) > FLAT_AFTER_S:
+        begin, end = (
+            sum(part) / len(part) for part in (full.resident[quarter : 2 * quarter], full.resident[-quarter:])
+        )
+        found.append(Figure("growth of the API's memory", end - begin, GROWTH_MIB, "MiB"))
+    return found
+
+
+@contextmanager
+def api(cores: set[int], redis_url: str, *more: str) -> Iterator[tuple[Part, str]]:
+    """One API process; yields it and its HOST:PORT."""
+    port = free_port(HOST, 0)
+    arguments = ["--host", HOST, "--port", str(port), "--max-queued", "100000", *NOBODY_REFUSED, *more]
+    level = os.environ.get("FURROW_LOG_LEVEL") or "error"
+    environment = {"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}
+    with running(cores, "api", *arguments, environment=environment) as part:
+        yield part, f"{HOST}:{port}"
+
+
+def bare(own: set[int], others: set[int], folder: Path, load: Load, seconds: float) -> Seen:
+    """The load from a plain Litestar stream."""
+    ring, port = folder / "bare", free_port(HOST, 0)
+    arguments = ["--ring", str(ring), "--load", _json(load), "--port", str(port)]
+    with running(own, f"{BENCH}.bare", *arguments) as part:
+        address = f"{HOST}:{port}"
+        wait(lambda: get(address, "/")[0] == 404, "the bare stream")
+        return _read(others, "bare", load, ring, address, seconds, {"api": part.pid})
+
+
+def streams(
+    others: set[int], folder: Path, redis_url: str, part: Part, address: str, name: str, load: Load, seconds: float
+) -> Seen:
+    """The load through leaders, Redis and the API process."""
+    ring = folder / name.replace(" ", "-")
+    with leaders(others, ring, redis_url, load) as leading:
+        wait(lambda: b"scripted" in get(address, "/v1/models")[1], "the scripted model")
+        pids = {"api": part.pid, "redis": _server_pid(redis_url), "leaders": leading.pid}
+        seen = _read(others, name, load, ring, address, seconds, pids)
+        # Its clients have left: their requests are to be cancelled before their leaders go.
+        wait(lambda: b"furrow_api_followed_requests 0\n" in get(address, "/metrics")[1], "the end of every stream")
+        seen.leaders = json.loads(leading.stop())
+    return seen
+
+
+def whole(others: set[int], folder: Path, redis_url: str, part: Part, address: str, requests: int) -> Summary:
+    """What answers that are not streamed take beside their leader's time."""
+    load = Load(1, 1, 1.0, WHOLE_TOKENS)
+    with leaders(others, folder / "whole", redis_url, load, "--whole") as leading:
+        wait(lambda: b"scripted" in get(address, "/v1/models")[1], "the scripted model")
+        say(f"{requests} answers that are not streamed")
+        meter = Meter({"api": part.pid})
+        found = overhead_ms(address, folder / "whole", requests, WHOLE_TOKENS)
+        busy = 1000 * meter.spent()["api"] / (requests + WARM_UP)
+        click.echo(
+            f"not streamed: p50 {found.p50:.2f} ms, p99 {found.p99:.2f} ms beside the leader's time; "
+            f"{busy:.2f} ms of the API's processor an answer"
+        )
+        leading.stop()
+    return found
+
+
+@contextmanager
+def leaders(cores: set[int], ring: Path, redis_url: str, load: Load, *more: str) -> Iterator[Part]:
+    """Leaders without a model. The URL, which holds a password, is told by the environment."""
+    arguments = ["--ring", str(ring), "--load", _json(load), *more]
+    with running(cores, f"{BENCH}.leaders", *arguments, environment={"FURROW_REDIS_URL": redis_url}) as part:
+        yield part
+
+
+def _read(
+    cores: set[int], name: str, load: Load, ring: Path, address: str, seconds: float, pids: dict[str, int]
+) -> Seen:
+    """Have the clients read, and measure everybody's processor time meanwhile."""
+    say(f"{name}: {load.clients} streams of {load.rate:g} tok/s for {seconds:g} s")
+    arguments = ["--address", address, "--ring", str(ring), "--load", _json(load), "--seconds", str(seconds)]
+    with running(cores, f"{BENCH}.readers", *arguments) as readers:
+        assert readers.line() == "begin\n"
+        meter, done, memory = Meter({**pids, "clients": readers.pid}), threading.Event(), list[float]()
+
+        def sample() -> None:
+            while not done.wait(1.0):
+                memory.append(resident(pids["api"]))
+
+        sampling = threading.Thread(target=sample, daemon=True)
+        sampling.start()
+        arrivals = json.loads(readers.line())
+        shares = meter.shares()
+        done.set()
+        sampling.join()
+    seen = Seen(name, load, arrivals, shares, memory)
+    click.echo(seen.line())
+    return seen
+
+
+def _json(load: Load) -> str:
+    return msgspec.json.encode(load).decode()
+
+
+def get(address: str, path: str) -> tuple[int, bytes]:
+    """Status and body; 0 while nobody listens."""
+    connection = http.client.HTTPConnection(address, timeout=10)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except OSError:
+        return 0, b""
+    finally:
+        connection.close()
+
+
+def wait(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + READY_WITHIN_S
+    while not condition():
+        if time.monotonic() > until:
+            raise ModelUnavailable("scripted", "failed", f"{what} was not ready within {READY_WITHIN_S:g} s")
+        time.sleep(0.05)
+
+
+def _server_pid(redis_url: str) -> int:
+    client = connect(redis_url)
+    info: Any = client.info("server")
+    client.close()
+    return int(info["process_id"])

@@ -1,0 +1,174 @@
+"""`python -m ops.bench.fanout.readers`: many clients of streams in one process, on raw bytes.
+
+It must cost far less than what it measures: one `recv` and one search per arrival, no HTTP library, no event loop but
+epoll. It says `begin` when every client is served, and after the given seconds what it saw, as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+import selectors
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from control.process import die_with_parent
+from ops.bench.fanout.ring import TOKENS, Ring
+from ops.bench.fanout.schedule import Load
+
+_PLACE = re.compile(rb"id: [^:\n]*:(\d+)\.")
+_OK = b"HTTP/1.1 200"
+_RECEIVE = 1 << 17
+_AT_THE_DOOR = 32
+"""Clients that may wait for their first token: they do not come all at one moment."""
+_BUCKET_MS = 0.05
+_BUCKETS = 200_000
+_PATIENCE_S = 60.0
+
+
+class Arrivals:
+    """What came while it counted. `latency` has a bucket for each 0.05 ms, the last for whatever took longer."""
+
+    def __init__(self) -> None:
+        self.tokens = self.reads = self.bytes = self.answers = 0
+        self.latency = [0] * _BUCKETS
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        return {
+            "tokens_per_second": self.tokens / seconds,
+            "tokens_per_read": self.tokens / max(1, self.reads),
+            "bytes_per_token": self.bytes / max(1, self.tokens),
+            "answers": self.answers,
+            "p50_ms": self._percentile(50),
+            "p99_ms": self._percentile(99),
+            "p999_ms": self._percentile(99.9),
+            "max_ms": self._percentile(100),
+        }
+
+    def _percentile(self, share: float) -> float:
+        """Upper end of the bucket in which it lies."""
+        timed, below = sum(self.latency), 0
+        for bucket, count in enumerate(self.latency):
+            below += count
+            if count and below >= share / 100 * timed:
+                return (bucket + 1) * _BUCKET_MS
+        return float("nan")
+
+
+class Reader:
+    """One client: asks, reads to the end of the answer, asks again on the same connection."""
+
+    def __init__(self, number: int, address: tuple[str, int], path: str, load: Load, ring: Ring) -> None:
+        self._number, self._path, self._load = number, path, load
+        self._times, self._first = ring.times, number * TOKENS
+        self._host = f"{address[0]}:{address[1]}"
+        self.socket = socket.create_connection(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.seq = 0
+        self._rest = b""
+        self._done = False
+        self._wanted = load.first_answer(number)
+
+    def ask(self) -> None:
+        body = msgspec.json.encode(
+            {
+                "model": "scripted",
+                "messages": [{"role": "user", "content": f"stream {self._number}"}],
+                "stream": True,
+                "max_tokens": self._wanted,
+            }
+        )
+        head = f"POST {self._path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
+        self.socket.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+
+    def read(self, arrivals: Arrivals) -> None:
+        """Take what is there. Raises ConnectionError for anything but a whole answer in order."""
+        data = self.socket.recv(_RECEIVE)
+        now = time.monotonic()
+        if not data:
+            raise ConnectionError(f"client {self._number}: the connection was closed after token {self.seq}")
+        arrivals.reads += 1
+        arrivals.bytes += len(data)
+        if self._rest:
+            data = self._rest + data
+        places = _PLACE.findall(data)
+        if places:
+            self._reach(int(places[-1]), now, arrivals)
+        elif not self.seq and len(data) >= len(_OK) and data.startswith(_OK[:9]) and not data.startswith(_OK):
+            raise ConnectionError(f"client {self._number}: {data[:400].decode('latin-1')}")
+        # Cut anywhere but behind an event: what follows the last one is searched with what comes next.
+        self._rest = b"" if data.endswith(b"\n\n\r\n") else data[max(0, data.rfind(b"\n\n")) :]
+        self._done |= b"data: [DONE]" in data
+        if data.endswith(b"0\r\n\r\n"):
+            self._end(data, arrivals)
+
+    def _reach(self, seq: int, now: float, arrivals: Arrivals) -> None:
+        if seq < self.seq:
+            raise ConnectionError(f"client {self._number}: token {seq} came after {self.seq}")
+        times, first, latency = self._times, self._first, arrivals.latency
+        for token in range(max(self.seq + 1, seq - TOKENS + 1), seq + 1):
+            late_ms = 1000 * (now - times[first + token % TOKENS])
+            latency[min(_BUCKETS - 1, int(late_ms / _BUCKET_MS))] += 1
+        arrivals.tokens += seq - self.seq
+        self.seq = seq
+
+    def _end(self, data: bytes, arrivals: Arrivals) -> None:
+        if not self._done or self.seq != self._wanted:
+            raise ConnectionError(
+                f"client {self._number}: ended at token {self.seq} of {self._wanted}: {data[-300:]!r}"
+            )
+        arrivals.answers += 1
+        self.seq, self._rest, self._done, self._wanted = 0, b"", False, self._load.tokens
+        self.ask()
+
+
+def serve_all(readers: list[Reader], seconds: float) -> dict[str, Any]:
+    """Start every client, wait until each has its first token, then count for so many seconds."""
+    selector, unstarted, quiet = selectors.DefaultSelector(), list(readers), time.monotonic() + _PATIENCE_S
+    arrivals, until = Arrivals(), float("inf")
+    waiting = set[Reader]()
+    while (now := time.monotonic()) < until:
+        while unstarted and len(waiting) < _AT_THE_DOOR:
+            waiting.add(unstarted[-1])
+            selector.register(unstarted[-1].socket, selectors.EVENT_READ, unstarted[-1])
+            unstarted.pop().ask()
+        for key, _ in selector.select(timeout=1.0):
+            key.data.read(arrivals)
+            if waiting and key.data.seq:
+                waiting.discard(key.data)
+        if until == float("inf"):
+            if not waiting:
+                print("begin", flush=True)
+                arrivals, until = Arrivals(), time.monotonic() + seconds
+            elif now > quiet:
+                raise ConnectionError(f"{len(waiting)} clients got no token")
+    return arrivals.summary(seconds)
+
+
+@click.command()
+@click.option("--address", required=True, help="HOST:PORT")
+@click.option("--path", "path", default="/v1/chat/completions")
+@click.option("--ring", "ring_path", required=True, type=click.Path(path_type=Path))
+@click.option("--load", "load_json", required=True)
+@click.option("--seconds", required=True, type=float)
+def main(address: str, path: str, ring_path: Path, load_json: str, seconds: float) -> None:
+    die_with_parent()
+    load = msgspec.json.decode(load_json, type=Load)
+    host, _, port = address.rpartition(":")
+    ring = Ring(ring_path, load.clients)
+    try:
+        readers = [Reader(number, (host, int(port)), path, load, ring) for number in range(load.clients)]
+        seen = serve_all(readers, seconds)
+    except OSError as error:
+        print(f"readers: {error}", file=sys.stderr)
+        sys.exit(1)
+    print(msgspec.json.encode(seen).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""`furrow bench hostile`: what polite streams notice of attacks on their API process, and what it keeps of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+import msgspec
+
+from control import access
+from control.redis.connection import connect
+from ops.bench.common.farm import say
+from ops.bench.common.figures import Figure, conclude
+from ops.bench.common.machine import describe
+from ops.bench.common.summary import median
+from ops.bench.fanout import leaders
+from ops.bench.fanout.fanout import BENCH, api, get, wait
+from ops.bench.fanout.parts import Part, resident, running, split_cores
+from ops.bench.fanout.schedule import Load
+from ops.bench.hostile import attacks
+from ops.local.embedded import EmbeddedServer
+
+LATER_MS = 100.0
+"""At p99.9, above an undisturbed run."""
+GROWTH_MIB = 64.0
+HEADER_TIMEOUT_S = 2.0
+"""Of the API process, so that slow attempts end several times in a run."""
+RATE, REPLICAS, TOKENS = 20.0, 4, 1000
+LOOK_EVERY_S = 0.1
+
+
+@click.command()
+@click.option("--clients", type=click.IntRange(1), default=100, show_default=True, help="Polite streams.")
+@click.option("--seconds", default=15.0, show_default=True, help="Of each run.")
+@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="With attacks, and without.")
+def hostile(clients: int, seconds: float, runs: int) -> None:
+    """Polite streams with and without attacks on their API process, which has a core of its own.
+
+    Leaders without a model emit through Redis and stamp each token, as in `furrow bench fanout`: how late a token is
+    says what the API process did meanwhile, and not how busy a model was. Exit status 1 where a figure is missed, or
+    where an attack was not refused as it must be. Everything is on loopback.
+    """
+    click.echo(describe())
+    own, others = split_cores()
+    os.sched_setaffinity(0, others)
+    polite = Load(clients, REPLICAS, RATE, TOKENS)
+    served = Load(clients + 1, REPLICAS, RATE, TOKENS)  # with the attackers' client, whose number comes last
+    calm, disturbed, memory, tried = list[float](), list[float](), list[float](), list[dict[str, attacks.Tried]]()
+    with (
+        TemporaryDirectory(prefix="furrow-bench-") as folder,
+        EmbeddedServer(Path(folder) / "redis") as url,
+        api(own, url, "--header-timeout", str(HEADER_TIMEOUT_S)) as (part, address),
+        leaders(others, Path(folder) / "ring", url, served),
+    ):
+        wait(lambda: b"scripted" in get(address, "/v1/models")[1], "the scripted model")
+        key = _key(url)
+        for run in range(1, runs + 1):
+            say(f"run {run} of {runs}: {clients} streams for {seconds:g} s, then again with attacks")
+            calm.append(_lateness(others, Path(folder), address, polite, seconds))
+            settled = resident(part.pid)
+            with _sampling(part, memory, settled), _attackers(others, address, key, clients, seconds, tried):
+                disturbed.append(_lateness(others, Path(folder), address, polite, seconds))
+    for before, after in zip(calm, disturbed, strict=True):
+        click.echo(f"p99.9 from emit to socket: undisturbed {before:.1f} ms, attacked {after:.1f} ms")
+    conclude(figures(calm, disturbed, memory, tried))
+
+
+def figures(
+    calm: list[float], disturbed: list[float], memory: list[float], tried: list[dict[str, attacks.Tried]]
+) -> list[Figure]:
+    """What must hold; `memory` is the growth at each look, in MiB."""
+    found = [
+        Figure("p99.9 of tokens, above an undisturbed run", median(disturbed) - median(calm), LATER_MS, "ms"),
+        Figure("growth of the API's memory", max(memory), GROWTH_MIB, "MiB"),
+    ]
+    for one in (*attacks.QUICK, *attacks.SLOW):
+        name = attacks.name_of(one)
+        made, refused = (sum(run.get(name, (0, 0))[side] for run in tried) for side in (0, 1))
+        found.append(Figure(f"{name}: refused of {made}", refused, max(1, made), at_least=True))
+    return found
+
+
+def _lateness(cores: set[int], folder: Path, address: str, load: Load, seconds: float) -> float:
+    """Milliseconds at p99.9 from emit to the client's socket."""
+    arguments = ["--address", address, "--ring", str(folder / "ring"), "--load", _json(load), "--seconds", str(seconds)]
+    with running(cores, f"{BENCH}.readers", *arguments) as readers:
+        assert readers.line() == "begin\n"
+        arrivals = json.loads(readers.line())
+    wait(lambda: b"furrow_api_followed_requests 0\n" in get(address, "/metrics")[1], "the end of every stream")
+    return float(arrivals["p999_ms"])
+
+
+@contextmanager
+def _attackers(
+    cores: set[int], address: str, key: str, spare: int, seconds: float, tried: list[dict[str, attacks.Tried]]
+) -> Iterator[None]:
+    arguments = ["--address", address, "--key", key, "--spare", str(spare), "--seconds", str(seconds)]
+    with running(cores, "ops.bench.hostile.attacks", *arguments) as part:
+        yield
+        tried.append({name: (made, refused) for name, (made, refused) in json.loads(part.line()).items()})
+
+
+@contextmanager
+def _sampling(part: Part, memory: list[float], settled: float) -> Iterator[None]:
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.wait(LOOK_EVERY_S):
+            memory.append(resident(part.pid) - settled)
+
+    sampling = threading.Thread(target=sample, daemon=True)
+    sampling.start()
+    try:
+        yield
+    finally:
+        done.set()
+        sampling.join()
+
+
+def _key(redis_url: str) -> str:
+    client = connect(redis_url)
+    key, secret = access.mint()
+    access.create(client, key)
+    client.close()
+    return secret
+
+
+def _json(load: Load) -> str:
+    return msgspec.json.encode(load).decode()

@@ -1,1 +1,0 @@
-"""The parts of `furrow bench hostile`: attacks, each with a proof that it took effect."""

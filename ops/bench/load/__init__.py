@@ -1,0 +1,1 @@
+"""Benchmarks of a farm under load, through the HTTP API."""

@@ -1,0 +1,173 @@
+"""`furrow bench cancel`: requests cancelled under load; how soon each one's slot is free."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+
+import click
+
+from control.keys import ModelKeys
+from control.messages import ModelSpec
+from control.redis.clients import AsyncRedis
+from control.redis.connection import connect_async
+from ops.bench.common.ask import now_ms
+from ops.bench.common.client import Base, Response, request
+from ops.bench.common.farm import private_farm
+from ops.bench.common.figures import Figure, conclude
+from ops.bench.common.machine import describe
+from ops.bench.common.prompts import prompt
+from ops.bench.common.summary import Summary, summarise
+from ops.demo import MODEL_DIR
+
+MODEL = "demo"
+KEYS = ModelKeys(MODEL)
+MAX_TOKENS = 400
+LONGEST_S = 0.5
+"""A stream is cancelled at a random moment within so long after its first text."""
+ALLOWANCE_MS = 50.0
+PATIENCE_S = 30.0
+LOOK_S = 0.002
+DISCONNECT, DELETE = "client disconnects", "DELETE"
+
+
+@dataclass
+class Cancels:
+    """Milliseconds from the client's act, and from the moment at which Redis was told, to the end in the leader's own
+    emission: then the scheduler has dropped the request. `steps` are the gaps between a running request's tokens."""
+
+    by_way: dict[str, list[float]] = field(default_factory=lambda: {DISCONNECT: [], DELETE: []})
+    told: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    late: int = 0
+    """Requests that had ended before they could be cancelled."""
+
+
+@click.command()
+@click.option("--times", type=click.IntRange(2), default=1000, show_default=True, help="Cancels in all, half each way.")
+@click.option("--streams", type=click.IntRange(1), default=16, show_default=True, help="Streams that run at any time.")
+def cancel(times: int, streams: int) -> None:
+    """Cancel streams of a private farm (demo, one CPU rank) while others run and new ones begin.
+
+    Half of the clients close their connection, half send DELETE /v1/requests/<rid>. The time counts from the client's
+    own act, so HTTP is part of it. A slot is free once the leader has ended the request.
+    """
+    click.echo(describe())
+    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"])
+    with private_farm(spec, (1,)) as (url, redis_url, _):
+        cancels = asyncio.run(drive(Base.of(url), redis_url, times, streams))
+    steps = summarise(cancels.steps)
+    click.echo(f"{'ms':<24}{'count':>8}{'p50':>10}{'p99':>10}{'max':>10}")
+    for name, values in {"step": cancels.steps, "told to free": cancels.told, **cancels.by_way}.items():
+        click.echo(_row(name, summarise(values)))
+    click.echo(f"{cancels.late} had ended before")
+    limit = steps.p99 + ALLOWANCE_MS
+    conclude(
+        [
+            Figure("cancels", sum(map(len, cancels.by_way.values())), times, at_least=True),
+            *(
+                Figure(f"{way}: p99 to the free slot", summarise(v).p99, limit, "ms")
+                for way, v in cancels.by_way.items()
+            ),
+        ]
+    )
+
+
+def _row(name: str, summary: Summary) -> str:
+    return f"{name:<24}{summary.count:>8}{summary.p50:>10.1f}{summary.p99:>10.1f}{summary.max:>10.1f}"
+
+
+async def drive(base: Base, redis_url: str, times: int, streams: int) -> Cancels:
+    """Keep `streams` on their way until so many were cancelled each way."""
+    client, cancels = connect_async(redis_url), Cancels()
+    chance, quota = random.Random(1), (times + 1) // 2
+    turns = iter(range(100 * times))
+
+    async def one_client() -> None:
+        while way := next((way for way, done in cancels.by_way.items() if len(done) < quota), None):
+            turn = next(turns)
+            way = DISCONNECT if turn % 2 and len(cancels.by_way[DISCONNECT]) < quota else way
+            await cancel_one(base, client, turn, way, chance.uniform(0, LONGEST_S), cancels)
+
+    observer = asyncio.create_task(observe_steps(base, client, cancels.steps))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(streams):
+                tasks.create_task(one_client())
+    finally:
+        observer.cancel()
+        await client.aclose()
+    return cancels
+
+
+async def cancel_one(base: Base, client: AsyncRedis, turn: int, way: str, after: float, cancels: Cancels) -> None:
+    """Start a stream, wait for its first text and `after` seconds, cancel it, and wait until it has ended."""
+    async with stream(base, turn, MAX_TOKENS) as response:
+        rid = response.headers["x-request-id"]
+        await first_text(response)
+        await asyncio.sleep(after)
+        acted = now_ms()
+        if way == DELETE:
+            async with request(base, "DELETE", f"/v1/requests/{rid}", headers=bearer(turn)) as deleted:
+                await deleted.read()
+    state, t_cancel, t_last = await ended(client, rid)
+    if state != "cancelled" or not t_cancel:
+        cancels.late += 1
+        return
+    cancels.by_way[way].append(t_last - acted)
+    cancels.told.append(t_last - t_cancel)
+
+
+async def ended(client: AsyncRedis, rid: str) -> tuple[str, float, float]:
+    """State, t_cancel and t_last of a request, once it has ended. Raises TimeoutError."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            state, t_cancel, t_last = await client.hmget(KEYS.request(rid), ["state", "t_cancel", "t_last"])
+            if state not in ("queued", "running"):
+                return str(state), float(t_cancel or 0), float(t_last or 0)
+            await asyncio.sleep(0.02)
+
+
+async def observe_steps(base: Base, client: AsyncRedis, gaps: list[float]) -> None:
+    """Until cancelled: the time between the tokens of a request that is left alone, which is the time of a step."""
+    turn = 10**6
+    while True:
+        turn += 1
+        async with stream(base, turn, MAX_TOKENS) as response:
+            log = KEYS.log(response.headers["x-request-id"])
+            seen, at = 0, now_ms()
+            while seen < MAX_TOKENS:
+                length, now = await client.xlen(log), now_ms()
+                if length > seen:
+                    gaps.extend([(now - at) / (length - seen)] * (length - seen) if seen else [])
+                    seen, at = length, now
+                await asyncio.sleep(LOOK_S)
+
+
+def stream(base: Base, turn: int, max_tokens: int) -> AbstractAsyncContextManager[Response]:
+    """A chat stream that ends by its length alone."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": prompt(turn, 48)}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    headers = {"content-type": "application/json", **bearer(turn)}
+    return request(base, "POST", "/v1/chat/completions", body=json.dumps(body).encode(), headers=headers)
+
+
+def bearer(turn: int) -> dict[str, str]:
+    return {"authorization": f"Bearer user-{turn % 5}"}
+
+
+async def first_text(response: Response) -> None:
+    """Read until some text has come. Raises EOFError where the stream ends without."""
+    async for _, data in response.events():
+        if data != b"[DONE]" and any(choice["delta"].get("content") for choice in json.loads(data).get("choices", [])):
+            return
+    raise EOFError("the stream ended without any text")

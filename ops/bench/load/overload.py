@@ -1,0 +1,161 @@
+"""`furrow bench overload`: ten times the load that a farm can carry; memory, waiting and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import click
+
+from control.messages import ModelSpec
+from ops.bench.common.ask import Answer, ask, now_ms
+from ops.bench.common.client import Base
+from ops.bench.common.farm import private_farm, say
+from ops.bench.common.figures import Figure, conclude
+from ops.bench.common.machine import describe
+from ops.bench.common.memory import MemorySampler, growth
+from ops.bench.common.prompts import prompt
+from ops.bench.common.summary import Summary, summarise
+from ops.demo import MODEL_DIR
+
+MODEL = "demo"
+USERS = 5
+MAX_TOKENS = 48
+PROMPT_BYTES = 320
+CLIENTS = 8
+"""What they get who ask one question after another is a first guess at the capacity; twice that saturates the farm."""
+GUESS_S = 5.0
+SETTLE = 1 / 3
+"""Of the time in which the capacity is measured: the queue fills meanwhile, and nothing counts."""
+TTFT_FACTOR = 1.5
+GROWTH_MIB = 32.0
+"""What the second half of the overload may add to a part's peak: what is kept for two minutes after a request's end."""
+REFUSED = "429 rate_limit_exceeded"
+
+
+@dataclass
+class Phase:
+    """What came of an offered load."""
+
+    rate: float
+    """Requests per second that were offered."""
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def admitted(self) -> list[Answer]:
+        return [answer for answer in self.answers if answer.error is None]
+
+    @property
+    def refused(self) -> list[Answer]:
+        return [answer for answer in self.answers if answer.error == REFUSED]
+
+    @property
+    def ttft(self) -> Summary:
+        """Of the admitted, ms at the client. Raises ValueError where none was admitted."""
+        return summarise([answer.first_ms - answer.sent_ms for answer in self.admitted if answer.first_ms is not None])
+
+
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="Of the nominal load, and of the overload.")
+@click.option("--calibrate", default=15.0, show_default=True, help="Seconds in which the capacity is measured.")
+@click.option("--times", default=10.0, show_default=True, help="Overload, as a multiple of the capacity.")
+@click.option("--kv-tokens", default=400, show_default=True, help="KV memory: it bounds how many run at once.")
+@click.option(
+    "--max-queue-wait", default=0.7, show_default=True, help="Of the API: seconds that a request may expect to wait."
+)
+def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max_queue_wait: float) -> None:
+    """Measure a private farm (demo, one CPU rank) at its capacity and far beyond.
+
+    The capacity is what the farm completes while more is asked of it. The nominal load is as much, arriving at random
+    (Poisson); the overload is --times as much. Nobody who is refused tries again.
+    """
+    click.echo(describe())
+    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"], kv_tokens=kv_tokens)
+    options = ("--max-queue-wait", str(max_queue_wait))
+    with private_farm(spec, (1,), *options) as (url, _, _):
+        base, memory = Base.of(url), MemorySampler()
+        capacity = asyncio.run(measure_capacity(base, calibrate))
+        say(f"capacity {capacity:.1f} req/s")
+        nominal = asyncio.run(offer(base, Phase(capacity), seconds))
+        say(f"nominal load: {len(nominal.refused)} of {len(nominal.answers)} refused")
+        beyond = asyncio.run(offer(base, Phase(times * capacity), seconds, memory))
+    for title, phase in (("nominal", nominal), ("overload", beyond)):
+        ttft = phase.ttft
+        click.echo(
+            f"{title:<9} {phase.rate:6.1f} req/s offered, {len(phase.admitted)} of {len(phase.answers)} admitted, "
+            f"TTFT p50 {ttft.p50:.0f} ms, p99 {ttft.p99:.0f} ms, max {ttft.max:.0f} ms"
+        )
+    for part, samples in memory.samples.items():
+        click.echo(f"memory    {part:<6} {samples[0]:.0f} MiB at the start, peak {max(samples):.0f} MiB")
+    conclude(figures(nominal, beyond, growth(memory.samples)))
+
+
+def figures(nominal: Phase, beyond: Phase, grown: dict[str, float]) -> list[Figure]:
+    """What must hold."""
+    ways = Counter(a.error for a in nominal.answers + beyond.answers if a.error not in (None, REFUSED))
+    if ways:
+        click.echo(f"failures: {dict(ways)}")
+    mute = sum(answer.retry_after_s is None for answer in beyond.refused)
+    found = [
+        Figure("p99 TTFT of the admitted under overload", beyond.ttft.p99, TTFT_FACTOR * nominal.ttft.p99, "ms"),
+        Figure("requests refused under overload", len(beyond.refused), 1, at_least=True),
+        Figure("refusals without Retry-After", mute, 0),
+        Figure("requests that failed otherwise", ways.total(), 0),
+    ]
+    parts = [Figure(f"{part}: growth of the peak", grown.get(part, 0.0), GROWTH_MIB, "MiB") for part in grown]
+    return [*found, Figure("parts whose memory was seen", len(grown), 3, at_least=True), *parts]
+
+
+async def measure_capacity(base: Base, seconds: float) -> float:
+    """Requests per second that end while twice as many arrive as one client after another could ask."""
+    saturated = await offer(base, Phase(2 * await _guess(base, GUESS_S)), seconds)
+    first = min(answer.sent_ms for answer in saturated.answers)
+    from_ms, until_ms = first + 1000 * SETTLE * seconds, first + 1000 * seconds
+    counted = sum(from_ms <= answer.end_ms <= until_ms for answer in saturated.admitted)
+    return max(1, counted) / ((1 - SETTLE) * seconds)
+
+
+async def _guess(base: Base, seconds: float) -> float:
+    """Requests per second of CLIENTS that ask again and again."""
+    until, ended = now_ms() + 1000 * seconds, 0
+
+    async def client(index: int) -> None:
+        nonlocal ended
+        turn = 0
+        while now_ms() < until:
+            turn += 1
+            await _ask(base, 100_000 + 1000 * index + turn)
+            ended += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(CLIENTS):
+            tasks.create_task(client(index))
+    return ended / seconds
+
+
+async def offer(base: Base, phase: Phase, seconds: float, memory: MemorySampler | None = None) -> Phase:
+    """Send requests at random moments, at the phase's rate, and wait for every answer."""
+    chance = random.Random(1)
+    sampling = asyncio.create_task(memory.run()) if memory is not None else None
+
+    async def one(index: int) -> None:
+        phase.answers.append(await _ask(base, index))
+
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as tasks:
+        at, end, index = loop.time(), loop.time() + seconds, 0
+        while at < end:
+            await asyncio.sleep(at - loop.time())
+            tasks.create_task(one(index))
+            index += 1
+            at += chance.expovariate(phase.rate)
+        await asyncio.sleep(0)
+        if sampling is not None:
+            sampling.cancel()
+    return phase
+
+
+async def _ask(base: Base, index: int) -> Answer:
+    return await ask(base, f"user-{index % USERS}", MODEL, prompt(index, PROMPT_BYTES), MAX_TOKENS, stream=True)

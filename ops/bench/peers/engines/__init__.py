@@ -1,0 +1,1 @@
+"""Engines that a comparison runs, each in a process."""

@@ -1,0 +1,211 @@
+"""Writes a random Qwen3 model as a GGUF file, the form that llama.cpp reads; numpy is all it takes.
+
+The format is GGUF version 3 (github.com/ggml-org/ggml/blob/master/docs/gguf.md); names and keys are llama.cpp's for the
+architecture "qwen3". The vocabulary is the alphabet, as a SentencePiece one: a character of it is one token.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from control.errors import SettingsError
+from ops.bench.common import alphabet
+
+Floats = NDArray[np.float32]
+
+_ALIGNMENT = 32
+_BLOCK = 32
+"""Values that share a scale in the quantised types."""
+_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
+"""Kinds of tokens."""
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def convert(folder: Path, file: Path, weights: str) -> Path:
+    """Write the model in `folder` to `file`, its matrices as `weights` (a key of TYPES). Returns `file`.
+
+    Raises SettingsError for another architecture, and where rows can't be cut into blocks.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] != "qwen3":
+        raise SettingsError(f"{folder}: only qwen3 is written as GGUF, not {config['model_type']}")
+    tensors = [(gguf_name(name), array) for name, array in read_weights(folder)]
+    kinds = [weights if array.ndim == 2 else "f32" for _, array in tensors]
+    for (name, array), kind in zip(tensors, kinds, strict=True):
+        if array.shape[-1] % TYPES[kind].values:
+            raise SettingsError(f"{name} has rows of {array.shape[-1]}: {kind} needs a multiple of {_BLOCK}")
+    unfinished = file.with_suffix(".part")
+    with unfinished.open("wb") as out:
+        fields = metadata(config)
+        out.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)))
+        for key, value in fields.items():
+            out.write(_text(key) + _value(value))
+        offset = 0
+        for (name, array), kind in zip(tensors, kinds, strict=True):
+            out.write(_text(name) + struct.pack("<I", array.ndim) + struct.pack(f"<{array.ndim}Q", *array.shape[::-1]))
+            out.write(struct.pack("<IQ", TYPES[kind].number, offset))
+            size = array.size // TYPES[kind].values * TYPES[kind].bytes
+            offset += size + -size % _ALIGNMENT
+        for (_, array), kind in zip(tensors, kinds, strict=True):
+            _pad(out)
+            for part in np.array_split(array, max(1, array.size >> 24)):  # a converted copy of a whole would be large
+                out.write(TYPES[kind].convert(_floats(part)).tobytes())
+        _pad(out)
+    return unfinished.rename(file)
+
+
+def gguf_name(name: str) -> str:
+    """llama.cpp's name of a parameter. Raises KeyError for one that Qwen3 does not have."""
+    stem, _, leaf = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        index, _, rest = stem.removeprefix("model.layers.").partition(".")
+        return f"blk.{index}.{NAMES[rest]}.{leaf}"
+    return f"{NAMES[stem]}.{leaf}"
+
+
+def metadata(config: dict[str, Any]) -> dict[str, Any]:
+    """What llama.cpp needs to know, by its keys."""
+    size = config["vocab_size"]
+    rope = config.get("rope_parameters") or config
+    return {
+        "general.architecture": "qwen3",
+        "general.name": "random",
+        "qwen3.block_count": config["num_hidden_layers"],
+        "qwen3.context_length": config["max_position_embeddings"],
+        "qwen3.embedding_length": config["hidden_size"],
+        "qwen3.feed_forward_length": config["intermediate_size"],
+        "qwen3.attention.head_count": config["num_attention_heads"],
+        "qwen3.attention.head_count_kv": config["num_key_value_heads"],
+        "qwen3.attention.key_length": config["head_dim"],
+        "qwen3.attention.value_length": config["head_dim"],
+        "qwen3.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "qwen3.rope.freq_base": float(rope["rope_theta"]),
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(alphabet.characters(size)),
+        "tokenizer.ggml.scores": [0.0] * size,
+        "tokenizer.ggml.token_type": [_UNKNOWN, _CONTROL, _CONTROL] + [_NORMAL] * (size - len(alphabet.SPECIAL)),
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": alphabet.BOS,
+        "tokenizer.ggml.eos_token_id": alphabet.EOS,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_eos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
+def read_weights(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Name and values of each parameter, mapped, not read: float32, or bfloat16 as uint16."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                dtype = {"F32": np.float32, "BF16": np.uint16}[entry["dtype"]]
+                start = 8 + length + entry["data_offsets"][0]
+                yield name, np.memmap(file, dtype, "r", start, tuple(entry["shape"]))
+
+
+def _floats(values: NDArray[Any]) -> Floats:
+    if values.dtype == np.float32:
+        return np.asarray(values)
+    return (values.astype(np.uint32) << 16).view(np.float32)
+
+
+# --- types of weights -------------------------------------------------------------------------------------------------
+
+
+class Type(NamedTuple):
+    """`number` is its name in the file; `values` are stored together in so many `bytes`."""
+
+    number: int
+    convert: Callable[[Floats], NDArray[Any]]
+    values: int
+    bytes: int
+
+
+def _f32(values: Floats) -> NDArray[Any]:
+    return values
+
+
+def _f16(values: Floats) -> NDArray[Any]:
+    return values.astype(np.float16)
+
+
+def _bf16(values: Floats) -> NDArray[Any]:
+    """The upper half of each value, rounded to even."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def _q8_0(values: Floats) -> NDArray[Any]:
+    """Blocks of 32: a float16 scale, then the values as int8."""
+    blocks = values.reshape(-1, _BLOCK)
+    scale = np.abs(blocks).max(axis=1, keepdims=True) / 127
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+    whole = np.round(blocks * inverse).astype(np.int8)
+    return np.concatenate([scale.astype(np.float16).view(np.uint8), whole.view(np.uint8)], axis=1)
+
+
+TYPES = {
+    "f32": Type(0, _f32, 1, 4),
+    "f16": Type(1, _f16, 1, 2),
+    "bf16": Type(30, _bf16, 1, 2),
+    "q8_0": Type(8, _q8_0, _BLOCK, 34),
+}
+
+
+# --- encoding ---------------------------------------------------------------------------------------------------------
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    """A value with its type before it; numbers are uint32, float32 or, in lists, int32."""
+    match value:
+        case bool():
+            return struct.pack("<I?", 7, value)
+        case int():
+            return struct.pack("<II", 4, value)
+        case float():
+            return struct.pack("<If", 6, value)
+        case str():
+            return struct.pack("<I", 8) + _text(value)
+        case [str(), *_]:
+            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_text, value))
+        case [float(), *_]:
+            return struct.pack("<IIQ", 9, 6, len(value)) + np.asarray(value, np.float32).tobytes()
+        case [int(), *_]:
+            return struct.pack("<IIQ", 9, 5, len(value)) + np.asarray(value, np.int32).tobytes()
+        case _:
+            raise TypeError(f"no GGUF type for {value!r}")
+
+
+def _pad(out: BinaryIO) -> None:
+    out.write(b"\0" * (-out.tell() % _ALIGNMENT))

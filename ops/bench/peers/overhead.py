@@ -1,0 +1,129 @@
+"""`furrow bench overhead`: the whole farm beside the bare engine loop on the same model, and what it asks of Redis."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from control.errors import SettingsError
+from ops.bench.common import alphabet
+from ops.bench.common.farm import say
+from ops.bench.common.figures import Figure, conclude
+from ops.bench.common.machine import describe
+from ops.bench.common.shapes import SHAPES
+from ops.bench.common.summary import median
+from ops.bench.peers.base import Engine, Failed, Setup, Stream, Unavailable
+from ops.bench.peers.compare import row_of
+from ops.bench.peers.engines.hosted import bare_loop
+from ops.bench.peers.models import Models
+from ops.bench.peers.report.figures import Figures, check, figures
+from ops.bench.peers.runner import SLACK_TOKENS, WARM_UP_TOKENS
+from ops.bench.peers.servers.furrow_farm import FurrowFarm
+
+LEAST = 0.97
+"""Of the bare loop's rate that the farm is to reach."""
+
+
+@click.command()
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-0.6b", show_default=True)
+@click.option("--weights", default="f32", show_default=True, help="As of `furrow bench compare`.")
+@click.option("--streams", type=click.IntRange(1), multiple=True, default=(1, 8), show_default=True)
+@click.option("--prompt", type=click.IntRange(1), default=64, show_default=True, help="Prompt tokens.")
+@click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="New tokens of each stream.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Taken in turns.")
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda:0.")
+@click.option("--models", type=click.Path(file_okay=False, path_type=Path), help="Keep the model here, or take it.")
+def overhead(
+    shape: str,
+    weights: str,
+    streams: tuple[int, ...],
+    prompt: int,
+    tokens: int,
+    rounds: int,
+    device: str,
+    models: Path | None,
+) -> None:
+    """Load the model twice, in a farm and in a bare loop, and let them decode in turns; exit status 1 below the limit.
+
+    The one that waits does nothing but send heartbeats.
+    """
+    row_of(f"furrow-farm:{weights}")
+    click.echo(f"{describe()}\n{shape}, {weights}: prompt {prompt}, {tokens} new tokens, {rounds} rounds, medians")
+    most = max(streams)
+    with ExitStack() as stack:
+        scratch = models or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
+        folder = Models(shape, scratch, "float32" if device == "cpu" else "bfloat16").checkpoint()
+        setup = Setup(
+            folder,
+            weights,
+            device=device,
+            threads=len(os.sched_getaffinity(0)),
+            streams=most,
+            context=prompt + tokens,
+            kv_tokens=most * (prompt + tokens + SLACK_TOKENS),
+        )
+        loop, farm = bare_loop(setup), FurrowFarm(setup)
+        try:
+            for engine in (loop, farm):
+                stack.callback(engine.stop)
+                engine.start()
+            vocabulary = SHAPES[shape]["vocab_size"]
+            found = [beside(loop, farm, count, prompt, tokens, rounds, vocabulary) for count in streams]
+        except (Unavailable, Failed) as why:
+            raise SettingsError(f"can't be measured: {why}") from why
+    conclude(found)
+
+
+def beside(
+    loop: Engine, farm: FurrowFarm, count: int, prompt: int, tokens: int, rounds: int, vocabulary: int
+) -> Figure:
+    """Both in turns with so many streams; prints what they did and the farm's traffic. Returns the ratio."""
+    pairs: list[tuple[Figures, Figures]] = []
+    spent: list[dict[str, float]] = []
+    for turn in range(rounds + 1):
+        say(f"{count} streams, " + (f"round {turn} of {rounds}" if turn else "warming up"))
+        asked = _prompts(f"{turn} {count}", count, prompt, vocabulary)
+        length = tokens if turn else WARM_UP_TOKENS
+        bare = _run(loop, asked, length)
+        # Commands are known once the farm is at rest; what Redis does until then is not counted.
+        given, before = farm.commands(), farm.traffic()
+        whole = _run(farm, asked, length)
+        after = farm.traffic()
+        if turn:
+            pairs.append((figures(whole, True), figures(bare, True)))
+            spent.append({**{name: after[name] - before[name] for name in after}, "given": farm.commands() - given})
+    ratio = median([farm_did.decode / loop_did.decode for farm_did, loop_did in pairs])
+    rates = [median([pair[side].decode for pair in pairs]) for side in (0, 1)]
+    click.echo(f"{count} streams: farm {rates[0]:.1f} tok/s, bare loop {rates[1]:.1f} tok/s")
+    click.echo(
+        f"  Redis, {_per(spent, 'given', 1)} a command of the leader; {_per(spent, None, count * tokens)} a token"
+    )
+    return Figure(f"{count} streams: farm / bare loop", ratio, LEAST, at_least=True)
+
+
+def _prompts(seed: str, count: int, length: int, vocabulary: int) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [chance.choices(range(alphabet.FIRST, vocabulary), k=length) for _ in range(count)]
+
+
+def _run(engine: Engine, prompts: list[list[int]], tokens: int) -> list[Stream]:
+    streams = engine.run(prompts, tokens)
+    check(streams, len(prompts), tokens)
+    return streams
+
+
+def _per(spent: list[dict[str, float]], unit: str | None, count: int) -> str:
+    """Medians over rounds of what was sent and moved, per `unit` or by `count`. Raises Failed where there was none."""
+    totals = [one[unit] if unit else count for one in spent]
+    if not all(totals):
+        raise Failed("the leader told of no command")
+    sent, commands, moved = (
+        median([sum(one[name] for name in names) / total for one, total in zip(spent, totals, strict=True)])
+        for names in (("sent",), ("all",), ("in", "out"))
+    )
+    return f"{sent:.1f} commands sent and {commands:.0f} run, {moved:.0f} bytes"

@@ -1,0 +1,1 @@
+"""Figures, goals, tables and the chart of a comparison."""

@@ -1,0 +1,1 @@
+"""Benchmarks of failures and of rolling changes."""

@@ -1,0 +1,1 @@
+"""The cost of scripts with large logs and queues."""

@@ -1,0 +1,142 @@
+"""`furrow bench scale`: what the control plane takes at real size, without any model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from statistics import mean
+
+import click
+
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect, connect_blocking
+from control.replicas.lease import Lease
+from ops.bench.common.figures import Figure, conclude
+from ops.bench.common.machine import describe
+from ops.bench.scale.acts import Acts
+from ops.bench.scale.agents import Agents
+from ops.bench.scale.apis import ApiProcesses
+from ops.bench.scale.changes import Changes
+from ops.bench.scale.clock import ServerClock, control_loop
+from ops.bench.scale.crowd import Size, fill
+from ops.bench.scale.rounds import Round, told
+from ops.bench.scale.takeover import succeed
+from ops.bench.scale.timing import head, row, timed
+from ops.local.embedded import EmbeddedServer
+from worker.agent.agent import TICK_S
+
+SCRIPT_MS = 5.0
+FIRST_S = 3.0
+ENTRY_S = 5e-6
+SHARE = 25.0
+"""Of the server's thread, for all agents or all API processes, in percent."""
+CONTROL_MS = 1.5
+TURNS = 15
+
+
+@click.command()
+@click.option("--entries", default=1_000_000, show_default=True, help="Entries in the logs of what runs.")
+@click.option("--running", default=100, show_default=True, help="Requests that they belong to.")
+@click.option("--waiting", "queued", default=100_000, show_default=True, help="Requests that wait.")
+@click.option("--tenants", default=1_000, show_default=True)
+@click.option("--models", default=200, show_default=True)
+@click.option("--agents", default=100, show_default=True)
+@click.option("--apis", "api_processes", default=50, show_default=True)
+@click.option(
+    "--calls", default=2_000, show_default=True, help="Of a script; fewer of those that need much preparation."
+)
+def scale(
+    entries: int, running: int, queued: int, tenants: int, models: int, agents: int, api_processes: int, calls: int
+) -> None:
+    """Fill a private server as a large farm does, time each script by the server's own clock, and let a leader die.
+
+    Everything but Redis is simulated, by the calls that real processes make. The successor's adoption, reading and
+    lock are the real leader's; its prefill is not counted.
+    """
+    click.echo(describe())
+    size = Size(entries, running, queued, tenants, models, agents, api_processes)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedServer(Path(folder) / "redis") as url,
+        closing(connect(url)) as client,
+        closing(connect_blocking(url)) as blocking,
+        closing(connect(url)) as pulse,
+    ):
+        lease = fill(client, size)
+        figures = [
+            *_scripts(client, lease, size, calls),
+            *_of_processes(client, url, size),
+            *_of_a_death((client, blocking, pulse), lease, size),
+        ]
+    conclude(figures)
+
+
+def _scripts(client: SyncRedis, lease: Lease, size: Size, calls: int) -> list[Figure]:
+    """Each script, after a control that shows what this machine adds to any call."""
+    clock, figures = ServerClock(client), list[Figure]()
+    click.echo(head())
+    loop = control_loop(clock, CONTROL_MS)
+    clock.spent.clear()
+    for _ in range(calls):
+        clock.run(loop)
+    click.echo(row("control: a loop without keys", clock.spent))
+    named = Acts(client, clock, lease, size).named() | Changes(client, clock, lease, size).named()
+    for name, (act, part) in named.items():
+        figures += timed(clock, name, act, max(5, calls // part), SCRIPT_MS)
+    clock.close()
+    return figures
+
+
+def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
+    """Agents and API processes, by what they do whether there are requests or not."""
+    with Agents(client, url, size) as agents:
+        seconds = ApiProcesses(client, agents, size).rounds()
+        ticks, turns = agents.ticks(), agents.turns(TURNS)
+        agents.unsettle()
+        unsettled = agents.turns(TURNS // 3)
+    figures = [
+        told("an api process's second, a command", seconds, SCRIPT_MS),
+        told("an agent's tick, a command", ticks, SCRIPT_MS),
+        told("a placement turn, a command", turns, SCRIPT_MS),
+        told("an unsettled turn, a command", unsettled, SCRIPT_MS),
+    ]
+    tick = _each("an agent's tick", ticks, size.agents / len(ticks))
+    turn = _each("a placement turn", turns, 1)
+    _each("an unsettled placement turn", unsettled, 1)
+    first = _each("the second of the api process that acts for all", seconds[:1], 1)
+    others = sum(one.thread for one in seconds[1:])
+    if others:
+        _each("the second of each other api process", seconds[1:], 1)
+    return [
+        *figures,
+        Figure(f"thread's share of {size.agents} agents", (size.agents * tick + turn) / TICK_S / 10, SHARE, "%"),
+        Figure(f"thread's share of {size.apis} api processes", (first + others) / 10, SHARE, "%"),
+    ]
+
+
+def _each(name: str, rounds: Sequence[Round], parts: float) -> float:
+    """Tell what one of the parts of a round takes; returns the server's ms."""
+    thread, wall = mean(one.thread for one in rounds) / parts, mean(one.wall for one in rounds) / parts
+    commands = sum(one.commands for one in rounds) / len(rounds) / parts
+    longest = max(one.wall for one in rounds) / parts
+    click.echo(
+        f"{name}: {commands:.0f} commands, {thread:.2f} ms of the server's thread, {wall:.0f} ms in all "
+        f"(longest {longest:.0f})"
+    )
+    return thread
+
+
+def _of_a_death(clients: tuple[SyncRedis, SyncRedis, SyncRedis], lease: Lease, size: Size) -> list[Figure]:
+    found = succeed(clients, lease)
+    total = found.entries
+    click.echo(
+        f"the successor read {total:,} entries of {len(found.ready)} requests: {1e6 * found.last / total:.2f} us each"
+    )
+    return [
+        Figure("entries that the successor did not read", size.running - len(found.ready), 0),
+        Figure("first request ready for its prefill", found.first, FIRST_S, "s"),
+        Figure("last request ready for its prefill", found.last, ENTRY_S * total, "s"),
+        Figure("looks at which the lock was not held", found.lapses, 0),
+    ]

@@ -1,0 +1,1 @@
+"""The system under test: farm, Redis servers, and the proxy between them."""

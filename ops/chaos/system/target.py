@@ -1,0 +1,143 @@
+"""The farm that is struck: its own server, one agent with its ranks, and two API processes, all known by their pids."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from control import keys
+from control.listening import free_port
+from control.messages import ModelSpec
+from control.records import catalog
+from ops.chaos.system.proxy import Proxy
+from ops.chaos.system.replicated import Replicated, replicated
+from ops.chaos.system.server import ServerProcess
+from ops.chaos.system.view import View
+from ops.local.supervisor import Part, Supervisor
+
+HOST = "127.0.0.1"
+APIS = 2
+LOG_ENTRIES = 300_000
+
+
+class Target(View):
+    """A private farm of one model on this machine. Use from one thread that lives as long: its children die with it.
+
+    `redis_url` is what the farm's processes are told; `client` goes straight to the server.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        server: ServerProcess | Replicated,
+        redis_url: str,
+        supervisor: Supervisor,
+        log: Path,
+        proxy: Proxy | None = None,
+    ) -> None:
+        self.ports = [free_port(HOST, 0) for _ in range(APIS)]
+        super().__init__(spec, server.client, [(HOST, port) for port in self.ports])
+        self.server, self.redis_url = server, redis_url
+        self.proxy = proxy
+        """The lossy way to the server that the farm goes; None where it goes straight."""
+        self.log = log
+        """What the farm's processes write."""
+        self.log_entries = LOG_ENTRIES
+        """For `large-log`: logged when the leader is killed."""
+        self._supervisor = supervisor
+        self._worker = Part("worker", "worker.supervision", [])
+        arguments = ["--host", HOST, "--grace", "5", "--port"]
+        self._apis = [Part(f"api {index + 1}", "api", [*arguments, str(p)]) for index, p in enumerate(self.ports)]
+
+    def start(self) -> None:
+        """Start every part and wait until the model is served. Raises ChaosError."""
+        catalog.put_spec(self.client, self.spec)
+        for part in (self._worker, *self._apis):
+            self._supervisor.start(part)
+        self.wait_until_whole()
+
+    def tend(self) -> None:
+        """Start again whatever part died, as under `furrow serve`."""
+        self._supervisor.tend()
+
+    # --- processes --------------------------------------------------------------------------------------------------
+
+    def _children(self) -> dict[str, int]:
+        """The processes that the host's supervisor has started and that live, by the name they give themselves.
+
+        One that has only just been started has no name yet.
+        """
+        if self._worker.process is None:
+            return {}
+        found: dict[str, int] = {}
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._worker.process.pid).children():
+                with suppress(psutil.NoSuchProcess):  # it ended while it was looked at
+                    if child.status() != psutil.STATUS_ZOMBIE:
+                        found[child.name()] = child.pid
+        return found
+
+    @property
+    def agent_pid(self) -> int | None:
+        """None between its death and its next start."""
+        return self._children().get("furrow-agent")
+
+    def api_pid(self, index: int) -> int | None:
+        """None between its death and its next start."""
+        process = self._apis[index].process
+        return process.pid if process is not None else None
+
+    def rank_pids(self) -> dict[int, int]:
+        """The rank processes that live now, in whatever phase."""
+        return {
+            int(name.rpartition("-")[2]): pid
+            for name, pid in self._children().items()
+            if name.startswith("furrow-rank-")
+        }
+
+
+@contextmanager
+def private_target(
+    spec: ModelSpec,
+    folder: Path,
+    log_file: Path,
+    environment: Mapping[str, str] | None = None,
+    topology: str = "server",
+) -> Iterator[Target]:
+    """A running target whose data lie in `folder`; all of it is stopped at the end.
+
+    `environment` is its processes' own, `topology` one of TOPOLOGIES; the lossy proxy stands before one server only.
+    """
+    with ExitStack() as stack:
+        log = stack.enter_context(log_file.open("ab"))
+        proxy: Proxy | None = None
+        if topology == "server":
+            server: ServerProcess | Replicated = stack.enter_context(private_server(folder))
+            proxy = Proxy((HOST, server.port))
+            proxy.start()
+            stack.callback(proxy.stop)
+        else:
+            server = stack.enter_context(replicated(topology, keys.ModelKeys(spec.name).bell))
+        url = proxy.url if proxy is not None else server.url
+        level = os.environ.get("FURROW_LOG_LEVEL") or "info"
+        parts = {"FURROW_REDIS_URL": url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
+        supervisor = Supervisor({**parts, **(environment or {})}, lambda line: None, log)
+        stack.callback(supervisor.stop)
+        target = Target(spec, server, url, supervisor, log_file, proxy)
+        target.start()
+        yield target
+
+
+@contextmanager
+def private_server(folder: Path) -> Iterator[ServerProcess]:
+    """One server, its data in `folder`."""
+    server = ServerProcess(folder / "data")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,247 @@
+"""A Redis Cluster, and a primary with a replica under Sentinels, as private servers to fail over.
+
+with sentinel() as redis:
+    …  # a farm on redis.url
+    redis.lag()        # the replica hears no more of the primary
+    redis.fail_over()  # kill -9 of the primary; the replica takes over without what it has missed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from redis import exceptions as redis_errors
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from ops.chaos.system.servers import PASSWORD, Node, free_ports, wait_until
+from ops.local.server_binary import find_server
+
+DOWN_AFTER_MS = 500
+"""Silence after which a primary is taken for dead."""
+NAME = "farm"
+"""The primary's name with the Sentinels."""
+_DATA = (
+    f'save ""\nrequirepass {PASSWORD}\nmasterauth {PASSWORD}\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1'
+)
+
+
+def _lag(primary: Node, replicas: Sequence[Node]) -> None:
+    """Cut the replicas off: they keep what they have and can't come back, because their password is wrong."""
+    for replica in replicas:
+        replica.ask("CONFIG", "SET", "masterauth", "cut")
+    primary.ask("CLIENT", "KILL", "TYPE", "replica")
+
+
+@dataclass
+class SentinelTopology:
+    """A primary, its replicas and the Sentinels that watch them."""
+
+    data: list[Node]
+    sentinels: list[Node]
+
+    @property
+    def url(self) -> str:
+        places = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://:{PASSWORD}@{places}/{NAME}"
+
+    @property
+    def primary(self) -> Node:
+        """The one that the Sentinels name."""
+        for sentinel in self.sentinels:
+            with contextlib.suppress(redis_errors.RedisError, OSError):
+                _, port = sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
+                return next(node for node in self.data if node.port == int(port))
+        raise RuntimeError("no Sentinel answers")
+
+    def lag(self) -> None:
+        """From now on the replicas miss what the primary takes."""
+        primary = self.primary
+        _lag(primary, [node for node in self.data if node is not primary and node.alive])
+
+    def fail_over(self) -> Node:
+        """Kill the primary and wait for the next one, which is returned. The dead one stays so until `heal`."""
+        was = self.primary
+        was.kill()
+        now: Node = wait_until(lambda: self.primary if self.primary is not was else None)
+        wait_until(lambda: now.ask("ROLE")[0] == "master")
+        return now
+
+    def heal(self) -> None:
+        """Start what is dead, and wait until every replica follows the primary and the Sentinels know it."""
+        primary = self.primary
+        for node in self.data:
+            if not node.alive:
+                node.start()
+            node.ask("CONFIG", "SET", "masterauth", PASSWORD)
+        others = [node for node in self.data if node is not primary]
+        wait_until(lambda: all(_follows(node) for node in others))
+        wait_until(lambda: all(_knows(sentinel, len(others), len(self.sentinels)) for sentinel in self.sentinels))
+
+
+@contextmanager
+def sentinel(replicas: int = 1, sentinels: int = 3, binary: Path | None = None) -> Iterator[SentinelTopology]:
+    """A primary with replicas, each with the password PASSWORD, and the Sentinels; ready when it is handed out."""
+    binary = binary or find_server().path
+    with _folder() as folder:
+        ports = free_ports(1 + replicas + sentinels)
+        follow = f"{_DATA}\nreplicaof 127.0.0.1 {ports[0]}"
+        data = [Node(binary, folder, port, _DATA if port == ports[0] else follow) for port in ports[: 1 + replicas]]
+        config = "\n".join(
+            [
+                f"sentinel monitor {NAME} 127.0.0.1 {ports[0]} {sentinels // 2 + 1}",
+                f"sentinel auth-pass {NAME} {PASSWORD}",
+                f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}",
+                f"sentinel failover-timeout {NAME} 2000",
+            ]
+        )
+        watching = [Node(binary, folder, port, config, ("--sentinel",), password="") for port in ports[1 + replicas :]]
+        topology = SentinelTopology(data, watching)
+        with _running([*data, *watching]):
+            for one in watching:
+                _hurry(one)
+            topology.heal()
+            yield topology
+
+
+def _hurry(sentinel: Node) -> None:
+    """Have it talk more often than each second or two, where its version can: so that a failover is quick to begin."""
+    # A replica whose INFO is older than five pings is passed over in an election, and it is asked once a second then.
+    periods = ("INFO-PERIOD", 200, "PUBLISH-PERIOD", 200, "ASK-PERIOD", 100, "PING-PERIOD", 300)
+    with contextlib.suppress(redis_errors.ResponseError):
+        sentinel.ask("SENTINEL", "DEBUG", *periods)
+
+
+def _follows(replica: Node) -> bool:
+    role = replica.ask("ROLE")
+    return role[0] == "slave" and role[3] == "connected"
+
+
+def _knows(sentinel: Node, replicas: int, sentinels: int) -> bool:
+    flat = sentinel.ask("SENTINEL", "MASTER", NAME)
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    return (
+        fields["flags"] == "master"
+        and int(fields["num-slaves"]) >= replicas
+        and int(fields["num-other-sentinels"]) == sentinels - 1
+    )
+
+
+@dataclass
+class ClusterTopology:
+    """The nodes of a Cluster: as many primaries as shards at first, then their replicas in the same order."""
+
+    nodes: list[Node]
+    shards: int
+
+    @property
+    def url(self) -> str:
+        places = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return f"redis+cluster://:{PASSWORD}@{places}"
+
+    @property
+    def primaries(self) -> list[Node]:
+        """The ones that serve slots, as a living node sees it."""
+        return [self._at(place[1]) for _, _, place, *_ in self._slots()]
+
+    def primary_of(self, key: str) -> Node:
+        """The node that serves the key's slot."""
+        slot = key_slot(key.encode(), REDIS_CLUSTER_HASH_SLOTS)
+        return next(self._at(place[1]) for first, last, place, *_ in self._slots() if first <= slot <= last)
+
+    def replicas_of(self, key: str) -> list[Node]:
+        """The living replicas of the key's shard."""
+        primary = self.primary_of(key)
+        shard = self.nodes[self.nodes.index(primary) % self.shards :: self.shards]
+        return [node for node in shard if node is not primary and node.alive]
+
+    def lag(self, key: str) -> None:
+        """From now on the replicas of the key's shard miss what its primary takes."""
+        _lag(self.primary_of(key), self.replicas_of(key))
+
+    def fail_over(self, key: str) -> Node:
+        """Kill the primary of the key's shard and wait for the next one, which is returned."""
+        was = self.primary_of(key)
+        was.kill()
+        return wait_until(lambda: now if (now := self.primary_of(key)) is not was and self._whole() else None)
+
+    def heal(self) -> None:
+        """Start what is dead, and wait until the Cluster is whole."""
+        for node in self.nodes:
+            if not node.alive:
+                node.start()
+            node.ask("CONFIG", "SET", "masterauth", PASSWORD)
+        wait_until(self._whole)
+        primaries = self.primaries
+        wait_until(lambda: all(node in primaries or _follows(node) for node in self.nodes))
+
+    def _whole(self) -> bool:
+        return all("cluster_state:ok" in node.ask("CLUSTER", "INFO") for node in self.nodes if node.alive)
+
+    def _slots(self) -> list[list]:
+        living = next(node for node in self.nodes if node.alive)
+        return living.ask("CLUSTER", "SLOTS")
+
+    def _at(self, port: int) -> Node:
+        return next(node for node in self.nodes if node.port == port)
+
+
+@contextmanager
+def cluster(shards: int = 3, replicas: int = 0, binary: Path | None = None) -> Iterator[ClusterTopology]:
+    """A Cluster with `replicas` for each shard; every slot is served when it is handed out."""
+    binary = binary or find_server().path
+    with _folder() as folder:
+        nodes = []
+        for port in free_ports(shards * (1 + replicas), bus=True):
+            config = (
+                f"{_DATA}\ncluster-enabled yes\ncluster-config-file {port}.nodes\n"
+                f"cluster-node-timeout {DOWN_AFTER_MS}\ncluster-replica-validity-factor 0"
+            )
+            nodes.append(Node(binary, folder, port, config))
+        topology = ClusterTopology(nodes, shards)
+        with _running(nodes):
+            _form(topology)
+            yield topology
+
+
+def _form(topology: ClusterTopology) -> None:
+    nodes, shards = topology.nodes, topology.shards
+    for index, node in enumerate(nodes):
+        node.ask("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
+        if index:
+            node.ask("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
+    bounds = [REDIS_CLUSTER_HASH_SLOTS * shard // shards for shard in range(shards + 1)]
+    for node, first, end in zip(nodes, bounds, bounds[1:], strict=False):
+        node.ask("CLUSTER", "ADDSLOTS", *range(first, end))
+    known = f"cluster_known_nodes:{len(nodes)}"
+    wait_until(lambda: all(known in node.ask("CLUSTER", "INFO") for node in nodes))
+    for index, replica in enumerate(nodes[shards:]):
+        of = nodes[index % shards].ask("CLUSTER", "MYID")
+        wait_until(lambda replica=replica, of=of: of in replica.ask("CLUSTER", "NODES"))
+        replica.ask("CLUSTER", "REPLICATE", of)
+    topology.heal()
+
+
+@contextmanager
+def _running(nodes: Sequence[Node]) -> Iterator[None]:
+    try:
+        for node in nodes:
+            node.start()
+        yield
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="furrow-redis-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

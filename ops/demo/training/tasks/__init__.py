@@ -1,0 +1,1 @@
+"""Tasks that the demonstration model learns."""
