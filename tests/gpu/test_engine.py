@@ -10,8 +10,8 @@ import torch
 
 from control.messages import Sampling
 from tests.gpu.conftest import DEVICE
-from tests.integration.engine.ranks import play
-from tests.integration.engine.script import Job, write
+from tests.integration.worker.engine.ranks import play
+from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.ahead import Meanwhile
 from worker.engine.step import Engine

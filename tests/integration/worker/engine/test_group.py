@@ -1,0 +1,98 @@
+"""What a rank group keeps through a recovery and a failing sampler, and what each rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from control.messages import GenerateStep
+from tests.integration.worker.engine.ranks import RankGroup, play
+from tests.integration.worker.engine.script import Job, write
+from worker.collective import Solo
+from worker.engine.step import NO_TOKEN, Engine
+from worker.kv.slabs import SlabStore
+from worker.models.loading import load
+
+Checkpoint = Callable[[str], Path]
+
+JOBS = [Job(1, list(range(20)), 8, 10), Job(2, list(range(40, 45)), 8, 10, start=3)]
+
+
+@pytest.mark.timeout(60)
+def test_a_new_group_keeps_the_weights(checkpoint: Checkpoint, ranks: RankGroup) -> None:
+    """Cut off in the middle of a run, ranks join another group and answer as before, without loading again."""
+    ranks.form(2)
+    ranks.ask("load", checkpoint("qwen3"), "float64")
+    steps = write(JOBS)
+    before = ranks.ask("play", steps)
+    interrupted = ranks.ask("play", steps[:7])
+    assert interrupted[0].left_over > 0
+    ranks.form(2)
+    after = ranks.ask("play", steps)
+    assert [outcome.tokens for outcome in after] == [outcome.tokens for outcome in before]
+    assert [outcome.checksums for outcome in after] == [outcome.checksums for outcome in before]
+
+
+@pytest.mark.timeout(60)
+def test_a_failing_sampler_strands_nobody(checkpoint: Checkpoint, ranks: RankGroup) -> None:
+    """Where rank 0 can't sample, its peer leaves the step with no token after the same number of collectives."""
+    ranks.form(2)
+    ranks.ask("load", checkpoint("qwen3"), "float64")
+    row = {"sequences": [1], "tokens": [[5, 6, 7]], "offset": [0], "sample": [True]}
+    (first, count), (second, other_count) = ranks.ask(
+        "sample_fails", GenerateStep(epoch=1, seq=1, model_id="tiny", **row)
+    )
+    assert first == "no such grammar"
+    assert second == str([NO_TOKEN])
+    assert count == other_count
+    # The sequence is cached on both and goes on with a row of its own.
+    again = GenerateStep(epoch=1, seq=2, model_id="tiny", sequences=[1], tokens=[[8]], offset=[3], sample=[True])
+    outcomes = ranks.ask("play", [again])
+    assert outcomes[0].tokens == outcomes[1].tokens
+    assert len(outcomes[0].tokens[1]) == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_command_may_last_several_forwards(checkpoint: Checkpoint, ranks: RankGroup) -> None:
+    """Rank 0 says after each whether there is another: the tokens are those of as many commands, on every rank."""
+    ranks.form(2)
+    ranks.ask("load", checkpoint("qwen3"), "float64")
+    at = {"epoch": 1, "model_id": "tiny"}
+    rows = {"sequences": [1, 2], "tokens": [[5, 6, 7], [8]], "offset": [0, 0], "sample": [True, True]}
+    alone = ranks.ask("play", [GenerateStep(**at, seq=1, **rows), *(GenerateStep(**at, seq=n) for n in range(2, 6))])
+    forget = GenerateStep(**at, seq=6, left=[1, 2])
+    ranks.ask("play", [forget])
+    first, second = ranks.ask("repeat", GenerateStep(**at, seq=7, repeat=True, **rows), 5)
+    assert first.tokens == alone[0].tokens
+    assert first.checksums == second.checksums and first.collectives == second.collectives == alone[0].collectives
+    after = ranks.ask("play", [GenerateStep(**at, seq=8)])
+    assert after[0].tokens == after[1].tokens and after[0].tokens.keys() == {1, 2}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_each_rank_holds_its_share(family: str, checkpoint: Checkpoint, ranks: RankGroup) -> None:
+    """Two ranks hold half of the weights each, but for norms, routers and the padding of the vocabulary."""
+    folder = checkpoint(family)
+    whole = load(folder, collective=Solo(), dtype="float32").weight_bytes
+    ranks.form(2)
+    ranks.ask("load", folder, "float32")
+    shares = [outcome.weight_bytes for outcome in ranks.ask("play", [])]
+    assert sum(shares) >= whole
+    assert max(shares) < whole / 2 * 1.06
+
+
+def test_a_slab_that_is_outgrown(checkpoint: Checkpoint) -> None:
+    """Sequences that move to longer slabs while others stay answer as they do alone."""
+    model = load(checkpoint("mistral"), collective=Solo(), dtype="float64")
+    engine = Engine(model, SlabStore(model.cache_layout, 4096), Solo())
+    jobs = [
+        Job(sid, [(sid * 7 + place) % 128 for place in range(length)], 64, 12, start=sid)
+        for sid, length in enumerate((250, 30, 255, 300, 249, 2))
+    ]
+    together = play(engine, write(jobs)).tokens
+    for job in jobs:
+        assert play(engine, write([Job(job.sid, job.prompt, 512, 12)])).tokens[job.sid] == together[job.sid]
+    assert engine.store.used_tokens == 0

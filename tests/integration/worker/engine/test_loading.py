@@ -1,0 +1,97 @@
+"""What loading makes of types, files and groups that fit or don't."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from control.errors import ModelFilesError, RankError, SettingsError, UnsupportedArchitecture
+from tests.integration.worker.engine.ranks import play
+from tests.integration.worker.engine.script import Job, write
+from worker.collective import Solo
+from worker.engine.step import Engine
+from worker.kv.slabs import SlabStore
+from worker.models.loading import load, resolve_dtype
+from worker.repository.files import ModelFiles, inspect
+
+Checkpoint = Callable[[str], Path]
+
+
+class Seat(Solo):
+    """A group of which only the seat is known: enough to load."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__()
+        self.rank, self.world_size = rank, world_size
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_sixteen_bits(family: str, dtype: str, checkpoint: Checkpoint) -> None:
+    """In 16-bit types logits come as float32 and are those of transformers in the same type."""
+    folder, job = checkpoint(family), Job(1, list(range(3, 40)), 512, 1)
+    model = load(folder, collective=Solo(), dtype=dtype)
+    ours = play(Engine(model, SlabStore(model.cache_layout, 512), Solo()), write([job])).logits[1][0]
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    with torch.no_grad():
+        theirs = reference(torch.tensor([job.prompt])).logits[0, -1].float()
+    assert ours.dtype == torch.float32
+    assert torch.cosine_similarity(ours, theirs, dim=0) > 0.9999
+
+
+def test_auto_is_float32_on_a_cpu() -> None:
+    """Elsewhere auto is the checkpoint's own type; an unknown name is refused with what is known."""
+    assert resolve_dtype("auto", torch.device("cpu")) == torch.float32
+    assert resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    with pytest.raises(SettingsError, match=r"Unknown dtype 'int3'\. Use auto, float64, float32, bfloat16, float16"):
+        resolve_dtype("int3", torch.device("cpu"))
+
+
+def test_sharded_checkpoints_are_read_as_one(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Weights spread over files give the model that one file gives, also when they come by command."""
+    whole = checkpoint("qwen3_moe")
+    spread = shutil.copytree(whole, tmp_path / "spread")
+    tensors = load_file(spread / "model.safetensors")
+    (spread / "model.safetensors").unlink()
+    names = sorted(tensors)
+    paths = [spread / f"part-{number}.safetensors" for number in range(3)]
+    for number, path in enumerate(paths):
+        save_file({name: tensors[name] for name in names[number::3]}, path)
+    config = (whole / "config.json").read_text()
+    files = ModelFiles.of_command(config, [str(path) for path in paths])
+    one, other = load(whole, collective=Solo()), load(files, collective=Solo())
+    assert one.weight_bytes == other.weight_bytes
+    steps = write([Job(1, [1, 2, 3], 8, 4)])
+    first, second = (play(Engine(each, SlabStore(each.cache_layout, 64), Solo()), steps) for each in (one, other))
+    assert torch.equal(torch.stack(first.logits[1]), torch.stack(second.logits[1]))
+
+
+def test_a_tensor_that_is_missing(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """A checkpoint without a tensor of its configuration is refused by the tensor's name."""
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "short")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelFilesError, match=r"have no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(folder, collective=Solo())
+
+
+def test_the_gates_hold_in_a_rank_too(checkpoint: Checkpoint) -> None:
+    """A rank that is told to load what can't be sharded refuses before it reads a weight."""
+    with pytest.raises(UnsupportedArchitecture, match="divided among 3 ranks"):
+        load(inspect(checkpoint("llama")), collective=Seat(0, 3))
+
+
+def test_joining_as_somebody_else(checkpoint: Checkpoint) -> None:
+    """A shard can't serve as another rank, or in a group of another size."""
+    model = load(checkpoint("llama"), collective=Seat(1, 2))
+    model.join(Seat(1, 2))
+    for seat in (Seat(0, 2), Seat(1, 4)):
+        with pytest.raises(RankError, match="loaded as rank 1 of 2"):
+            model.join(seat)

@@ -1,0 +1,169 @@
+"""The forward in C++: near torch's, the same to the last bit in any company, and out of the way where it can't be."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+from tests.integration.worker.engine.ranks import RankGroup, play
+from tests.integration.worker.engine.script import Job, write
+from worker.collective import Solo
+from worker.engine.step import Engine
+from worker.kv.slabs import SlabStore
+from worker.models.batch import Row, flatten
+from worker.models.loading import load
+from worker.models.plan import FAMILIES
+from worker.models.served import ServedModel
+from worker.native.library import SWITCH, library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+
+Checkpoint = Callable[[str], Path]
+
+PROMPT = torch.randint(0, 128, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+NEAR = {None: 1e-4, "f16": 1e-3, "int8": 0.5}
+"""By packing, the largest difference of two logits; with 8 bits a value that is rounded the other way moves some."""
+
+
+class Running:
+    """A model and its slabs: what a step gives, without an engine around it."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model, self.store = model, SlabStore(model.cache_layout, 4096)
+
+    def step(self, *rows: Row) -> Tensor:
+        cache = self.store.begin([row.extent for row in rows])
+        logits = self.model.forward(flatten(list(rows), cache, self.model.device))
+        self.store.commit([row.extent for row in rows])
+        return logits
+
+
+def loaded(folder: Path, quant: str | None, monkeypatch: pytest.MonkeyPatch, native: bool) -> Running:
+    monkeypatch.setenv(SWITCH, str(int(native)))
+    with capture_logs() as logs:
+        running = Running(load(folder, collective=Solo(), dtype="float32", quant=quant))
+    assert ("the forward runs in C++" in [entry["event"] for entry in logs]) == native
+    return running
+
+
+def conversation(running: Running) -> Tensor:
+    """Prompts together, decoding, a newcomer's prompt beside decoding and a chunk, and one that has left."""
+    found = [running.step(Row(0, PROMPT[:40], 0, True), Row(1, PROMPT[:7], 0, True))]
+    found += [running.step(Row(0, [3 + i], 40 + i, True), Row(1, [9 + i], 7 + i, True)) for i in range(3)]
+    found.append(running.step(Row(0, [5], 43, True), Row(2, PROMPT[:20], 0, False), Row(1, PROMPT[:9], 10, True)))
+    running.store.drop(0)
+    found.append(running.step(Row(1, [8], 19, True), Row(2, PROMPT[20:24], 20, True)))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("quant", list(NEAR))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_it_says_what_torch_says(
+    family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each family's logits are those of torch's forward, with every kind of weights."""
+    ours, theirs = (conversation(loaded(checkpoint(family), quant, monkeypatch, native)) for native in (True, False))
+    assert (ours - theirs).abs().max() < NEAR[quant]
+
+
+@pytest.mark.parametrize("quant", list(NEAR))
+@pytest.mark.parametrize("family", ["mistral", "qwen3"])
+def test_a_sequence_has_the_same_bits_in_any_company(
+    family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone and token by token, or in chunks beside other sequences: not one bit of its logits differs."""
+    running = loaded(checkpoint(family), quant, monkeypatch, native=True)
+    alone = [running.step(Row(0, [token], at, True))[0] for at, token in enumerate(PROMPT)]
+    running.step(*(Row(sid, PROMPT[sid : sid + 20 + sid], 0, True) for sid in range(1, 10)))
+    chunked = running.step(Row(10, PROMPT[:33], 0, True), *(Row(s, [s], 20 + s, True) for s in range(1, 10)))[0]
+    assert torch.equal(chunked, alone[32])
+    rest = running.step(*(Row(s, [s], 21 + s, True) for s in range(1, 10)), Row(10, PROMPT[33:], 33, True))[-1]
+    assert torch.equal(rest, alone[-1])
+
+
+def test_threads_share_a_step_without_changing_it(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread, two and five, more than there are processors, give the same bits."""
+    found = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        try:
+            found.append(conversation(loaded(checkpoint("qwen3"), None, monkeypatch, native=True)))
+        finally:
+            torch.set_num_threads(1)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_forked_child_has_threads_of_its_own(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child of a process whose threads run steps goes on with the same answers, and a signal ends it at once."""
+    torch.set_num_threads(2)
+    try:
+        running = loaded(checkpoint("qwen3"), None, monkeypatch, native=True)
+    finally:
+        torch.set_num_threads(1)
+    wanted = running.step(Row(0, PROMPT, 0, True))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, b"=" if torch.equal(running.step(Row(1, PROMPT, 0, True)), wanted) else b"!")
+        signal.pause()
+    assert os.read(reading, 1) == b"="
+    os.kill(child, signal.SIGTERM)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+    os.close(reading)
+    os.close(writing)
+    assert torch.equal(running.step(Row(2, PROMPT, 0, True)), wanted)
+
+
+def test_a_sequence_gone_bad_is_seen(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN among a sequence's keys makes its own logits NaN and leaves those beside it as they are."""
+    running = loaded(checkpoint("qwen3"), None, monkeypatch, native=True)
+    wanted = running.step(Row(0, PROMPT, 0, True), Row(1, PROMPT, 0, True))
+    place = running.store._places[1]
+    place.pool.keys[1][place.slot, 0, 5] = float("nan")
+    found = running.step(Row(0, [3], 60, True), Row(1, [3], 60, True))
+    assert found[0].isfinite().all()
+    assert wanted.isfinite().all()
+    assert found[1].isnan().all()
+
+
+@pytest.mark.parametrize("family", ["gemma2", "granite", "qwen3_moe"])
+def test_other_families_are_left_to_torch(family: str, checkpoint: Checkpoint) -> None:
+    """A family with other parts runs as before, and the log says why."""
+    with capture_logs() as logs:
+        running = Running(load(checkpoint(family), collective=Solo(), dtype="float32"))
+    assert [entry["reason"] for entry in logs if entry["event"] == "torch runs the forward"]
+    assert running.step(Row(0, PROMPT, 0, True)).isfinite().all()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("quant", [None, "int8"])
+def test_two_ranks_step_together(quant: str | None, checkpoint: Checkpoint, ranks: RankGroup) -> None:
+    """Two ranks that sum inside of their steps answer as one does, after as many exchanges on each."""
+    folder, jobs = checkpoint("qwen3"), write([Job(1, PROMPT, 16, 6), Job(2, PROMPT[:9], 8, 6, start=2)])
+    alone = load(folder, collective=Solo(), dtype="float32", quant=quant)
+    expected = play(Engine(alone, SlabStore(alone.cache_layout, 4096), Solo()), jobs)
+    ranks.form(2)
+    ranks.ask("load", folder, "float32", quant)
+    first, second = ranks.ask("play", jobs)
+    assert second.checksums == first.checksums
+    assert second.collectives == first.collectives > 0
+    for ours, theirs in zip(first.logits[1], expected.logits[1], strict=False):
+        assert (ours - theirs).abs().max() < NEAR[quant]
+
+
+def test_a_forward_shows_its_progress(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several times in each layer, on either way, and not at all where nothing runs: another thread reads it."""
+    for native in (True, False):
+        running = loaded(checkpoint("llama"), None, monkeypatch, native)
+        before = running.model.progress
+        assert before == running.model.progress
+        running.step(Row(0, PROMPT, 0, True))
+        assert running.model.progress - before >= running.model.cache_layout.layers

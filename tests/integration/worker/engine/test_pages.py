@@ -1,0 +1,82 @@
+"""Whole models over the store of pages, which GPUs have, against the same models over slabs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from control.errors import RankError
+from control.messages import GenerateStep
+from tests.integration.worker.engine import test_prefixes
+from tests.integration.worker.engine.ranks import play
+from tests.integration.worker.engine.script import Job, write
+from tests.integration.worker.engine.test_parity import assert_identical, mixed
+from worker.attention import gathered
+from worker.collective import Solo
+from worker.engine.step import Engine
+from worker.kv.pages import PagedStore
+from worker.models.loading import load
+
+Checkpoint = Callable[[str], Path]
+
+
+def paged_engine(folder: Path, tokens: int = 4096, block_tokens: int = 16) -> Engine:
+    model = load(folder, collective=Solo(), dtype="float64")
+    return Engine(model, PagedStore(model.cache_layout, tokens, 512, gathered.attend, block_tokens), Solo())
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
+def test_pages_equal_generate(family: str, checkpoint: Checkpoint) -> None:
+    """A mixed batch over pages has the tokens of transformers' generate: plain, with windows, with windows and caps."""
+    folder = checkpoint(family)
+    engine = paged_engine(folder)
+    outcome = play(engine, write(mixed()))
+    assert_identical(folder, mixed(), outcome)
+    assert outcome.left_over == 0
+
+
+def test_shared_beginnings_over_pages(checkpoint: Checkpoint) -> None:
+    """Sequences that begin with another's blocks have the tokens of the whole prompt computed alone."""
+    folder = checkpoint("mistral")
+    engine = paged_engine(folder)
+    store = engine.store
+    assert isinstance(store, PagedStore)
+    store._memory.fill_(float("nan"))
+    jobs = test_prefixes.conversation(folder, 16)
+    outcome = play(engine, write(jobs))
+    test_prefixes.assert_identical(folder, jobs, outcome)
+    engine.clear()
+    assert store.free_blocks * 16 == store.capacity_tokens
+
+
+def test_a_step_must_fit_in_whole_blocks(checkpoint: Checkpoint) -> None:
+    """Two sequences of nine tokens fill two blocks of sixteen; a third is refused before anything is changed."""
+    engine = paged_engine(checkpoint("llama"), tokens=32)
+    first = GenerateStep(
+        epoch=1, seq=1, model_id="m", sequences=[1, 2], tokens=[[5] * 9, [6] * 9], offset=[0, 0], sample=[False] * 2
+    )
+    engine.run(first, lambda logits, sids: [0] * len(sids))
+    third = GenerateStep(epoch=1, seq=2, model_id="m", sequences=[3], tokens=[[7]], offset=[0], sample=[False])
+    with pytest.raises(RankError, match="needs 48 cached tokens, but there is room for 32"):
+        engine.run(third, lambda logits, sids: [0])
+    assert (engine.store.length(3), engine.store.used_tokens) == (None, 32)
+
+
+def test_the_kernels_serve_a_whole_model(checkpoint: Checkpoint) -> None:
+    """With the Triton kernels, float32 logits of chunks and decode rows are those of plain torch within 1e-4."""
+    pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
+    from worker.attention import paged
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load(checkpoint("gemma2"), collective=Solo(), dtype="float32", device=device)
+    jobs = [Job(1, list(range(11)), 8, 2), Job(2, list(range(40, 45)), 16, 2, start=1)]
+    runs = [
+        play(Engine(model, PagedStore(model.cache_layout, 128, 512, attention, 16), Solo()), write(jobs))
+        for attention in (gathered.attend, paged.attend)
+    ]
+    for job in jobs:
+        theirs, ours = (torch.stack(run.logits[job.sid]) for run in runs)
+        assert (theirs - ours).abs().max() < 1e-4

@@ -1,0 +1,186 @@
+"""Models whose weights were packed at load: near the float32 ones, on one rank and two, in less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from control.errors import SettingsError, UnsupportedArchitecture
+from ops.demo import MODEL_DIR
+from ops.demo.training.batches import conversation_pieces
+from ops.demo.training.tasks.tasks import held_out
+from tests import models
+from tests.integration.worker.engine.ranks import RankGroup, play
+from tests.integration.worker.engine.script import Job, write
+from worker.collective import Solo
+from worker.engine.step import Engine
+from worker.kv.slabs import SlabStore
+from worker.layers import int8, packing
+from worker.models.batch import Row, flatten
+from worker.models.loading import load
+from worker.models.served import ServedModel
+from worker.repository.families import FAMILIES
+
+Checkpoint = Callable[[str], Path]
+
+DENSE = sorted(name for name, family in FAMILIES.items() if family.experts is None)
+QUANTS = ["f16", "int8"]
+JOBS = [Job(1, list(range(20)), 8, 10), Job(2, list(range(40, 45)), 8, 10, start=3)]
+
+
+@pytest.fixture(scope="session")
+def tame(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A family's random checkpoint with weights of a trained model's scale (0.02 at a width of 1,024).
+
+    Those of the parity tests are far larger, and make another answer of any rounding.
+    """
+    made: dict[str, Path] = {}
+
+    def of(family: str) -> Path:
+        if family not in made:
+            folder = tmp_path_factory.mktemp(f"tame-{family}")
+            made[family] = models.make(family, folder, initializer_range=0.05, norm_noise=0.1)
+        return made[family]
+
+    return of
+
+
+def logits_of(model: ServedModel, prompts: list[list[int]]) -> Tensor:
+    """(all tokens, vocabulary): the logits of every position of the prompts, in one batch."""
+    rows = [Row(sid, tokens, 0, True) for sid, tokens in enumerate(prompts)]
+    store = SlabStore(model.cache_layout, sum(map(len, prompts)))
+    batch = flatten(rows, store.begin([row.extent for row in rows]), model.device)
+    every = type(batch)(batch.tokens, batch.positions, torch.arange(len(batch.tokens)), batch.cache)
+    return model.forward(every)
+
+
+def prompts(count: int, length: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(0, 128, (count, length), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("quant", [*QUANTS, "int8 in 7 bits"])
+@pytest.mark.parametrize("family", DENSE)
+def test_logits_point_the_same_way(family: str, quant: str, tame: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cosine between packed and float32 logits is at least 0.999 in each family, and 0.998 with 7-bit weights."""
+    folder, asked = tame(family), prompts(4, 24)
+    if quant == "int8 in 7 bits":
+        monkeypatch.setattr(int8, "weight_levels", lambda: 63)
+    exact = logits_of(load(folder, collective=Solo(), dtype="float32"), asked)
+    packed = logits_of(load(folder, collective=Solo(), quant=quant.split()[0]), asked)
+    cosine = functional.cosine_similarity(exact, packed, dim=-1).mean()
+    assert cosine >= (0.998 if int8.weight_levels() == 63 and quant != "f16" else 0.999)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "llama"])
+def test_float32_from_sixteen_bits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 logits of a bfloat16 checkpoint, packed and its embedding still in 16 bits, are those of transformers."""
+    monkeypatch.setattr(packing, "WORTH_PACKING", 0)
+    folder, asked = models.make(family, tmp_path), prompts(1, 24)
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    attention = {"attn_implementation": "eager"} if family == "gemma2" else {}
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **attention)
+    with torch.no_grad():
+        expected = reference(torch.tensor(asked)).logits[0]
+    model = load(folder, collective=Solo())
+    assert (logits_of(model, asked) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_perplexity_of_held_out_text(quant: str) -> None:
+    """The demonstration model's perplexity on conversations that it never saw moves by less than one percent."""
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    texts = ["".join(text for text, _ in conversation_pieces(one)) for one in held_out(seed=5, per_task=8)]
+    asked = [tokenizer.encode(text).ids[:256] for text in texts]
+
+    def perplexity(model: ServedModel) -> float:
+        losses = []
+        for start in range(0, len(asked), 16):
+            some = asked[start : start + 16]
+            for tokens, logits in zip(
+                some, logits_of(model, some).split([len(tokens) for tokens in some]), strict=True
+            ):
+                losses.append(functional.cross_entropy(logits[:-1], torch.tensor(tokens[1:]), reduction="none"))
+        return float(torch.cat(losses).mean().exp())
+
+    exact = perplexity(load(MODEL_DIR, collective=Solo(), dtype="float32"))
+    packed = perplexity(load(MODEL_DIR, collective=Solo(), quant=quant))
+    assert exact > 1
+    assert abs(packed / exact - 1) < 0.01
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_rms_norm_is_fused(family: str, checkpoint: Checkpoint) -> None:
+    """No family's norm slips through to the slower form: whichever formula it has, torch's own stands for it."""
+    model = load(checkpoint(family), collective=Solo())
+    names = [type(part).__name__ for part in model.parts() if "RMSNorm" in type(part).__name__]
+    assert set(names) <= {"FusedRMSNorm"}
+    assert names or family in ("cohere2", "starcoder2")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.parametrize("family", ["qwen2", "starcoder2", "gemma2"])
+def test_two_ranks_are_as_near(family: str, quant: str, tame: Checkpoint, ranks: RankGroup) -> None:
+    """Two ranks, with biases, a tied head and scaled embeddings, give the logits of one to the packing's precision."""
+    folder = tame(family)
+    alone = load(folder, collective=Solo(), quant=quant)
+    expected = play(Engine(alone, SlabStore(alone.cache_layout, 4096), Solo()), write([Job(1, list(range(30)), 8, 1)]))
+    ranks.form(2)
+    ranks.ask("load", folder, "auto", quant)
+    first, second = ranks.ask("play", write([Job(1, list(range(30)), 8, 1)]))
+    assert functional.cosine_similarity(first.logits[1][0], expected.logits[1][0], dim=0) > 0.998
+    assert second.checksums == first.checksums
+    assert second.collectives == first.collectives > 0
+
+
+@pytest.mark.timeout(60)
+def test_a_new_group_keeps_packed_weights(checkpoint: Checkpoint, ranks: RankGroup) -> None:
+    """Ranks that join another group answer as before from the weights that they packed once."""
+    ranks.form(2)
+    ranks.ask("load", checkpoint("llama"), "auto", "int8")
+    before = ranks.ask("play", write(JOBS))
+    ranks.form(2)
+    after = ranks.ask("play", write(JOBS))
+    assert [outcome.checksums for outcome in after] == [outcome.checksums for outcome in before]
+
+
+@pytest.mark.parametrize(("quant", "share"), [("f16", 0.5), ("int8", 0.26)])
+def test_packed_weights_are_counted(quant: str, share: float, checkpoint: Checkpoint) -> None:
+    """What is told of the weights' size is what they take: half, or a quarter and the embedding's half."""
+    folder = checkpoint("llama")
+    whole = load(folder, collective=Solo(), dtype="float32").weight_bytes
+    embedding = 131 * 64 * 4
+    packed = load(folder, collective=Solo(), quant=quant).weight_bytes
+    assert packed < share * (whole - embedding) + 0.5 * embedding + 0.05 * whole
+    assert packed > share * (whole - embedding) * 0.9
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(DENSE)))
+def test_experts_are_refused(family: str, checkpoint: Checkpoint) -> None:
+    """A model whose weights are mostly experts is refused by its type rather than packed in part."""
+    with pytest.raises(UnsupportedArchitecture, match=f"'{family}'.*--quant int8.*Leave --quant out"):
+        load(checkpoint(family), collective=Solo(), quant="int8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quant": "int4"}, "--quant int4 is unknown: use int8 or f16"),
+        ({"quant": "int8", "dtype": "float64"}, "--quant int8 computes in float32, not in --dtype float64"),
+        ({"quant": "f16", "device": "cuda:0"}, "--quant f16 is for CPUs, not for cuda:0"),
+    ],
+)
+def test_what_packing_does_not_go_with(options: dict[str, str], message: str, checkpoint: Checkpoint) -> None:
+    """Other types and devices are refused with the remedy before a weight is read."""
+    with pytest.raises(SettingsError, match=message):
+        load(checkpoint("llama"), collective=Solo(), **options)

@@ -1,0 +1,105 @@
+"""A stream's bytes are a function of the log: resumed at any place, joined in any way, a client has the same."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.rendering.rendering import StreamRenderer
+from api.schemas.view import View, parse_cursor
+from control.messages import LogEntry
+from tests.integration.api.sse import Event, events
+from tests.unit.api.chat.test_answer import EOS, VOCABULARY
+
+TEXTS = ["naïve 😀 END", "two"]
+
+
+def log_of(texts: list[str], cached: int | None = None) -> list[LogEntry]:
+    """Choices that speak in turns, each ended by the end-of-sequence token."""
+    rows = [[*VOCABULARY.tokenizer.encode(text, add_special_tokens=False).ids, EOS] for text in texts]
+    log: list[LogEntry] = []
+    for at in range(max(map(len, rows))):
+        for choice, tokens in enumerate(rows):
+            if at < len(tokens):
+                last = at == len(tokens) - 1
+                finish, cause = ("stop", "token") if last else (None, None)
+                told = cached if not log else None
+                log.append(
+                    LogEntry(len(log) + 1, choice, tokens[at], finish, cause, cached=told)  # type: ignore[arg-type]
+                )
+    return log
+
+
+LOGS = [log_of(TEXTS, cached=3), log_of(["x"] * 2, cached=1)]
+VIEW = View(
+    endpoint="chat", created=1, model="m", n=2, members=2, include_usage=True, stop=["EN?"], stop_ids=[EOS], stream=True
+)
+
+
+def stream(sizes: list[int], resume: str | None = None) -> list[Event]:
+    """Feed both members' logs in batches of the given sizes, in turns, then end."""
+    renderer = StreamRenderer("abc", VIEW, VOCABULARY, 5, parse_cursor(resume) if resume else None)
+    data = b""
+    cuts = [list(accumulate(sizes, initial=0))] * 2
+    for batch in range(len(sizes)):
+        for member, log in enumerate(LOGS):
+            if part := log[cuts[member][batch] : cuts[member][batch + 1]]:
+                data += renderer.feed(member, part)
+    for member, log in enumerate(LOGS):
+        if rest := log[sum(sizes) :]:
+            data += renderer.feed(member, rest)
+    assert renderer.finished
+    return list(events((data + renderer.end()).decode().splitlines()))
+
+
+def seen(found: list[Event]) -> tuple[list[str], list[object]]:
+    texts = [""] * 4
+    rest: list[object] = []
+    for event in found:
+        for choice in event.data["choices"] if event.data else []:
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+            if choice["finish_reason"]:
+                rest.append((choice["index"], choice["finish_reason"]))
+        if event.data and event.data["usage"]:
+            rest.append(event.data["usage"])
+    return texts, sorted(map(str, rest))
+
+
+@given(st.lists(st.integers(1, 6), max_size=8), st.lists(st.integers(1, 6), max_size=8), st.integers(0, 10**6))
+def test_resuming_loses_and_repeats_nothing(before: list[int], after: list[int], cut: int) -> None:
+    """Cut after any event, resumed with other batches, the client has what an undisturbed stream gives."""
+    first = stream(before)
+    kept = first[: cut % len(first) + 1]
+    rest = [event for event in stream(after, kept[-1].id) if not event.done]
+    assert seen(kept + rest) == seen(stream([]))
+
+
+def test_texts_and_usage() -> None:
+    """Two prompts with two choices each: four texts, all tokens counted, those that were cached too."""
+    texts, rest = seen(stream([]))
+    assert texts == [*TEXTS, "x", "x"]
+    total = sum(entry.token is not None for log in LOGS for entry in log)
+    usage = {"prompt_tokens": 5, "completion_tokens": total, "total_tokens": 5 + total}
+    details = {"prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 0}}
+    assert str(usage | details) in rest
+
+
+def test_neighbouring_tokens_are_one_chunk() -> None:
+    """What is ready at once goes out as one chunk per run of a choice."""
+    view = View(endpoint="completions", created=1, model="m", stop_ids=[EOS])
+    renderer = StreamRenderer("abc", view, VOCABULARY, 5)
+    found = list(events(renderer.feed(0, log_of(["hello"])).decode().splitlines()))
+    assert [event.text for event in found] == ["hello", ""]
+    assert found[1].data["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("text", ["", "abc", "abc:", "abc:1", "abc:1.", "abc:-1.0", "abc:1.0,x", ":1.1"])
+def test_a_cursor_that_nobody_sent(text: str) -> None:
+    """A Last-Event-ID of another shape is refused by name."""
+    from control.errors import RequestError
+
+    with pytest.raises(RequestError, match="Last-Event-ID"):
+        parse_cursor(text)
