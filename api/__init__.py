@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP API. Knows litestar and tokenizers, never torch and never the worker."""
+"""The HTTP API for OpenAI's and Anthropic's clients. Never imports torch or the worker."""

@@ -1,1 +1,1 @@
-"""The Redis control plane: keys, messages, atomic transitions and the command line. Knows no torch and no litestar."""
+"""The control plane on Redis: keys, messages, state transitions, planning. No torch, no litestar."""

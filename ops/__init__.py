@@ -1,1 +1,1 @@
-"""Parts that surround a running farm: the demonstration model, benchmarks, and what operators deploy."""
+"""The furrow command, a farm on one machine, benchmarks, fault injection, the demonstration model."""

@@ -1,1 +1,1 @@
-"""Agents and ranks: the processes that own devices and run models. Never imports the HTTP API."""
+"""Agents and ranks: the processes that own devices and run models. Never imports the API."""

@@ -15,8 +15,9 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.replicas.health.memory import server_memory
-from ops.cli.options import demo_folder, model_options
+from ops.cli.options import model_options
 from ops.cli.tables import echo_table
+from ops.demo import MODEL_DIR
 
 TICK_S = 0.1
 _DRAIN = "Seconds for which a replica that is to go may finish what it runs."
@@ -44,7 +45,7 @@ def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replica
     Where it is loaded with other settings or from another source its replicas are replaced one by one, without failing
     a request.
     """
-    spec = build_spec(model, demo=demo_folder(), **options)
+    spec = build_spec(model, demo=MODEL_DIR, **options)
     client = connect_to_farm(redis_url)
     desired = desired_state.load(client, spec, replicas)
     if not desired.changed:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from control.operations.spec import DTYPES
 from control.settings import demo_model
+from ops.demo import MODEL_DIR
 
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,13 +41,6 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def demo_folder() -> Path | None:
-    """The folder of the demonstration model; None where this installation has none."""
-    package = importlib.util.find_spec("ops.demo")
-    return Path(package.origin).parent / "model" if package is not None and package.origin is not None else None
-
-
 def demo_environment() -> dict[str, str]:
     """The environment by which an API process knows the demonstration model; what is set already counts."""
-    folder = demo_folder()
-    return {"FURROW_DEMO_MODEL": str(folder)} if folder is not None and demo_model() is None else {}
+    return {"FURROW_DEMO_MODEL": str(MODEL_DIR)} if demo_model() is None else {}

@@ -30,7 +30,8 @@ from control.redis.connection import run
 from control.replicas import health
 from control.requests.upkeep.abandon import abandon
 from control.settings import redis_reference
-from ops.cli.options import demo_environment, demo_folder, model_options
+from ops.cli.options import demo_environment, model_options
+from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer
 from ops.local.memory import server_bytes
 from ops.local.ready import is_ready
@@ -86,7 +87,7 @@ def serve(
     """
     if "FURROW_PARENT" in os.environ:
         die_with_parent()
-    spec = build_spec(model, demo=demo_folder(), **options)
+    spec = build_spec(model, demo=MODEL_DIR, **options)
     asks = access.asks_for_key(host, api_keys, keys, no_auth)
     port = free_port(host, port)
     stopping = Stopping()

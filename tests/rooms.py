@@ -1,0 +1,60 @@
+"""The rooms of the product: their order from the import contracts, and the line that each says of itself.
+
+`python -m tests.rooms` writes the map of docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TOPS = ("control", "worker", "api", "ops")
+PAGE = ROOT / "docs" / "architecture.md"
+_BEGIN, _END = "<!-- rooms: python -m tests.rooms -->\n```\n", "```\n<!-- /rooms -->\n"
+
+
+def layers(top: str) -> list[list[str]]:
+    """Rooms and loose modules of a top folder as its contract orders them; those of a line are independent."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    found = next(one["layers"] for one in contracts if one.get("containers") == [top])
+    return [re.split(r" [|:] ", line) for line in found]
+
+
+def rooms(top: str) -> list[str]:
+    """Folders of a top folder, from the highest layer to the lowest."""
+    return [name for line in layers(top) for name in line if (ROOT / top / name).is_dir()]
+
+
+def line_of(package: Path) -> str:
+    """The first paragraph of its `__init__`, in one line; empty where there is none."""
+    init = package / "__init__.py"
+    text = ast.get_docstring(ast.parse(init.read_text())) if init.exists() else None
+    return " ".join((text or "").partition("\n\n")[0].split())
+
+
+def page_map() -> str:
+    lines = []
+    for top in TOPS:
+        lines.append(f"{top + '/':19}{line_of(ROOT / top)}")
+        lines += [f"  {room + '/':17}{line_of(ROOT / top / room)}" for room in rooms(top)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def parts() -> tuple[str, str, str]:
+    """The page before its map, the map, and the page after it."""
+    before, found, rest = PAGE.read_text().partition(_BEGIN)
+    text, ended, after = rest.partition(_END)
+    assert found and ended, f"{PAGE} has no place for the map: {_BEGIN!r} … {_END!r}"
+    return before, text, after
+
+
+def main() -> None:
+    before, _, after = parts()
+    PAGE.write_text(before + _BEGIN + page_map() + _END + after)
+
+
+if __name__ == "__main__":
+    main()

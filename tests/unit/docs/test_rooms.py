@@ -1,0 +1,71 @@
+"""The layout that docs/architecture.md shows: rooms, their order, their size."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.rooms import ROOT, TOPS, layers, line_of, page_map, parts, rooms
+
+MOST_LOOSE = 12
+FLAT = {"control/scripts", "api/schemas"}
+"""Packages of one kind, with a file for each script or type of request."""
+ORDER = {"control": 0, "worker": 1, "api": 1, "ops": 2}
+_MODULE = re.compile(r"(control|worker|api|ops)(\.\w+)*(:\w+)?")
+
+
+def folders(top: str) -> list[Path]:
+    return [path for path in [ROOT / top, *(ROOT / top).rglob("*/")] if list(path.glob("*.py"))]
+
+
+def package_folders() -> list[Path]:
+    """Without programs of other environments, which are no package."""
+    return [path for top in TOPS for path in folders(top) if path != ROOT / "ops/compat/scripts"]
+
+
+def test_the_page_shows_the_rooms_as_they_are() -> None:
+    """`python -m tests.rooms` writes it."""
+    assert parts()[1] == page_map()
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_every_room_has_its_layer(top: str) -> None:
+    """import-linter holds the same, and that no room imports one above or beside it."""
+    there = {path.name for path in folders(top) if path.parent == ROOT / top}
+    assert set(rooms(top)) == there
+    loose = {path.stem for path in (ROOT / top).glob("*.py")} - {"__init__"}
+    assert {name for line in layers(top) for name in line} == there | loose
+
+
+@pytest.mark.parametrize("folder", package_folders(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_folder_says_in_one_line_what_it_is_for(folder: Path) -> None:
+    assert 10 < len(line_of(folder)) <= 140
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_no_folder_has_more_than_twelve_loose_files(top: str) -> None:
+    """But flat packages of one kind."""
+    found: dict[str, int] = defaultdict(int)
+    for path in (ROOT / top).rglob("*"):
+        if path.suffix in (".py", ".lua", ".cpp", ".h") and path.name != "__init__.py":
+            found[path.parent.relative_to(ROOT).as_posix()] += 1
+    assert {folder: count for folder, count in found.items() if count > MOST_LOOSE and folder not in FLAT} == {}
+
+
+@pytest.mark.parametrize("top", ["control", "worker", "api"])
+def test_no_module_of_a_higher_layer_is_named_in_a_string(top: str) -> None:
+    """An import by name passes the contracts unseen."""
+    for path in (ROOT / top).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if (found := _MODULE.fullmatch(text)) and "." in text and exists(text.partition(":")[0]):
+                assert found[1] == top or ORDER[found[1]] < ORDER[top], f"{path}:{node.lineno} names {text}"
+
+
+def exists(module: str) -> bool:
+    path = ROOT / module.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").exists()
