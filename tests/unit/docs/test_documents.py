@@ -16,8 +16,10 @@ from tests.unit.ops.compose_file import ROOT
 from worker.repository.families import FAMILIES
 
 DOCUMENTS = [
-    ROOT / name for name in ("docs/deployment.md", "docs/performance.md", "ops/runbook.md", "ops/redis-cli.md")
+    ROOT / name
+    for name in ("CONTRIBUTING.md", "docs/deployment.md", "docs/performance.md", "ops/runbook.md", "ops/redis-cli.md")
 ]
+PAGES = sorted(path for folder in (".", "docs", "docs/decisions", "ops") for path in (ROOT / folder).glob("*.md"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -64,10 +66,17 @@ def test_the_table_of_ranges_is_the_one_in_force() -> None:
     assert told == {name: str(known) for name, known in RANGES.items()}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_files_that_a_page_names_exist(path: Path) -> None:
+    """Paths in backticks from the root of the repository; NAME stands for any file."""
+    for name in re.findall(r"`((?:control|worker|api|ops|tests|docs)/[\w./-]*)`", path.read_text()):
+        assert "NAME" in name or (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     """Relative links name files that are there."""
-    for target in re.findall(r"\]\(([^):#]+)", path.read_text()):
+    for target in re.findall(r"\]\((?!https?:)([^):#]+)", path.read_text()):
         assert (path.parent / target).exists(), target
 
 
