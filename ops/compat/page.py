@@ -10,7 +10,7 @@ HEAD = """\
 `python -m ops.compat run --write` generates this page from runs of real clients against the demonstration model on two
 ranks. `python -m ops.compat install` installs each client into its own environment, below `FURROW_CLIENTS` (else the
 user's cache); the acceptance tests run the installed ones. A gap is a check that is known to fail; the run fails when
-it passes.
+it passes. In the check *stopped leader* a stream must be unchanged although its leader is stopped for 0.6 s.
 
 [clients.md](clients.md) shows how to set clients up, [api.md](api.md) the API.
 """

@@ -21,7 +21,7 @@ export async function terse() {
   return bias;
 }
 
-export const silent = "a stream while its leader is stopped for 0.6 s";
+export const silent = "stopped leader";
 // A question whose answer is long enough to be disturbed in its middle.
 export const long = "Count from 1 to 60.";
 

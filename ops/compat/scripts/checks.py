@@ -18,7 +18,7 @@ KEY = os.environ["COMPAT_KEY"]
 SAMPLES = os.environ.get("COMPAT_SAMPLES", "")
 PAUSE_URL = os.environ.get("COMPAT_PAUSE_URL", "")
 """A POST to it stops the leader for 0.6 s; empty where the run can't do that."""
-SILENT = "a stream while its leader is stopped for 0.6 s"
+SILENT = "stopped leader"
 LONG = "Count from 1 to 60."
 """A question whose answer is long enough to be disturbed in its middle."""
 

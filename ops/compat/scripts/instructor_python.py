@@ -40,7 +40,7 @@ def schema() -> None:
     assert isinstance(ask(instructor.Mode.JSON_SCHEMA), Answer)
 
 
-@pausing("an object streamed in parts while its leader is stopped for 0.6 s")
+@pausing("an object in parts, stopped leader")
 def silent() -> None:
     client = instructor.from_openai(openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0))
     pause()
