@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -20,11 +21,11 @@ from api.models.grammar import letters
 from api.schemas.how import CallFormat
 from api.settings import ApiSettings
 from control.errors import ModelNotFound, ModelUnavailable, RedisUnavailable
-from control.keys import ModelKeys
+from control.keys import METERED, ModelKeys
 from control.messages import ModelAssets
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import read, run_all
+from control.redis.connection import read, run_all, run_every
 from control.replicas import health
 
 log = structlog.stdlib.get_logger(__name__)
@@ -32,6 +33,9 @@ log = structlog.stdlib.get_logger(__name__)
 LOOK_EVERY_S = 1.0
 SHARED_AFTER_S = 2.0
 """After a reading of its own a process takes nothing for so long that another one read, which may be older."""
+
+LOST_S = 10.0
+"""A model that Redis has lost is unavailable for so long, not unknown: the agents write its specification again."""
 
 _WAITING_STATES = ("loading", "loaded", "poisoned", "recovering")
 """States in which requests are taken: during a recovery they wait."""
@@ -52,6 +56,10 @@ class ServedModel:
     """How the model writes its reasoning and its calls."""
 
 
+Found = tuple[dict[str, health.Overview], dict[str, tuple[Fingerprint, ServedModel]], dict[str, float]]
+"""What a look at the farm finds: the models, those that can be served, and those that Redis has lost."""
+
+
 class Models:
     """What the farm offers, as last seen."""
 
@@ -64,6 +72,8 @@ class Models:
         self._served: dict[str, tuple[Fingerprint, ServedModel]] = {}
         self._broken: dict[str, Fingerprint] = {}
         """Assets that could not be used, so that they are not tried, and told, every second."""
+        self._lost: dict[str, float] = {}
+        """Models that Redis has lost: when that was seen, by the monotonic clock."""
         self._look: asyncio.Task[None] | None = None
         self._away: RedisUnavailable | None = None
         """What the last look met; while the process looks by itself every second, requests need not try as well."""
@@ -93,6 +103,8 @@ class Models:
         real = self._real_name(name)
         overview = self._overviews.get(real) if real is not None else None
         if real is None or overview is None:
+            if (lost := self._lost_name(name)) is not None:
+                raise ModelUnavailable(lost, "loading", "its specification is not in Redis just now; retry shortly")
             raise ModelNotFound(name or "(none given)", self.names)
         if overview.state not in _WAITING_STATES:
             raise ModelUnavailable(real, overview.state, overview.detail or _remedy(overview.state, real))
@@ -166,9 +178,28 @@ class Models:
         except RedisUnavailable as error:
             self.seen, self._away = False, error
             raise
-        self._overviews, self._served, self.seen, self._away = *found, True, None
+        self._overviews, self._served, self._lost, self.seen, self._away = *found, True, None
 
-    def _read(self, shared: bool) -> tuple[dict[str, health.Overview], dict[str, tuple[Fingerprint, ServedModel]]]:
+    def _still_lost(self, found: Mapping[str, health.Overview]) -> dict[str, float]:
+        """The models that are not among those `found`, and that no unload has taken: their name is lost as well."""
+        now = time.monotonic()
+        kept = {name: since for name, since in self._lost.items() if name not in found and now - since < LOST_S}
+        vanished = [name for name in self._overviews if name not in found]
+        known = run_every(self._client, [read("SISMEMBER", METERED, name, parse=bool) for name in vanished])
+        return kept | {name: now for name, metered in zip(vanished, known, strict=True) if not metered}
+
+    def _lost_name(self, name: str | None) -> str | None:
+        """The lost model that a client's name means: no name, and an alias, mean the only one that was lost."""
+        if name in self._lost:
+            return name
+        if name and name not in self._aliases and not self._any_name:
+            return None
+        alias = self._aliases.get(name) if name else None
+        if alias:
+            return alias if alias in self._lost else None
+        return next(iter(self._lost)) if len(self._lost) == 1 and not self._overviews else None
+
+    def _read(self, shared: bool) -> Found:
         found = health.shared_overviews(self._client) if shared else health.overviews(self._client)
         if not shared:
             self._read_at = time.monotonic()
@@ -193,7 +224,7 @@ class Models:
                     # One model's broken tokenizer must not hide the others.
                     self._broken[name] = fingerprint
                     log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
-        return overviews, served
+        return overviews, served, self._still_lost(overviews)
 
     def _serve(self, name: str, assets: ModelAssets) -> ServedModel:
         vocabulary = Vocabulary(assets)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fakeredis import FakeRedis
 
-from api.models.models import Models
+from api.models.models import LOST_S, Models
 from api.settings import ApiSettings
+from control.errors import ModelNotFound, ModelUnavailable
+from control.keys import METERED
 from control.replicas.health import Overview, ReplicaState
 
 SERVED = ("loaded", "poisoned", "recovering")
@@ -90,3 +93,43 @@ def test_the_list_begins_with_what_serves() -> None:
     subject = models("z", "alias=well", a="failed", well="loaded", b="loading")
     assert subject.names == ["alias", "well", "z", "a", "b"]
     assert models("z", a="failed", b="failed").names == ["a", "b"]
+
+
+@pytest.fixture
+def empty() -> FakeRedis:
+    """A server that has lost its data."""
+    return FakeRedis(decode_responses=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "unloaded", "error"),
+    [
+        ("m", False, ModelUnavailable),
+        ("", False, ModelUnavailable),
+        ("public", False, ModelUnavailable),
+        ("other", False, ModelNotFound),
+        ("m", True, ModelNotFound),
+        ("", True, ModelNotFound),
+    ],
+)
+async def test_a_lost_model_is_unavailable(
+    asked: str, unloaded: bool, error: type[Exception], empty: FakeRedis
+) -> None:
+    """Redis may have lost its data: clients are told to retry. An unloaded model left its name, and is not there."""
+    subject = models("public", m="loaded")
+    subject._client = empty
+    if unloaded:
+        empty.sadd(METERED, "m")
+    with pytest.raises(error):
+        await subject.resolve(asked)
+
+
+async def test_a_lost_model_is_unknown_after_a_while(empty: FakeRedis) -> None:
+    """One that no agent brings back is not there."""
+    subject = models(m="loaded")
+    subject._client = empty
+    with pytest.raises(ModelUnavailable):
+        await subject.resolve("m")
+    subject._lost["m"] -= LOST_S
+    with pytest.raises(ModelNotFound):
+        await subject.resolve("m")
