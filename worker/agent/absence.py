@@ -8,14 +8,8 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from control.replicas.health import Beat
+from worker.health.detectors import LATE_S, STOPPED_S
 from worker.health.scheduled import times_run
-
-STOPPED_S = 2.0
-"""A process that a signal has stopped for this long without a break is killed, whatever its epoch; somebody may let it
-go on before."""
-LATE_S = 10.0
-"""A rank that was in an earlier epoch and does not come to the next one is killed: it hangs where no epoch's deadline
-reaches it. A leader may rest and wait for its lock before; a survivor comes within milliseconds."""
 
 
 class Absence:

@@ -12,15 +12,10 @@ from control.replicas import health
 from worker.agent.absence import Absence
 from worker.agent.replica import ReplicaProcesses
 from worker.health.contact import Contact
+from worker.health.detectors import POISON_IGNORED_S, RANK_SILENT_S, STARVED_S
 from worker.health.scheduled import times_run
 
 log = structlog.get_logger()
-
-STUCK_S = 6.0
-"""A rank that still beats in an epoch poisoned this long ago is killed: its own deadman has failed."""
-STARVED_S = 6.0
-"""How long a silent rank is spared whose threads run now and then, or wait for a processor. A step that spins has a
-deadline of its own."""
 
 
 def wants_to_run(pid: int) -> bool:
@@ -43,7 +38,7 @@ class Watch:
         self._seen: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None
         # After a gap Redis was away or slow, or this agent, and nobody's silence counts yet.
-        self._contact = Contact(grace_s=health.BEAT_LIFE_S)
+        self._contact = Contact(grace_s=RANK_SILENT_S)
         self._silent_since: dict[int, float] = {}
         self._run: dict[int, int] = {}
         """How often each process had run at the last look."""
@@ -111,7 +106,7 @@ class Watch:
         if not self._contact.steady or (now - since < STARVED_S and (ran or wants_to_run(pid))):
             return
         del self._silent_since[pid]
-        how = f"has not beaten for {health.BEAT_LIFE_S:g} s"
+        how = f"has not beaten for {RANK_SILENT_S:g} s"
         self._end(rank, pid, epoch, f"rank {rank} (pid {pid}) lives but {how}")
 
     def _end(self, rank: int, pid: int, epoch: int, message: str) -> None:
@@ -128,7 +123,7 @@ class Watch:
             self._poisoned = (poison.epoch, time.monotonic())
             if poison.kind == "deadline":
                 self._replica.kill(poison.rank, poison.message)
-        elif time.monotonic() - self._poisoned[1] > STUCK_S:
+        elif time.monotonic() - self._poisoned[1] > POISON_IGNORED_S:
             for rank in self._replica.pids():
                 beat = beats[rank]
                 if beat is not None and beat.epoch == poison.epoch:

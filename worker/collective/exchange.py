@@ -9,9 +9,9 @@ from torch import Tensor
 from control.errors import CollectiveFailed, CollectiveLeft
 from worker.collective.abort import Abort
 from worker.collective.peers import Peers
+from worker.health.detectors import COLLECTIVE_S
 
-DEADLINE_S = 120.0
-"""The last resort only: step deadlines, the agent's waitpid and the peers' descriptors decide long before."""
+DEADLINE_S = COLLECTIVE_S
 
 
 class Exchange(Protocol):

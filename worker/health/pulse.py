@@ -23,24 +23,18 @@ from control.redis.outage import outage
 from control.replicas import health
 from control.replicas.lease import Lease, close_epoch, renew
 from worker.health.contact import Contact
+from worker.health.detectors import BEAT_S, OVER_S, OVER_STILL_S
 from worker.health.exits import STUCK
 from worker.health.progress import Progress
 
 log = structlog.get_logger()
 
-BEAT_S = 0.3
-"""A fifth of a heartbeat's life: four may be missed on a busy machine."""
 WATCH_S = 0.1
 """How often the poison of the epoch is looked for."""
 LOOP = "pulse"
 """Its name where loops say that they wait for Redis."""
 CLOSE_S = 0.3
 """Between the loss of the lock and the end of its epoch for all ranks, where the leader has not left it by itself."""
-GRACE_S = 3.0
-"""Between the end of an epoch, or the last progress after it, and the end of a main thread that has not left it."""
-LEAVE_WITHIN_S = 8.0
-"""Between the end of an epoch and the end of a main thread that gets on, and does not leave it. The agent's own limits
-are longer."""
 
 
 class Pulse:
@@ -205,6 +199,6 @@ class Pulse:
             return
         self._progress.look()
         now, since = time.monotonic(), self._over_since
-        if now - max(since, self._progress.moved_at) > GRACE_S or now - since > LEAVE_WITHIN_S:
+        if now - max(since, self._progress.moved_at) > OVER_STILL_S or now - since > OVER_S:
             log.critical("did not leave the epoch in time; ending the process", reason=str(self._over))
             os._exit(STUCK)

@@ -9,10 +9,9 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.replicas.health import status_of
 from control.replicas.lease import Lease, holder
+from worker.health.detectors import REPLICA_GONE_S
 
 LOOK_EVERY_S = 1.0
-GONE_AFTER_S = 5.0
-"""A lock that lapsed is back well before this when its agent or its own process mends it."""
 
 
 class Siblings:
@@ -30,8 +29,8 @@ class Siblings:
         self._looked = 0.0
 
     def gone(self) -> list[str]:
-        """The replicas whose lock has been absent for GONE_AFTER_S, or at all where their agent gave them up; each once
-        for as long as it is absent, and once more when it is given up.
+        """The replicas whose lock has been absent for REPLICA_GONE_S, or at all where their agent gave them up; each
+        once for as long as it is absent, and once more when it is given up.
 
         Raises RedisUnavailable.
         """
@@ -50,7 +49,7 @@ class Siblings:
                 self._told.pop(name, None)
                 continue
             given_up = status is not None and status.state == "failed"
-            late = now - self._absent.setdefault(name, now) >= GONE_AFTER_S
+            late = now - self._absent.setdefault(name, now) >= REPLICA_GONE_S
             if (late or given_up) and (name not in self._told or given_up > self._told[name]):
                 self._told[name] = given_up
                 gone.append(name)

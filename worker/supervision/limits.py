@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from worker.health.detectors import AGENT_ABSENT_S
+
 ABSENT_VARIABLE = "FURROW_AGENT_ABSENT"
 """Seconds without an agent after which the host's ranks end."""
 
@@ -13,7 +15,7 @@ ABSENT_VARIABLE = "FURROW_AGENT_ABSENT"
 class Limits:
     """In seconds."""
 
-    absent_s: float = 60.0
+    absent_s: float = AGENT_ABSENT_S
     """Without a working agent for so long the host's ranks end."""
     stop_s: float = 85.0
     """For everything to end after SIGTERM, before it is killed."""

@@ -18,6 +18,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from worker.health.detectors import AGENT_SILENT_S
 from worker.health.exits import describe
 from worker.supervision.children import Children
 from worker.supervision.limits import Limits
@@ -31,8 +32,6 @@ PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Before the n-th start of an agent in a row that ended soon."""
 STEADY_S = 5.0
 """An agent that was there for so long is started again without a pause."""
-SILENT_S = 20.0
-"""An agent that worked and then said nothing for so long hangs: it is killed and another one is started."""
 REPLACE_S = 10.0
 """For an agent that is to be replaced to leave by itself."""
 GAP_S = 5.0
@@ -145,8 +144,8 @@ class HostSupervisor:
             return
         if self._leave_by is not None and now > self._leave_by:
             agent.kill()
-        if self._spoken and now - self._heard > SILENT_S:
-            say("error", "the agent hangs and is killed", pid=agent.pid, silent_s=SILENT_S, action="agent_kill")
+        if self._spoken and now - self._heard > AGENT_SILENT_S:
+            say("error", "the agent hangs and is killed", pid=agent.pid, silent_s=AGENT_SILENT_S, action="agent_kill")
             agent.kill()
             self._spoken = False
 

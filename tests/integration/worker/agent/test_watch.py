@@ -280,7 +280,7 @@ def test_who_stays_in_a_poisoned_epoch_is_killed(watched: Watched, monkeypatch: 
     watched.watch.look()
     watched.watch.look()
     assert watched.killed() == [], "it has time to leave"
-    monkeypatch.setattr(watch_module, "STUCK_S", -1.0)
+    monkeypatch.setattr(watch_module, "POISON_IGNORED_S", -1.0)
     watched.hush(0)
     watched.watch.look()
     assert watched.killed() == [1]

@@ -25,8 +25,9 @@ from control.requests.history import decode_entry
 from tests.farm import clean_environment, until
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.models import make
+from worker.health.detectors import REPLICA_GONE_S
 from worker.leader import siblings as siblings_module
-from worker.leader.siblings import GONE_AFTER_S, LOOK_EVERY_S, Siblings
+from worker.leader.siblings import LOOK_EVERY_S, Siblings
 
 LONG = 300
 
@@ -78,23 +79,23 @@ def test_a_replica_that_leads_or_comes_back_in_time_is_not_gone(two: Two) -> Non
     """An ordinary recovery keeps its requests; the time of its next absence counts from nothing."""
     two.redis.lead(1)
     two.redis.client.persist(two.redis.keys.lock)
-    assert two.watch(2 * GONE_AFTER_S) == []
+    assert two.watch(2 * REPLICA_GONE_S) == []
     two.redis.lapse()
-    assert two.watch(GONE_AFTER_S) == []
+    assert two.watch(REPLICA_GONE_S) == []
     two.redis.lead(1)
     two.redis.client.persist(two.redis.keys.lock)
     assert two.watch(1) == []
     two.redis.lapse()
-    assert two.watch(GONE_AFTER_S) == []
+    assert two.watch(REPLICA_GONE_S) == []
 
 
 def test_one_that_stays_away_is_gone_once(two: Two) -> None:
     """Taken over in one go; what comes after its return is another matter."""
-    assert two.watch(3 * GONE_AFTER_S) == ["r0"]
+    assert two.watch(3 * REPLICA_GONE_S) == ["r0"]
     two.redis.lead(1)
     assert two.watch(1) == []
     two.redis.lapse()
-    assert two.watch(3 * GONE_AFTER_S) == ["r0"]
+    assert two.watch(3 * REPLICA_GONE_S) == ["r0"]
 
 
 def test_one_that_was_given_up_is_gone_at_once(two: Two) -> None:
@@ -107,16 +108,16 @@ def test_one_that_was_given_up_is_gone_at_once(two: Two) -> None:
     two.redis.lead(1)
     assert two.watch(1) == []
     two.redis.lapse()
-    assert two.watch(2 * GONE_AFTER_S) == ["r0"]
+    assert two.watch(2 * REPLICA_GONE_S) == ["r0"]
     health.write_status(two.redis.client, MODEL, "r0", "failed", "its folder is gone")
     assert two.watch(3) == ["r0"]
 
 
 def test_a_time_in_which_nobody_looked_counts_for_nothing(two: Two) -> None:
     """When Redis was away every lock lapsed: each leader gets its time to come back."""
-    assert two.watch(GONE_AFTER_S) == []
+    assert two.watch(REPLICA_GONE_S) == []
     two.clock.now += 60.0
-    assert two.watch(GONE_AFTER_S) == []
+    assert two.watch(REPLICA_GONE_S) == []
     assert two.watch(1) == ["r0"]
 
 

@@ -145,7 +145,7 @@ class TwoReplicas:
 
 @pytest.fixture
 def farm(redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoReplicas]:
-    monkeypatch.setattr(siblings, "GONE_AFTER_S", GONE_AFTER_S)
+    monkeypatch.setattr(siblings, "REPLICA_GONE_S", GONE_AFTER_S)
     monkeypatch.setattr(siblings, "LOOK_EVERY_S", 0.3)
     farm = TwoReplicas(redis, folder, monkeypatch)
     yield farm

@@ -186,8 +186,8 @@ def test_an_overdue_leader_lets_its_lock_lapse(redis: ReplicaRedis) -> None:
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Statuses with which the deadman would have ended this process; the grace is short."""
     statuses: list[int] = []
-    monkeypatch.setattr(pulse_module, "GRACE_S", 0.3)
-    monkeypatch.setattr(pulse_module, "LEAVE_WITHIN_S", 1.5)
+    monkeypatch.setattr(pulse_module, "OVER_STILL_S", 0.3)
+    monkeypatch.setattr(pulse_module, "OVER_S", 1.5)
     monkeypatch.setattr(os, "_exit", statuses.append)
     return statuses
 

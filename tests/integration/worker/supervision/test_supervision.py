@@ -48,7 +48,7 @@ import ctypes, sys
 from worker.supervision import supervisor
 from worker.supervision.limits import Limits
 supervisor.TICK_S = 0.02
-supervisor.SILENT_S = float(sys.argv[4])
+supervisor.AGENT_SILENT_S = float(sys.argv[4])
 ctypes.CDLL(None).prctl(36, 1)  # as process 1: orphans become its children
 limits = Limits(absent_s=float(sys.argv[3]), stop_s=20.0)
 sys.exit(supervisor.HostSupervisor([sys.executable, "-S", sys.argv[1], sys.argv[2]], limits).run())

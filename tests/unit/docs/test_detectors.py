@@ -1,0 +1,40 @@
+"""The table of failure detectors: the page shows it, and the code takes its time-outs from it."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from tests.detectors import parts, table
+from tests.rooms import ROOT
+from worker.health import detectors
+from worker.tp_group.group import LOAD_STALL_S
+
+TIME_OUTS = {name for name in vars(detectors) if re.fullmatch(r"[A-Z_]+_S", name)}
+SOURCES = [path for path in (ROOT / "worker").rglob("*.py") if path.name != "detectors.py"]
+
+
+def test_the_page_shows_the_table_of_the_code() -> None:
+    """`python -m tests.detectors` writes it."""
+    assert parts()[1] == table()
+
+
+def test_every_time_out_of_the_table_is_used_by_the_code() -> None:
+    used = {
+        alias.name
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "worker.health.detectors"
+        for alias in node.names
+    }
+    elsewhere = {"LOAD_STALL_S", "PER_TOKEN_S", "STEP_FLOOR_S", "UNKNOWN_STEP_S"}
+    assert TIME_OUTS - elsewhere == used
+    assert LOAD_STALL_S == detectors.LOAD_STALL_S
+
+
+def test_every_time_out_is_a_row_of_the_table() -> None:
+    """Each value is in the last column; a row with another value would be found by the first test only."""
+    shown = " ".join(one.after for one in detectors.DETECTORS)
+    for name in TIME_OUTS:
+        seconds = getattr(detectors, name)
+        assert f"{seconds:g} s" in shown or f"{1000 * seconds:g} ms" in shown, name
