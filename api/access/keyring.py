@@ -6,7 +6,6 @@ known ones go on working for a while, and nobody new gets in. A number that is l
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from api.asgi.tasks import end
+from api.asgi.tasks import PeriodicTask
 from control import access
 from control.access import ApiKey
 from control.errors import RedisUnavailable
@@ -54,14 +53,13 @@ class Keyring:
         self._away: RedisUnavailable | None = None
         self._used: set[str] = set()
         self._noted: dict[str, float] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._task = PeriodicTask("read_keys", self._keep_looking, LOOK_EVERY_S)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._keep_looking())
+        self._task.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            await end(self._task)
+        await self._task.stop()
 
     async def find(self, key_id: str) -> ApiKey | None:
         """The key of an id, whatever its state. Raises RedisUnavailable where only Redis could tell."""
@@ -150,11 +148,8 @@ class Keyring:
         await self._batches.run_all(LANE, [access.note_used(key_id, int(time.time())) for key_id in due])
 
     async def _keep_looking(self) -> None:
-        while True:
-            try:
-                await self.look()
-            except RedisUnavailable as error:
-                self._away = error  # the heartbeat says so
-            except Exception as error:
-                log.error("the API keys could not be read", action="read_keys", exc_info=error)
-            await asyncio.sleep(LOOK_EVERY_S)
+        try:
+            await self.look()
+        except RedisUnavailable as error:
+            self._away = error
+            raise

@@ -10,16 +10,12 @@ import contextlib
 import random
 from collections.abc import Iterable
 
-import structlog
-
 from api.access.keyring import LANE
-from api.asgi.tasks import end
+from api.asgi.tasks import PeriodicTask
 from control.access import forget, metered_models, pending
 from control.access.settlements import MOST_READ
 from control.errors import RedisUnavailable
 from control.redis.batches import Batches
-
-log = structlog.stdlib.get_logger(__name__)
 
 SWEEP_S = 2.0
 """Mean time between looks at all models, for requests that no process follows."""
@@ -35,23 +31,21 @@ class Settler:
         self._batches = batches
         self._hot: dict[str, float] = {}
         """Model → the time of this loop until which it is looked at."""
-        self._nudge = asyncio.Event()
         self._sweep_at = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._task = PeriodicTask("settle", self._settle, self._until_next, retry_s=SWEEP_S)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._task.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            await end(self._task)
+        await self._task.stop()
         with contextlib.suppress(RedisUnavailable):
             await self._apply_all(self._hot)
 
     def nudge(self, model: str) -> None:
         """A request of a limited key is over, or soon will be. Returns at once."""
         self._hot[model] = asyncio.get_running_loop().time() + HOT_S
-        self._nudge.set()
+        self._task.wake()
 
     async def apply(self, model: str) -> bool:
         """Apply all settlements of a model; whether there were any. Raises RedisUnavailable."""
@@ -71,31 +65,20 @@ class Settler:
             if len(settlements) < MOST_READ:
                 return found
 
-    async def _run(self) -> None:
+    async def _settle(self) -> None:
         clock = asyncio.get_running_loop().time
-        while True:
-            await self._wait(clock())
-            try:
-                now = clock()
-                if now >= self._sweep_at:
-                    self._sweep_at = now + SWEEP_S * random.uniform(0.5, 1.5)  # processes must not look all at once
-                    await self._apply_all(await self._batches.run(LANE, metered_models()))
-                else:
-                    await self._apply_all(self._hot)
-                self._hot = {model: until for model, until in self._hot.items() if until > clock()}
-            except RedisUnavailable:
-                await asyncio.sleep(SWEEP_S)  # the heartbeat says so
-            except Exception as error:
-                log.error("settlements could not be applied", action="settle", exc_info=error)
-                await asyncio.sleep(SWEEP_S)
+        now = clock()
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_S * random.uniform(0.5, 1.5)  # so that the processes do not read all at once
+            await self._apply_all(await self._batches.run(LANE, metered_models()))
+        else:
+            await self._apply_all(self._hot)
+        self._hot = {model: until for model, until in self._hot.items() if until > clock()}
 
-    async def _wait(self, now: float) -> None:
-        """Until a nudge, the next look at hot models, or the next sweep."""
-        seconds = min(HOT_EVERY_S, self._sweep_at - now) if self._hot else self._sweep_at - now
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._nudge.wait()
-        self._nudge.clear()
+    def _until_next(self) -> float:
+        """Seconds until the next look at hot models, or the next sweep."""
+        until_sweep = self._sweep_at - asyncio.get_running_loop().time()
+        return min(HOT_EVERY_S, until_sweep) if self._hot else until_sweep
 
     async def _apply_all(self, models: Iterable[str]) -> None:
         for outcome in await asyncio.gather(*(self.apply(model) for model in models), return_exceptions=True):

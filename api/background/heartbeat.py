@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 
-from api.asgi.tasks import end
+from api.asgi.tasks import PeriodicTask
 from api.settings import ApiSettings
 from control import keys
 from control.errors import RedisUnavailable
@@ -23,26 +22,24 @@ class Heartbeat:
         self._client, self._settings = client, settings
         self._key = keys.api(settings.api_id)
         self._started = int(time.time())
-        self._task: asyncio.Task[None] | None = None
+        self._task = PeriodicTask("heartbeat", self._run, keys.HEARTBEAT_MS / 4000)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._task.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            await end(self._task)
+        await self._task.stop()
         # The id stays among the known ones: requests that a cut stream left behind are found by it.
         with contextlib.suppress(RedisUnavailable):
             await arun(self._client, read("DEL", self._key, parse=int))
 
     async def _run(self) -> None:
-        while True:
-            try:
-                await self._beat()
-                outage.goes_on("heartbeat")
-            except RedisUnavailable as error:
-                outage.waits("heartbeat", error)
-            await asyncio.sleep(keys.HEARTBEAT_MS / 4000)
+        try:
+            await self._beat()
+        except RedisUnavailable as error:
+            outage.waits("heartbeat", error)
+            raise
+        outage.goes_on("heartbeat")
 
     async def _beat(self) -> None:
         url = f"http://{self._settings.host}:{self._settings.port}"

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from api.access.identity import Identity
-from api.asgi.tasks import end
+from api.asgi.tasks import PeriodicTask, end
 from api.errors.errors import StreamInterrupted, problem
 from api.generation.archive import Archive
 from api.generation.intake import Caller
@@ -64,17 +64,16 @@ class Keeper:
         self._archive, self._submitter, self._metrics = archive, submitter, metrics
         self.servers: list[ServerMemory] = []
         """Redis' memory at the last look."""
-        self._task: asyncio.Task[None] | None = None
+        self._task = PeriodicTask("look_after", self._look_after, EVERY_S)
         self._following: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._task.start()
 
     async def stop(self) -> None:
         """What runs in the background goes on, and is completed by another process, or by this one's successor."""
-        tasks = [*self._following.values(), *([self._task] if self._task is not None else [])]
-        if tasks:
-            await end(*tasks)
+        await self._task.stop()
+        await end(*self._following.values())
 
     def follow(self, ongoing: Ongoing) -> None:
         """Have a request followed to its end with nobody at the other side."""
@@ -151,16 +150,9 @@ class Keeper:
             if not isinstance(error, FurrowError):
                 log.error("following a response failed", action="follow_response", rid=ongoing.rid, exc_info=error)
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.share_out()
-                await self.look_round()
-            except RedisUnavailable:
-                pass  # others say so
-            except Exception as error:
-                log.error("looking after responses failed", action="look_after", exc_info=error)
-            await asyncio.sleep(EVERY_S)
+    async def _look_after(self) -> None:
+        await self.share_out()
+        await self.look_round()
 
     async def look_round(self) -> None:
         """One look at every open response whose turn it is."""

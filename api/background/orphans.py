@@ -8,9 +8,8 @@ import time
 
 import structlog
 
-from api.asgi.tasks import end
+from api.asgi.tasks import PeriodicTask
 from control import keys
-from control.errors import RedisUnavailable
 from control.messages import ModelSpec
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -33,24 +32,16 @@ class OrphanReaper:
         self._client, self._api_id = client, api_id
         self._looked = 0.0
         self._stranded = StrandedRequests(client)
-        self._task: asyncio.Task[None] | None = None
+        self._task = PeriodicTask("reap", self._reap_in_thread, EVERY_S, delayed=True)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._task.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            await end(self._task)
+        await self._task.stop()
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(EVERY_S)
-            try:
-                await asyncio.to_thread(self.reap)
-            except RedisUnavailable:
-                continue  # others say so
-            except Exception as error:
-                log.error("reaping orphans failed", action="reap", exc_info=error)
+    async def _reap_in_thread(self) -> None:
+        await asyncio.to_thread(self.reap)
 
     def reap(self) -> None:
         """One round over all models, unless another process has made this second's."""

@@ -7,14 +7,13 @@ requests in one pipelined call.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import defaultdict
 from typing import Any
 
 import structlog
 
-from api.asgi.tasks import end
+from api.asgi.tasks import PeriodicTask, end
 from api.follow.channel import EventChannel
 from api.follow.farewells import Farewells
 from api.follow.feed import BUFFER_ENTRIES, Feed
@@ -49,17 +48,20 @@ class Follower:
         self._recovery = Recovery(client, settings.api_id, settings.lost_wait, self._want)
         self._hungry: set[Feed] = set()
         self._token_at: dict[str, float] = {}
-        self._nudge = asyncio.Event()
-        self._loops: list[asyncio.Task[None]] = []
+        self._listening: asyncio.Task[None] | None = None
+        self._task = PeriodicTask("follow", self._catch_up, _TICK_S, retry_s=settings.silence)
         self._farewells = Farewells(batches, settings.api_id)
         self.subscribe = self._channel.subscribe
 
     def start(self) -> None:
-        self._loops = [asyncio.create_task(loop) for loop in (self._channel.listen(), self._sweep())]
+        self._listening = asyncio.create_task(self._channel.listen())
+        self._task.start()
 
     async def stop(self) -> None:
         """End the loops, and let what was begun for readers that left come to its end."""
-        await end(*self._loops)
+        if self._listening is not None:
+            await end(self._listening)
+        await self._task.stop()
         await self._farewells.stop()
         await self._channel.close()
 
@@ -124,30 +126,21 @@ class Follower:
 
     def _want(self, feed: Feed) -> None:
         self._hungry.add(feed)
-        self._nudge.set()
+        self._task.wake()
 
-    async def _sweep(self) -> None:
+    async def _catch_up(self) -> None:
         """Read the logs of all feeds that know of a gap or have heard nothing for a while."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: in Python 3.11 it loses a cancel that comes with the nudge, and `stop` would never end.
-                async with asyncio.timeout(_TICK_S):
-                    await self._nudge.wait()
-            self._nudge.clear()
-            due = self._due(asyncio.get_running_loop().time())
-            if not due:
-                continue
-            try:
-                await self._read(due)
-                outage.goes_on("follow")
-                continue
-            except RedisUnavailable as error:
-                outage.waits("follow", error)
-            except Exception as error:
-                # Every stream of the process depends on this loop: it must outlive what nobody foresaw.
-                log.error("reading token logs failed", action="follow", feeds=len(due), exc_info=error)
+        due = self._due(asyncio.get_running_loop().time())
+        if not due:
+            return
+        try:
+            await self._read(due)
+        except Exception as error:
             self._hungry |= {feed for feed in due if feed in self._feeds.get((feed.model, feed.rid), ())}
-            await asyncio.sleep(self._silence)
+            if isinstance(error, RedisUnavailable):
+                outage.waits("follow", error)
+            raise
+        outage.goes_on("follow")
 
     def _due(self, now: float) -> set[Feed]:
         due = {feed for feed in self._hungry if feed.error is None}

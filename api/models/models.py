@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from api.asgi.limits import LEAST_TEXT_BYTES, text_bytes
-from api.asgi.tasks import end
+from api.asgi.tasks import PeriodicTask
 from api.chat.forms import Forms, forms_of
 from api.chat.tokens import Vocabulary
 from api.models.grammar import letters
@@ -77,18 +77,17 @@ class Models:
         self._look: asyncio.Task[None] | None = None
         self._away: RedisUnavailable | None = None
         """What the last look met; while the process looks by itself every second, requests need not try as well."""
-        self._task: asyncio.Task[None] | None = None
+        self._task = PeriodicTask("look", self._keep_looking, LOOK_EVERY_S)
         self._read_at = 0.0
         """When this process read the overviews itself, by the monotonic clock."""
         self.seen = False
         """Whether the farm answered when it was last looked at."""
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._keep_looking())
+        self._task.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            await end(self._task)
+        await self._task.stop()
 
     async def resolve(self, name: str | None) -> ServedModel:
         """The model that a request means; no name, or an alias without a model, means the only one (`_only`).
@@ -96,7 +95,7 @@ class Models:
         Raises ModelNotFound, or ModelUnavailable for one that failed, is leaving, or has never been loaded; at once
         RedisUnavailable where the last look met nothing else.
         """
-        if self._away is not None and self._task is not None:
+        if self._away is not None and self._task.started:
             raise self._away
         if self._real_name(name) not in self._served or not self.seen:
             await self.look()
@@ -233,14 +232,7 @@ class Models:
         return ServedModel(name, assets, vocabulary, letters(vocabulary, assets), size, forms)
 
     async def _keep_looking(self) -> None:
-        while True:
-            try:
-                await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)
-            except RedisUnavailable:
-                pass  # the heartbeat says so
-            except Exception as error:
-                log.error("the catalog could not be read", action="look", exc_info=error)
-            await asyncio.sleep(LOOK_EVERY_S)
+        await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)
 
     def _real_name(self, name: str | None) -> str | None:
         """The catalog's name for what a client wrote, or None.
