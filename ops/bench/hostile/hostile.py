@@ -19,8 +19,7 @@ from ops.bench.common.farm import say
 from ops.bench.common.figures import Figure, conclude
 from ops.bench.common.machine import describe
 from ops.bench.common.summary import median
-from ops.bench.fanout import leaders
-from ops.bench.fanout.fanout import BENCH, api, get, wait
+from ops.bench.fanout.fanout import BENCH, api, get, leaders, wait
 from ops.bench.fanout.parts import Part, resident, running, split_cores
 from ops.bench.fanout.schedule import Load
 from ops.bench.hostile import attacks

@@ -86,7 +86,7 @@ def test_no_number_is_a_failure_of_the_server(
             for number in NUMBERS:
                 told = json.dumps(body | {field: "@@"}).replace('"@@"', INSIDE.get(field, "@").replace("@", number))
                 answer = http.post(path, content=told, headers={"content-type": "application/json"})
-                if field == "timeout" and "deadline" in answer.text:
+                if field == "timeout" and ("deadline" in answer.text or "expired" in answer.text):
                     continue  # a time that is over before an answer can be
                 assert answer.status_code < 500, (field, number, answer.text)
                 if answer.status_code != 200:

@@ -7,9 +7,9 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from ops.bench.control import control
 from ops.bench.control import control as control_module
 from ops.bench.control import outside as outside_module
+from ops.bench.control.control import control
 from ops.bench.control.stepping import Forwards, Turn
 
 STEPS = 20

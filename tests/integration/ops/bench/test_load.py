@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from control.operations.spec import build_spec
 from ops.bench.common.farm import private_farm
-from ops.bench.load import load
+from ops.bench.load.load import load
 from ops.bench.load.scenarios import SCENARIOS, Scenario
 from ops.bench.load.segments import SEGMENTS
 from ops.demo import MODEL_DIR

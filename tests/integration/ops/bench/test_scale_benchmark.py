@@ -7,8 +7,8 @@ import re
 import pytest
 from click.testing import CliRunner, Result
 
-from ops.bench.scale import scale
 from ops.bench.scale import scale as scale_module
+from ops.bench.scale.scale import scale
 
 TINY = ["--entries", "3000", "--running", "4", "--waiting", "60", "--tenants", "6", "--models", "3", "--calls", "20"]
 TINY += ["--agents", "3", "--apis", "2"]
