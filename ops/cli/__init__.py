@@ -18,7 +18,7 @@ VERBS = {
     "drain": ("ops.cli.drain", "Empty a host, or replace one replica, without failing a request."),
     "keys": ("ops.cli.keys", "Create, limit, list and revoke API keys, and show what they used."),
     "dead": ("ops.cli.dead", "List, show, retry and drop requests that crashed their group."),
-    "bench": ("ops.cli.parts", "Run the load scenarios and the offline benchmark."),
+    "bench": ("ops.cli.parts", "Measure a farm under load and compare it with other engines."),
     "chaos": ("ops.cli.parts", "Strike a farm with faults under load and check every stream."),
     "demo": ("ops.cli.parts", "Serve the demonstration model with two ranks and ask it two questions."),
 }

@@ -48,7 +48,7 @@ def api(redis_url: str | None, arguments: tuple[str, ...]) -> None:
 @click.command(context_settings=PASS_ON, short_help="Run a benchmark.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench(arguments: tuple[str, ...]) -> None:
-    """Run the load scenarios and the offline benchmark; `furrow bench --help` lists its options."""
+    """Measure a farm; `furrow bench --help` lists the benchmarks."""
     become("ops.bench", *arguments)
 
 

@@ -29,7 +29,7 @@ TICK_S = 0.2
 START_LIMIT_S = 300.0
 HOST = "127.0.0.1"
 NOBODY_REFUSED = ("--max-queue-wait", "0")
-"""Options of an API that lets everybody wait; `furrow bench overload` measures refusing."""
+"""Options of an API that lets everybody wait; `python -m ops.bench.load.overload` measures refusing."""
 
 
 def say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""`furrow bench control`: what the control plane adds to a step, with nothing overlapped and beside a step's work."""
+"""The time that the control plane adds to a step, alone and overlapped with a step's work."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
+from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.redis_traffic import traffic
 from ops.bench.common.summary import median
@@ -110,3 +111,7 @@ def verdict(value: float, limit: float) -> str:
 
 def ms(turns: list[Turn], part: Callable[[Turn], float]) -> str:
     return f"{1000 * median([part(turn) for turn in turns]):.3f}"
+
+
+if __name__ == "__main__":
+    program.run(control)

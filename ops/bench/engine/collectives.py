@@ -1,4 +1,4 @@
-"""`furrow bench collectives`: what an exchange between ranks on this host's CPUs takes, by way and size."""
+"""The time of a collective operation between ranks on this host's CPUs, by implementation and size."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import click
 import torch
 import torch.distributed as dist
 
+from ops.bench import program
 from ops.bench.common.figures import Figure, conclude
 from ops.bench.common.machine import describe
 from ops.bench.common.summary import Summary, summarise
@@ -123,3 +124,7 @@ def timed(collective: Collective, what: str, floats: int, count: int) -> list[fl
         if turn >= WARM_UP:
             microseconds.append((time.perf_counter_ns() - begun) / 1000)
     return microseconds
+
+
+if __name__ == "__main__":
+    program.run(collectives)

@@ -1,4 +1,4 @@
-"""`furrow bench decode`: the engine's decode speed beside that of transformers' generate, same weights, same run."""
+"""The engine's decode speed beside that of transformers' `generate` on the same weights in the same run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from transformers.utils import logging
 
 from control.quantization import QUANTS
+from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.random_model import build
 from ops.bench.common.shapes import SHAPES
@@ -119,3 +120,7 @@ def line(found: Comparison) -> str:
         f"prompt and first token {found.furrow_first_ms:.1f} ms and {found.transformers_first_ms:.1f} ms; "
         f"equal tokens in {found.equal} of {found.batch} sequences"
     )
+
+
+if __name__ == "__main__":
+    program.run(decode)

@@ -1,4 +1,4 @@
-"""`furrow bench linears`: every kernel for a linear layer beside the others, on the layers of a model's shape."""
+"""Every kernel for a linear layer, timed on the layers of a model's shape."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
@@ -158,3 +159,7 @@ def measure(layer: Layer, kernel: Kernel, rows: int, passes: int) -> Timing:
             seconds.append((time.perf_counter() - begin) / len(copies))
     took = median(seconds)
     return Timing(layer.name, kernel.name, rows, took * 1e3, size / took / 1e9)
+
+
+if __name__ == "__main__":
+    program.run(linears)

@@ -1,4 +1,4 @@
-"""`furrow bench native`: the engine with the forward in C++ beside the same with torch's, on the same weights."""
+"""The engine with the forward in C++ beside the engine with torch's on the same weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 import torch
 
 from control.quantization import QUANTS
+from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
@@ -84,3 +85,7 @@ def line(name: str, batch: int, steps: Steps) -> str:
         f"{name} {batch / middle:.1f} tok/s ({middle * 1e3:.2f} ms a step, at best {batch / fastest:.1f} tok/s), "
         f"prompts {min(steps.first) * 1e3:.0f} ms"
     )
+
+
+if __name__ == "__main__":
+    program.run(native)

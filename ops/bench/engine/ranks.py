@@ -1,4 +1,4 @@
-"""`furrow bench ranks`: one model on several CPU ranks beside the same on one, with the same processors for both."""
+"""A model on several CPU ranks beside the same model on one rank with the same processors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
+from ops.bench import program
 from ops.bench.common.figures import Figure, conclude
 from ops.bench.common.machine import describe
 from ops.bench.common.random_model import build
@@ -177,3 +178,7 @@ def line(found: Compared, tp: int) -> str:
         f"{found.sockets_ms:.2f} ms ({found.one_ms / found.sockets_ms:.2f}); "
         f"equal tokens in {found.equal} of {found.batch} sequences"
     )
+
+
+if __name__ == "__main__":
+    program.run(ranks)

@@ -1,4 +1,4 @@
-"""`furrow bench fanout`: how many tokens one API process on one core hands to how many streams, and how late."""
+"""The number of tokens and streams that one API process on one core carries, and the delay of the tokens."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import msgspec
 from control.errors import ModelUnavailable
 from control.listening import free_port
 from control.redis.connection import connect
+from ops.bench import program
 from ops.bench.common.farm import HOST, NOBODY_REFUSED, say
 from ops.bench.common.figures import Figure, conclude
 from ops.bench.common.machine import describe
@@ -251,3 +252,7 @@ def _server_pid(redis_url: str) -> int:
     info: Any = client.info("server")
     client.close()
     return int(info["process_id"])
+
+
+if __name__ == "__main__":
+    program.run(fanout)

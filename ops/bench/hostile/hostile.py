@@ -41,9 +41,9 @@ LOOK_EVERY_S = 0.1
 def hostile(clients: int, seconds: float, runs: int) -> None:
     """Polite streams with and without attacks on their API process, which has a core of its own.
 
-    Leaders without a model emit through Redis and stamp each token, as in `furrow bench fanout`: how late a token is
-    says what the API process did meanwhile, and not how busy a model was. Exit status 1 where a figure is missed, or
-    where an attack was not refused as it must be. Everything is on loopback.
+    Leaders without a model emit through Redis and stamp each token, as in `ops.bench.fanout.fanout`: the delay of a
+    token shows the load of the API process, and not that of a model. The exit status is 1 if a figure misses its limit
+    or if an attack is not refused. All connections are on loopback.
     """
     click.echo(describe())
     own, others = split_cores()

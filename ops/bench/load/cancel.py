@@ -1,4 +1,4 @@
-"""`furrow bench cancel`: requests cancelled under load; how soon each one's slot is free."""
+"""Requests cancelled under load, and the time until each one's slot is free."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from control.keys import ModelKeys
 from control.messages import ModelSpec
 from control.redis.clients import AsyncRedis
 from control.redis.connection import connect_async
+from ops.bench import program
 from ops.bench.common.ask import now_ms
 from ops.bench.common.client import Base, Response, request
 from ops.bench.common.farm import private_farm
@@ -171,3 +172,7 @@ async def first_text(response: Response) -> None:
         if data != b"[DONE]" and any(choice["delta"].get("content") for choice in json.loads(data).get("choices", [])):
             return
     raise EOFError("the stream ended without any text")
+
+
+if __name__ == "__main__":
+    program.run(cancel)

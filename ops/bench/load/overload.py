@@ -1,4 +1,4 @@
-"""`furrow bench overload`: ten times the load that a farm can carry; memory, waiting and refusals."""
+"""Ten times the load that a farm can carry: memory, waiting times and refusals."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import click
 
 from control.messages import ModelSpec
+from ops.bench import program
 from ops.bench.common.ask import Answer, ask, now_ms
 from ops.bench.common.client import Base
 from ops.bench.common.farm import private_farm, say
@@ -159,3 +160,7 @@ async def offer(base: Base, phase: Phase, seconds: float, memory: MemorySampler 
 
 async def _ask(base: Base, index: int) -> Answer:
     return await ask(base, f"user-{index % USERS}", MODEL, prompt(index, PROMPT_BYTES), MAX_TOKENS, stream=True)
+
+
+if __name__ == "__main__":
+    program.run(overload)

@@ -1,4 +1,4 @@
-"""`furrow bench prefix`: the second turn of a conversation beside its first, through the whole farm."""
+"""The time to the first token of a conversation's second turn beside that of its first, through the whole farm."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from control.operations.spec import build_spec
+from ops.bench import program
 from ops.bench.common.ask import kind_of
 from ops.bench.common.client import Base, request
 from ops.bench.common.farm import private_farm, say
@@ -124,3 +125,7 @@ async def ask(base: Base, model: str, prompt: list[int]) -> Turn:
     if first is None or usage is None or usage["completion_tokens"] != 2:
         raise click.ClickException(f"an answer of two tokens was asked for; what came says {usage}")
     return Turn(first - sent, usage["prompt_tokens_details"]["cached_tokens"])
+
+
+if __name__ == "__main__":
+    program.run(prefix)

@@ -1,4 +1,4 @@
-"""`furrow bench startup`: from `furrow serve` to the first token by phases, and how soon `furrow --help` speaks."""
+"""The time from `furrow serve` to the first token, phase by phase, and the time of `furrow --help`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from control.errors import ModelUnavailable
+from ops.bench import program
 from ops.bench.common.ask import ask
 from ops.bench.common.client import Base
 from ops.bench.common.farm import say
@@ -149,3 +150,7 @@ def help_once() -> float:
     began = time.perf_counter()
     subprocess.run([sys.executable, "-m", "ops.cli", "--help"], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    program.run(startup)

@@ -1,4 +1,4 @@
-"""`furrow bench overhead`: the whole farm beside the bare engine loop on the same model, and what it asks of Redis."""
+"""The whole farm beside the bare engine loop on the same model, and the farm's calls to Redis."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from control.errors import SettingsError
+from ops.bench import program
 from ops.bench.common import alphabet
 from ops.bench.common.farm import say
 from ops.bench.common.figures import Figure, conclude
@@ -127,3 +128,7 @@ def _per(spent: list[dict[str, float]], unit: str | None, count: int) -> str:
         for names in (("sent",), ("all",), ("in", "out"))
     )
     return f"{sent:.1f} commands sent and {commands:.0f} run, {moved:.0f} bytes"
+
+
+if __name__ == "__main__":
+    program.run(overhead)

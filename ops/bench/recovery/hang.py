@@ -1,4 +1,4 @@
-"""`furrow bench hang`: stop ranks under load; how soon each is found, and that a busy machine is no hang."""
+"""Ranks stopped under load: the time until each is detected, and no false alarm on a busy machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import click
 from control.keys import ModelKeys
 from control.redis.connection import run
 from control.replicas import health
+from ops.bench import program
 from ops.bench.common.farm import say
 from ops.bench.common.figures import Figure, conclude
 from ops.bench.common.machine import describe
@@ -106,3 +107,7 @@ def burning(count: int) -> Iterator[None]:
         for burner in burners:
             burner.kill()
             burner.wait()
+
+
+if __name__ == "__main__":
+    program.run(hang)

@@ -1,4 +1,4 @@
-"""`furrow bench rolling`: a model is reloaded again and again under load; no answer may fail, be cut or change."""
+"""Reloads of a model under load, during which no answer may fail, be cut or change."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.replicas import health
+from ops.bench import program
 from ops.bench.common.ask import Answer, ask
 from ops.bench.common.client import Base
 from ops.bench.common.farm import private_farm, say
@@ -102,7 +103,7 @@ async def measure(client: SyncRedis, base: Base, times: int, count: int) -> list
     for prompt in PROMPTS:
         answer = await ask(base, "alone", MODEL, prompt, LENGTH, stream=True)
         if answer.error is not None:
-            raise SystemExit(f"furrow bench rolling: the undisturbed run failed: {answer.error}")
+            raise SystemExit(f"rolling: the undisturbed run failed: {answer.error}")
         expected[prompt] = answer.text
     clients = Clients(base, expected)
     asking = asyncio.create_task(clients.run(count))
@@ -135,7 +136,7 @@ def roll(client: SyncRedis, kind: str, index: int) -> bool:
     until = time.monotonic() + LIMIT_S
     while not health.overview(client, MODEL).is_rolled_out:
         if time.monotonic() > until:
-            raise SystemExit(f"furrow bench rolling: change {index + 1} was not rolled out within {LIMIT_S:.0f} s")
+            raise SystemExit(f"rolling: change {index + 1} was not rolled out within {LIMIT_S:.0f} s")
         time.sleep(TICK_S)
     return not old & leaders(client)
 
@@ -162,3 +163,7 @@ def report(changes: list[Change]) -> None:
         click.echo(f"failed: {count} × {reason}")
     if not all(change.replaced for change in changes):
         click.echo("a process of before was still there: the change had no effect")
+
+
+if __name__ == "__main__":
+    program.run(rolling)

@@ -147,5 +147,5 @@ def wait_until_whole(client: SyncRedis) -> int:
 def pause(since: float) -> None:
     """A short breath; gives up when `since` is too long ago."""
     if time.monotonic() - since > LIMIT_S:
-        raise SystemExit(f"furrow bench: nothing happened for {LIMIT_S:.0f} s")
+        raise SystemExit(f"no token and no change for {LIMIT_S:.0f} s")
     time.sleep(0.005)

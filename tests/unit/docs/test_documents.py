@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from pathlib import Path
 
@@ -10,16 +11,17 @@ import click
 import pytest
 
 from control.requests.bounds import RANGES
+from ops.bench.__main__ import VERBS
 from ops.cli import cli
 from tests.unit.ops.command_line import parse
 from tests.unit.ops.compose_file import ROOT
 from worker.repository.families import FAMILIES
 
+PAGES = sorted(path for folder in (".", "docs", "docs/decisions", "ops") for path in (ROOT / folder).glob("*.md"))
 DOCUMENTS = [
     ROOT / name
     for name in ("CONTRIBUTING.md", "docs/deployment.md", "docs/performance.md", "ops/runbook.md", "ops/redis-cli.md")
 ]
-PAGES = sorted(path for folder in (".", "docs", "docs/decisions", "ops") for path in (ROOT / folder).glob("*.md"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -35,6 +37,40 @@ def test_every_furrow_command_is_understood(path: Path) -> None:
         # In prose a command may be named without what it needs, and may only ask for help.
         with contextlib.suppress(click.MissingParameter, click.exceptions.Exit):
             assert parse(cli, mention.split()[1:]), mention
+
+
+def test_every_benchmark_of_a_page_is_a_program() -> None:
+    """`python -m ops.bench.ROOM.NAME` in a page names a module with a command of that name, which knows the options."""
+    mentions = {
+        found for page in PAGES for found in re.findall(r"python -m (ops\.bench\.[a-z][^`#\n]*)", page.read_text())
+    }
+    assert len(mentions) > 15
+    for mention in mentions:
+        module, *arguments = mention.split()
+        program = importlib.import_module(module)
+        named = vars(program).get(module.rpartition(".")[2])
+        command = named if isinstance(named, click.Command) else program.main
+        assert 'if __name__ == "__main__":' in Path(str(program.__file__)).read_text(), module
+        with contextlib.suppress(click.exceptions.Exit):
+            parse(command, arguments)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_verb_of_furrow_bench_on_a_page_exists(path: Path) -> None:
+    """Placeholders are capitals."""
+    assert set(re.findall(r"furrow bench ([a-z]\w*)", path.read_text())) <= set(VERBS)
+
+
+def test_the_page_of_figures_names_every_benchmark() -> None:
+    """A module of ops/bench that ends in `program.run` and is no verb of `furrow bench`."""
+    programs = {
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        for path in (ROOT / "ops/bench").rglob("*.py")
+        if "\n    program.run(" in path.read_text() and path.name != "__main__.py"
+    }
+    assert len(programs) >= 15
+    page = (ROOT / "docs/performance.md").read_text()
+    assert [name for name in programs if f"`python -m {name}" not in page] == []
 
 
 def test_the_runbook_asks_questions_that_the_sheet_answers() -> None:

@@ -1,4 +1,4 @@
-"""`furrow bench control`: every figure is measured on the real loop, and a limit that is missed is the exit status."""
+"""ops.bench.control: every figure is measured on the real loop; a missed limit sets the exit status."""
 
 from __future__ import annotations
 
