@@ -37,7 +37,7 @@ def adopt_replicas(
             try:
                 record = read_record(stored)
             except msgspec.ValidationError as error:
-                log.error("a replica's record can't be read; its ranks end", key=key, error=str(error), action="adopt")
+                log.error("record of a replica is unreadable", key=key, error=str(error), action="adopt")
                 continue
             replica = make(record.assignment, record.folder)
             restore(replica, record)

@@ -70,7 +70,7 @@ class Agent:
     def run(self) -> None:
         """Adopt what is there, then tick until told to stop; an exit is handled the moment that it is reported."""
         self.adopt()
-        log.info("agent ready", host=self._host.id, devices=list(self._host.devices) or ["cpu"])
+        log.info("agent ready", host=self._host.id, devices=list(self._host.devices) or ["cpu"], action="agent_start")
         while not self.leaving and (not self.stopping or self._replicas):
             self._supervisor.alive()
             try:
@@ -80,7 +80,7 @@ class Agent:
             except RedisUnavailable as error:
                 outage.waits(LOOP, error)
             except Exception:  # the agent must survive what nobody foresaw: it is the one that restarts the others
-                log.exception("a turn of the agent failed")
+                log.exception("agent tick failed", action="agent_tick")
             try:
                 self._exits.wait(TICK_S)
             except RedisUnavailable as error:  # it is reported when Redis is back
@@ -172,7 +172,7 @@ class Agent:
 
     def _drain(self, replica: ReplicaProcesses) -> None:
         if not replica.draining:
-            log.info("drains", model=replica.place[0], replica=replica.place[1])
+            log.info("replica drains", model=replica.place[0], replica=replica.place[1], action="replica_drain")
             self._report(*replica.place, "draining", "finishes what it runs", replica.assignment)
         replica.drain(led=run(self._client, lease.holder(*replica.place)) is not None)
 
@@ -205,7 +205,7 @@ class Agent:
         self._supervisor.keep(record_key(replica.place), None)
         farm.remove_assignment(self._client, self._host.id, *replica.place)
         health.clear_status(self._client, *replica.place)
-        log.info("stopped", model=replica.place[0], replica=replica.place[1])
+        log.info("replica stopped", model=replica.place[0], replica=replica.place[1], action="replica_stop")
 
     def _follow_other_hosts(self, replica: ReplicaProcesses) -> None:
         """A replica that one of its hosts gave up is given up on all; it starts over where another gets that part."""
@@ -213,7 +213,11 @@ class Agent:
         failed = status is not None and status.state == "failed"
         if failed and replica.failed is None and status is not None and status.host != self._host.id:
             log.error(
-                "another host gave the replica up", replica=replica.place[1], host=status.host, error=status.detail
+                "another host gave the replica up",
+                replica=replica.place[1],
+                host=status.host,
+                error=status.detail,
+                action="replica_fail",
             )
             replica.give_up(status.detail, elsewhere=True)
         elif status is not None and not failed and replica.failed_elsewhere:

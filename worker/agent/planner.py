@@ -95,13 +95,25 @@ class Planner:
             if (model, replica) not in here:
                 returned = catalog.retire(self._client, model, replica)
                 if returned is not None:
-                    log.info("retired", model=model, replica=replica, returned_requests=returned)
+                    log.info(
+                        "replica retired",
+                        model=model,
+                        replica=replica,
+                        returned_requests=returned,
+                        action="replica_retire",
+                    )
         return {name: [one for one in found if (name, one) in here] for name, found in zip(names, known, strict=True)}
 
     def _write(self, action: Action, held: dict[str, list[Assignment]], living: set[str], kept: set[Part]) -> None:
         match action:
             case Assign(host, assignment):
-                log.info("assigns", host=host, model=assignment.spec.name, replica=assignment.replica)
+                log.info(
+                    "replica assigned",
+                    host=host,
+                    model=assignment.spec.name,
+                    replica=assignment.replica,
+                    action="replica_assign",
+                )
                 self._forget_failure(host, assignment, held)
                 farm.assign(self._client, host, assignment)
             case Withdraw(host, model, replica) if host not in living and (host, model, replica) not in kept:
@@ -109,7 +121,9 @@ class Planner:
             case Withdraw(host, model, replica, at_once):
                 for assignment in held[host]:
                     if (assignment.spec.name, assignment.replica) == (model, replica) and not assignment.withdrawn:
-                        log.info("withdraws", host=host, model=model, replica=replica)
+                        log.info(
+                            "replica withdrawn", host=host, model=model, replica=replica, action="replica_withdraw"
+                        )
                         farm.withdraw(self._client, host, assignment, at_once)
             case Unplaceable(model, replica, why):
                 self._unplaceable(model, replica, why)
@@ -129,8 +143,8 @@ class Planner:
             if spec.unload and spec.name not in assigned:
                 ended = abandon(self._client, spec.name, f"the model '{spec.name}' was unloaded")
                 catalog.forget(self._client, spec)
-                log.info("unloaded", model=spec.name, ended_requests=ended)
+                log.info("model unloaded", model=spec.name, ended_requests=ended, action="model_unload")
         if time.monotonic() - self._expired >= EXPIRE_EVERY_S:
             self._expired = time.monotonic()
             for model, expired in expire_waiting(self._client, [spec.name for spec in specs]).items():
-                log.warning("waiting requests passed their deadline", model=model, requests=expired)
+                log.warning("waiting requests expired", model=model, requests=expired, action="expire")

@@ -69,11 +69,13 @@ class RankExits:
         if replica.draining and exit.status == STOPPED:
             replica.stop()  # its leader has finished, and the others with it
         if replica.failed is not None or (replica.stopping and exit.status == STOPPED):
-            log.info("rank ended", model=exit.place[0], rank=exit.rank, status=what)
+            log.info("rank ended", model=exit.place[0], rank=exit.rank, status=what, action="rank_exit")
             self._free_lock(replica, exit)
             self._supervisor.forget(exit.pid)
             return
-        log.error("rank died", model=exit.place[0], replica=exit.place[1], rank=exit.rank, status=what)
+        log.error(
+            "rank died", model=exit.place[0], replica=exit.place[1], rank=exit.rank, status=what, action="rank_exit"
+        )
         given_up = exit.status == REFUSED or not replica.pause()
         try:
             # The epoch of now may be a later one than that in which a rank died while there was no agent.
@@ -94,7 +96,9 @@ class RankExits:
         )
         what = f"{notice.what}: {said}" if said else notice.what
         if said:
-            log.error("the reason of a rank's end", model=model, replica=name, rank=exit.rank, reason=said)
+            log.error(
+                "reason of the rank's end", model=model, replica=name, rank=exit.rank, reason=said, action="rank_exit"
+            )
         health.write_poison(self._client, model, name, notice.epoch, exit.rank, kind, what)
         self._free_lock(replica, exit)
         replica.note(exit.rank, Failure(what, explained=said is not None, outside=kind == "exited"))
@@ -117,4 +121,6 @@ class RankExits:
         """Failed after back-off: the ranks that are left end, the model answers 503 with this reason."""
         replica.give_up(why)
         self._report(*replica.place, "failed", why, replica.assignment)
-        log.error("gave the replica up", model=replica.place[0], replica=replica.place[1], error=why)
+        log.error(
+            "gave the replica up", model=replica.place[0], replica=replica.place[1], error=why, action="replica_fail"
+        )

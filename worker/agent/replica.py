@@ -149,7 +149,16 @@ class ReplicaProcesses:
         if process is None:
             environment = rank_environment(self.redis_url) | duty
             process = self.supervisor.spawn(python_command("worker", "rank"), environment, tag, ending)
-        log.info("spawned", model=model, replica=replica, rank=rank, pid=process.pid, device=device, how=how)
+        log.info(
+            "spawned",
+            model=model,
+            replica=replica,
+            rank=rank,
+            pid=process.pid,
+            device=device,
+            how=how,
+            action="rank_spawn",
+        )
         self._watch(rank, process)
         return process
 

@@ -66,12 +66,12 @@ class Standby:
         `folders` are those of the models in use, whose code it imports too.
         """
         if self._process is not None and self._process.poll() is not None:
-            log.warning("the standby died; the next rank starts without one", pid=self._process.pid)
+            log.warning("standby died", pid=self._process.pid, action="standby_exit")
             self._due = time.monotonic() + RETRY_S
             self._process.forget()
             self._process = None
         if self._process is not None and self.state == "ready" and not self._told:
-            log.info("standby ready", pid=self._process.pid)
+            log.info("standby ready", pid=self._process.pid, action="standby_start")
             self._told = True
         if self._process is None and calm and time.monotonic() >= self._due:
             self._spawn(folders)
@@ -105,4 +105,4 @@ class Standby:
         environment = rank_environment(self._redis_url)
         self._process = self._supervisor.spawn(command, environment, TAG, AT_ONCE, channel=True)
         self._told = False
-        log.info("standby started", pid=self._process.pid)
+        log.info("standby started", pid=self._process.pid, action="standby_start")

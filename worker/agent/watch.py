@@ -112,7 +112,7 @@ class Watch:
     def _end(self, rank: int, pid: int, epoch: int, message: str) -> None:
         """The epoch, if it still stands, is over, and so is the process."""
         model, name = self._replica.place
-        log.error("a rank hangs", model=model, replica=name, rank=rank, pid=pid, message=message)
+        log.error("rank hangs", model=model, replica=name, rank=rank, pid=pid, message=message, action="rank_kill")
         health.write_poison(self._client, model, name, epoch, rank, "silent", message)
         self._seen.pop(pid, None)
         self._replica.kill(rank, message)
@@ -127,5 +127,10 @@ class Watch:
             for rank in self._replica.pids():
                 beat = beats[rank]
                 if beat is not None and beat.epoch == poison.epoch:
-                    log.error("a rank did not leave its poisoned epoch", model=self._replica.place[0], rank=rank)
+                    log.error(
+                        "rank stays in its poisoned epoch",
+                        model=self._replica.place[0],
+                        rank=rank,
+                        action="rank_kill",
+                    )
                     self._replica.kill(rank)

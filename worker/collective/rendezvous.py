@@ -143,9 +143,9 @@ def _lead(store: dist.Store, own: Card, world_size: int, abort: Abort) -> Exchan
         if descriptor >= 0:
             os.close(descriptor)
     if refusal:
-        log.info("the ranks share no memory", why=refusal)
+        log.info("the ranks share no memory", why=refusal, action="form_group")
         return _given_up(exchange)
-    log.info("the ranks share memory", way=way)
+    log.info("the ranks share memory", way=way, action="form_group")
     return exchange
 
 

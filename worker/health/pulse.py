@@ -93,7 +93,7 @@ class Pulse:
             except RedisUnavailable as error:  # keep the epoch, and the finished step waits in the main thread
                 outage.waits(LOOP, error)
             except Exception:  # a pulse that dies would take a healthy epoch with it
-                log.exception("the pulse missed a beat")
+                log.exception("heartbeat failed", action="beat")
             self._deadman()
 
     def _close(self) -> None:
@@ -185,7 +185,7 @@ class Pulse:
             f"the command after {self._progress.seq} has taken {self._progress.pending_ms} ms, and no rank has got on "
             f"with it for {self._progress.stalled_s:.1f} s; {who}"
         )
-        log.error("a step is overdue", culprit=culprit, pending_ms=self._progress.pending_ms)
+        log.error("a step is overdue", culprit=culprit, pending_ms=self._progress.pending_ms, action="poison")
         run_all(self._client, [health.poison(self._model, self._replica, self._epoch, culprit, "deadline", message)])
 
     def _end(self, over: EpochOver) -> None:
@@ -200,5 +200,5 @@ class Pulse:
         self._progress.look()
         now, since = time.monotonic(), self._over_since
         if now - max(since, self._progress.moved_at) > OVER_STILL_S or now - since > OVER_S:
-            log.critical("did not leave the epoch in time; ending the process", reason=str(self._over))
+            log.critical("stuck in an epoch that is over", reason=str(self._over), action="rank_exit")
             os._exit(STUCK)

@@ -48,7 +48,7 @@ def attention_for(layout: CacheLayout) -> PagedAttention:
     missing = importlib.util.find_spec("triton") is None
     if missing or layout.dtype not in KERNEL_TYPES:
         reason = "Triton is not installed" if missing else f"the kernels have no {layout.dtype}"
-        log.warning("attention runs without its kernels, many times slower", reason=reason)
+        log.warning("attention runs without its kernels", reason=reason, action="choose_kernels")
         return gathered.attend
     from worker.attention import paged  # only here: on a CPU neither Triton nor its kernels are loaded
 

@@ -92,9 +92,9 @@ def native_forward(module: Any, link: Link, layout: CacheLayout, vocab_size: int
     try:
         plan = Plan(module, layout)
     except NotNative as reason:
-        log.info("torch runs the forward", reason=str(reason))
+        log.info("torch runs the forward", reason=str(reason), action="choose_forward")
         return None
-    log.info("the forward runs in C++", threads=plan.threads.count)
+    log.info("the forward runs in C++", threads=plan.threads.count, action="choose_forward")
     return NativeForward(plan, module.get_input_embeddings(), link, vocab_size)
 
 

@@ -43,7 +43,13 @@ def library(source: Path, *, for_this_processor: bool = False) -> ctypes.CDLL | 
                 _libraries[source] = _load(source, FOR_THIS_PROCESSOR if for_this_processor else ())
             except (OSError, subprocess.SubprocessError) as error:
                 output = getattr(error, "stderr", None) or b""
-                log.warning("could not compile", source=source.name, error=str(error), output=output.decode()[-2000:])
+                log.warning(
+                    "compilation failed",
+                    source=source.name,
+                    error=str(error),
+                    output=output.decode()[-2000:],
+                    action="compile",
+                )
                 _libraries[source] = None
         return _libraries[source]
 

@@ -78,19 +78,19 @@ def run_rank() -> int:
         life.run()
         return STOPPED
     except GroupError as error:
-        log.error("the group could not be formed", error=str(error))
+        log.error("group not formed", error=str(error), action="rank_exit")
         tell_why(clients[0], assignment, rank, str(error))
         return LOAD_FAILED
     except RedisUnavailable as error:  # only on its way up: a rank that serves waits
-        log.error("Redis went away before the rank was up", error=str(error))
+        log.error("Redis unavailable at the start", error=str(error), action="rank_exit")
         tell_why(clients[0], assignment, rank, f"Redis went away before the rank was up: {error}")
         return LOAD_FAILED
     except ModelFilesAway as error:  # they may be back in a moment
-        log.error("the model's files are away", error=str(error))
+        log.error("model files unavailable", error=str(error), action="rank_exit")
         tell_why(clients[0], assignment, rank, str(error))
         return LOAD_FAILED
     except FurrowError as error:
-        log.error("refused the assignment", error=str(error))
+        log.error("refused the assignment", error=str(error), action="rank_exit")
         tell_why(clients[0], assignment, rank, str(error))
         with suppress(RedisUnavailable):  # the agent poisons the epoch too, when it reaps this process
             epoch = health.read_epoch(clients[0], spec.name, assignment.replica)
@@ -107,7 +107,7 @@ def tell_why(client: SyncRedis, assignment: Assignment, rank: int, why: str) -> 
     try:
         run_every(client, health.note_end(assignment.spec.name, assignment.replica, rank, reason))
     except RedisUnavailable as error:
-        log.warning("could not leave the reason of this end", error=str(error))
+        log.warning("reason of the end not stored", error=str(error), action="rank_exit")
 
 
 def check_device(device: str) -> None:

@@ -64,7 +64,7 @@ class Rank:
             try:
                 self._serve(epoch)
             except (EpochOver, RedisUnavailable) as over:  # whatever was under way: the next epoch takes it up
-                log.info("left the epoch", reason=str(over))
+                log.info("left the epoch", reason=str(over), action="leave_epoch")
             finally:
                 self._executor.leave()
 
@@ -132,14 +132,14 @@ class Rank:
         except msgspec.DecodeError as error:
             return self._unreadable(frame, epoch, seq, error)
         if isinstance(command, Shutdown):
-            log.info("told to shut down")
+            log.info("told to shut down", action="rank_stop")
         try:
             return self._executor.answer(command)
         except EpochOver:
             raise
         except Exception as error:
             # Unknown, so device or collective state can't be trusted: tell the leader, poison, and leave.
-            log.exception("command failed", seq=command.seq, op=type(command).__name__)
+            log.exception("command failed", seq=command.seq, op=type(command).__name__, action="poison")
             message = f"{type(error).__name__}: {error}"
             refusal = self._executor.refusal(command, RankError(self._executor.rank, "forward_failed", message))
             commands.reply(self._client, self._model, self._replica, refusal)
@@ -163,5 +163,5 @@ class Rank:
         unknown = op is not None and op not in KNOWN_OPS
         kind: RankErrorKind = "unknown_op" if unknown else "bad_request"
         message = f"unknown op {op!r}" if unknown else f"{error}: {frame[:200]!r}"
-        log.error("refused a frame", kind=kind, error=message)
+        log.error("refused a frame", kind=kind, error=message, action="refuse_command")
         return ErrorReply(epoch=epoch, seq=seq, rank=self._executor.rank, kind=kind, message=message)

@@ -42,7 +42,7 @@ def await_duty(channel: socket.socket, folders: list[Path]) -> dict[str, str] | 
     if not line.endswith(b"\n"):
         return None
     duty = msgspec.json.decode(line, type=dict[str, str])
-    log.info("standby takes over a rank", rank=duty["FURROW_RANK"])
+    log.info("standby takes over a rank", rank=duty["FURROW_RANK"], action="standby_take")
     return duty
 
 
@@ -81,4 +81,6 @@ def import_all(folders: list[Path]) -> None:
         try:
             skeleton(configuration(gates.inspect(folder).config), torch.float32, torch.device("cpu"))
         except Exception as error:  # the rank that loads it will say what is wrong with it
-            log.warning("the standby could not prepare a model", folder=str(folder), error=str(error))
+            log.warning(
+                "standby could not prepare a model", folder=str(folder), error=str(error), action="standby_prepare"
+            )

@@ -133,7 +133,13 @@ class Preparations:
         else:
             del self._by_place[place]
             known = isinstance(outcome, FurrowError)
-            log.error("refused", model=place[0], error=str(outcome), exc_info=None if known else outcome)
+            log.error(
+                "assignment refused",
+                model=place[0],
+                error=str(outcome),
+                exc_info=None if known else outcome,
+                action="prepare_model",
+            )
             tries = f" Tried {one.attempts} times." if one.attempts > 1 else ""
             return (str(outcome) if known else repr(outcome)) + tries
         return outcome
@@ -160,7 +166,7 @@ class Preparations:
         pause = one.again()
         if pause is None:
             return False
-        log.warning("the model's files are away", model=model, error=str(error), next_try_s=pause)
+        log.warning("model files unavailable", model=model, error=str(error), next_try_s=pause, action="prepare_model")
         self._report(
             model, one.assignment.replica, "backoff", f"{error} The next try is in {pause:g} s.", one.assignment
         )

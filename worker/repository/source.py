@@ -53,10 +53,10 @@ def resolve(
             f"Model folder {source} does not exist, and it is no Hugging Face repository id (org/name)."
         )
     place, reason = cache_folder(cache, os.environ)
-    log.info("model cache %s (%s)", place, reason)
+    log.info("model cache", folder=str(place), reason=reason, action="find_model")
     snapshot = _cached(source, revision, place)
     if snapshot is not None:
-        log.info("model %s is in the cache: %s", source, snapshot)
+        log.info("model in the cache", source=source, folder=str(snapshot), action="find_model")
         return snapshot
     return (fetch or download)(source, revision, place, tell)
 
@@ -104,7 +104,7 @@ def _cached(repository: str, revision: str, cache: Path) -> Path | None:
     try:
         inspect(snapshot)
     except ModelFilesError as error:
-        log.info("model %s is not complete in the cache: %s", repository, error)
+        log.info("model incomplete in the cache", source=repository, error=str(error), action="find_model")
         return None
     return snapshot
 
