@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TEST_PROCESSES ?= 2
 
-.PHONY: setup demo serve test lint types imports check format clean
+.PHONY: setup demo serve test lint types imports check format pages clean
 
 setup: $(INSTALLED)
 
@@ -43,6 +43,10 @@ check: lint types imports test
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The sections of docs/ that are generated from the code.
+pages: $(INSTALLED)
+	$(BIN)/python -m tests.pages
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

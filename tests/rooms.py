@@ -1,7 +1,4 @@
-"""The rooms of the product: their order from the import contracts, and the line that each says of itself.
-
-`python -m tests.rooms` writes the map of docs/architecture.md.
-"""
+"""The rooms of the product: their order from the import contracts, and the line that each says of itself."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TOPS = ("control", "worker", "api", "ops")
-PAGE = ROOT / "docs" / "architecture.md"
-_BEGIN, _END = "<!-- rooms: python -m tests.rooms -->\n```\n", "```\n<!-- /rooms -->\n"
 
 
 def layers(top: str) -> list[list[str]]:
@@ -36,25 +31,9 @@ def line_of(package: Path) -> str:
 
 
 def page_map() -> str:
+    """The map in docs/architecture.md."""
     lines = []
     for top in TOPS:
         lines.append(f"{top + '/':19}{line_of(ROOT / top)}")
         lines += [f"  {room + '/':17}{line_of(ROOT / top / room)}" for room in rooms(top)]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def parts() -> tuple[str, str, str]:
-    """The page before its map, the map, and the page after it."""
-    before, found, rest = PAGE.read_text().partition(_BEGIN)
-    text, ended, after = rest.partition(_END)
-    assert found and ended, f"{PAGE} has no place for the map: {_BEGIN!r} … {_END!r}"
-    return before, text, after
-
-
-def main() -> None:
-    before, _, after = parts()
-    PAGE.write_text(before + _BEGIN + page_map() + _END + after)
-
-
-if __name__ == "__main__":
-    main()
+    return "".join(["```\n", *(f"{line}\n" for line in lines), "```\n"])

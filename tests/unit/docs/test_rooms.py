@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rooms import ROOT, TOPS, layers, line_of, page_map, parts, rooms
+from tests.rooms import ROOT, TOPS, layers, line_of, rooms
 
 MOST_LOOSE = 12
 FLAT = {"control/scripts", "api/schemas"}
@@ -25,11 +25,6 @@ def folders(top: str) -> list[Path]:
 def package_folders() -> list[Path]:
     """Without programs of other environments, which are no package."""
     return [path for top in TOPS for path in folders(top) if path != ROOT / "ops/compat/scripts"]
-
-
-def test_the_page_shows_the_rooms_as_they_are() -> None:
-    """`python -m tests.rooms` writes it."""
-    assert parts()[1] == page_map()
 
 
 @pytest.mark.parametrize("top", TOPS)
