@@ -18,7 +18,7 @@ from api.asgi.tasks import PeriodicTask, end
 from api.errors.errors import StreamInterrupted, problem
 from api.generation.archive import Archive
 from api.generation.intake import Caller
-from api.generation.ongoing import TURN_SCORED, Ongoing
+from api.generation.session import TURN_SCORED, Session
 from api.generation.submit import Submitter
 from api.observability.journal import Journal
 from api.observability.metrics import Metrics
@@ -75,11 +75,11 @@ class Keeper:
         await self._task.stop()
         await end(*self._following.values())
 
-    def follow(self, ongoing: Ongoing) -> None:
+    def follow(self, session: Session) -> None:
         """Have a request followed to its end with nobody at the other side."""
-        task = asyncio.create_task(self._follow(ongoing))
-        self._following[ongoing.rid] = task
-        task.add_done_callback(lambda _: self._following.pop(ongoing.rid, None))
+        task = asyncio.create_task(self._follow(session))
+        self._following[session.rid] = task
+        task.add_done_callback(lambda _: self._following.pop(session.rid, None))
 
     async def current(self, stored: StoredResponse) -> dict[str, Any]:
         """The response as it is now. Raises RedisUnavailable, or ModelNotFound once its model is gone."""
@@ -133,22 +133,22 @@ class Keeper:
 
     # --- in the background ---
 
-    async def _follow(self, ongoing: Ongoing) -> None:
+    async def _follow(self, session: Session) -> None:
         try:
-            await ongoing.collect()
-            await ongoing.store()
-            failure = ongoing.renderer.failure
+            await session.collect()
+            await session.store()
+            failure = session.renderer.failure
             status = 200 if failure is None else problem(failure).status
-            ongoing.release(status=status, error=None if failure is None else str(failure))
+            session.release(status=status, error=None if failure is None else str(failure))
         except asyncio.CancelledError:
-            ongoing.left()
+            session.left()
             raise
         except StreamInterrupted as error:
-            ongoing.release(status=problem(error).status, error="cut by shutdown")
+            session.release(status=problem(error).status, error="cut by shutdown")
         except Exception as error:
-            ongoing.release(status=problem(error).status, error=str(error))
+            session.release(status=problem(error).status, error=str(error))
             if not isinstance(error, FurrowError):
-                log.error("following a response failed", action="follow_response", rid=ongoing.rid, exc_info=error)
+                log.error("following a response failed", action="follow_response", rid=session.rid, exc_info=error)
 
     async def _look_after(self) -> None:
         await self.share_out()

@@ -18,7 +18,7 @@ from api.follow.follow import Follower
 from api.generation.archive import Archive
 from api.generation.backpressure import Backpressure
 from api.generation.intake import Body, Caller, take_in
-from api.generation.ongoing import Ongoing
+from api.generation.session import Session
 from api.models.grammar import GrammarChecks
 from api.models.models import Models, ServedModel
 from api.rendering.event_rendering import renderer_of
@@ -54,7 +54,7 @@ class Submitter:
         self._settings, self._interrupted = settings, interrupted
         self._backpressure = Backpressure()
 
-    async def submit(self, body: Body, caller: Caller) -> Ongoing:
+    async def submit(self, body: Body, caller: Caller) -> Session:
         """Check, tokenise and enqueue; an Idempotency-Key that is known joins the request that runs.
 
         Raises RequestError and its kin, RateLimited, QueueFull, ModelUnavailable, RedisUnavailable.
@@ -103,9 +103,9 @@ class Submitter:
                 hold.refund()  # the request that was joined has a hold of its own
             return await self._join(first, caller, served, feeds, wake)
         renderer = renderer_of(first, intake.view(), served.vocabulary, intake.prompt_tokens)
-        return self._ongoing(first, renderer, feeds, wake, caller, served)
+        return self._session(first, renderer, feeds, wake, caller, served)
 
-    async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Ongoing:
+    async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
         """Follow a request that is known by its id, and suppress what the cursor says was sent; no places: nothing.
 
         Places prove that the request was there. If it is not, Redis may have lost it a moment ago: whoever follows it
@@ -128,7 +128,7 @@ class Submitter:
                 raise ShuttingDown("This API process is shutting down. Send the request to another one.")
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    async def _take_up(self, cursor: Cursor, caller: Caller, model: str | None) -> Ongoing:
+    async def _take_up(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
         served, fields = await self.find(cursor.rid, caller.tenant, model)
         view = decode_view(fields["view"])
         if view.member:
@@ -166,7 +166,7 @@ class Submitter:
         feeds: list[Feed],
         wake: asyncio.Event,
         cursor: Cursor | None = None,
-    ) -> Ongoing:
+    ) -> Session:
         """Take up a request that somebody began: its own view says how it is shown."""
         try:
             await self._follower.meet(feeds)
@@ -178,7 +178,7 @@ class Submitter:
         prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds)
         caller.journal.know(prompt_tokens=prompt_tokens)
         renderer = renderer_of(rid, view, served.vocabulary, prompt_tokens, cursor)
-        return self._ongoing(rid, renderer, feeds, wake, caller, served)
+        return self._session(rid, renderer, feeds, wake, caller, served)
 
     async def _withdraw(self, model: str, rids: list[str], tenant: str) -> None:
         """End the parts of a request of which another part was refused, whatever its `on_disconnect` says."""
@@ -191,7 +191,7 @@ class Submitter:
         for feed in feeds:
             self._follower.leave(feed, None)
 
-    def _ongoing(
+    def _session(
         self,
         rid: str,
         renderer: StreamRenderer,
@@ -199,8 +199,8 @@ class Submitter:
         wake: asyncio.Event,
         caller: Caller,
         served: ServedModel,
-    ) -> Ongoing:
-        return Ongoing(
+    ) -> Session:
+        return Session(
             rid=rid,
             renderer=renderer,
             feeds=feeds,

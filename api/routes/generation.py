@@ -19,7 +19,7 @@ from api.asgi.off_loop import off_loop
 from api.errors.errors import error_response, problem
 from api.errors.request_ids import new_rid
 from api.generation.intake import Body, Caller
-from api.generation.ongoing import Ongoing
+from api.generation.session import Session
 from api.generation.stream import sse_response
 from api.models.models import ServedModel
 from api.observability.journal import Journal
@@ -107,7 +107,7 @@ def _idempotency_key(request: Http) -> str:
     return key
 
 
-Accepted = Callable[[Ongoing], Awaitable[Response[Any] | None]]
+Accepted = Callable[[Session], Awaitable[Response[Any] | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,30 +133,30 @@ async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[An
 async def serve(request: Http, read: Read) -> Response[Any]:
     """Serve one POST: read, submit (or resume at Last-Event-ID), then stream or collect."""
     process, caller = process_of(request), caller_of(request)
-    ongoing: Ongoing | None = None
+    session: Session | None = None
     try:
         process.refuse_when_draining()
-        ongoing, streams, accepted = await _begin(request, caller, read)
-        if accepted is not None and (response := await accepted(ongoing)) is not None:
+        session, streams, accepted = await _begin(request, caller, read)
+        if accepted is not None and (response := await accepted(session)) is not None:
             _echo(response, caller)
             return response
         del accepted
         if streams:
-            await ongoing.settle()
-            return streamed(ongoing, caller)
-        response = await _whole(request, ongoing)
+            await session.settle()
+            return streamed(session, caller)
+        response = await _whole(request, session)
         _echo(response, caller)
         return response
     except Exception as error:
-        return refused(error, caller, ongoing)
+        return refused(error, caller, session)
     except asyncio.CancelledError:
         # The process stops, and its grace is over.
-        if ongoing is not None:
-            ongoing.left()
+        if session is not None:
+            session.left()
         raise
 
 
-async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Ongoing, bool, Accepted | None]:
+async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bool, Accepted | None]:
     """Put the request on its way; whether it streams. Body and prompt end here: the answer needs neither."""
     submitter = process_of(request).submitter
     tenant, key = authenticate(request), _idempotency_key(request)
@@ -174,48 +174,48 @@ async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Ongoing, bo
     return await submitter.resume(parse_cursor(last), caller, model), True, None
 
 
-def streamed(ongoing: Ongoing, caller: Caller) -> Response[Any]:
+def streamed(session: Session, caller: Caller) -> Response[Any]:
     """A stream, or the plain error where the request failed before anything was sent."""
-    early = ongoing.early_failure()
+    early = session.early_failure()
     if early is not None:
-        return refused(early, caller, ongoing)
-    response = sse_response(ongoing)
+        return refused(early, caller, session)
+    response = sse_response(session)
     _echo(response, caller)
     return response
 
 
-def refused(error: Exception, caller: Caller, ongoing: Ongoing | None) -> Response[Any]:
+def refused(error: Exception, caller: Caller, session: Session | None) -> Response[Any]:
     """The response for an error before the first byte; ends the journal."""
     found = problem(error)
     status, text = found.status, found.body.error.message
     if status == 500:
         caller.journal.unexpected(error)
-    if ongoing is not None:
-        ongoing.release(status=status, error=text)
+    if session is not None:
+        session.release(status=status, error=text)
     caller.journal.end(status=status, finish_reason=None, error=text)
     response = error_response(found)
-    response.headers["x-request-id"] = ongoing.rid if ongoing is not None else caller.rid
+    response.headers["x-request-id"] = session.rid if session is not None else caller.rid
     _echo(response, caller)
     return response
 
 
-async def _whole(request: Http, ongoing: Ongoing) -> Response[Any]:
+async def _whole(request: Http, session: Session) -> Response[Any]:
     """Collect every choice, unless the client leaves first."""
-    with disconnect_watched(request, ongoing.wake) as left:
-        pieces = await ongoing.collect(left)
-    await ongoing.store()
-    if ongoing.renderer.failure is not None:
-        raise ongoing.renderer.failure
+    with disconnect_watched(request, session.wake) as left:
+        pieces = await session.collect(left)
+    await session.store()
+    if session.renderer.failure is not None:
+        raise session.renderer.failure
 
     async def release() -> None:
         # After the last byte: the client need not wait for what is told to Redis and to the log.
-        ongoing.release(status=200, delivered=True)
+        session.release(status=200, delivered=True)
 
     return Response(
-        ongoing.renderer.whole(pieces),
+        session.renderer.whole(pieces),
         status_code=200,
         media_type="application/json",
-        headers={"x-request-id": ongoing.rid},
+        headers={"x-request-id": session.rid},
         background=BackgroundTask(release),
     )
 

@@ -28,7 +28,7 @@ async def show_request(request: Http, rid: FromPath[str], model: FromQuery[str |
 async def follow_request(request: Http, rid: FromPath[str], model: FromQuery[str | None] = None) -> Response[Any]:
     """The request's stream, from its beginning or from Last-Event-ID, on any API process."""
     caller = caller_of(request)
-    ongoing = None
+    session = None
     try:
         process_of(request).refuse_when_draining()
         caller = caller.identified(authenticate(request))
@@ -40,11 +40,11 @@ async def follow_request(request: Http, rid: FromPath[str], model: FromQuery[str
                 param="last-event-id",
                 code="invalid_event_id",
             )
-        ongoing = await process_of(request).submitter.resume(cursor or Cursor(rid, []), caller, model)
-        await ongoing.settle()
-        return streamed(ongoing, caller)
+        session = await process_of(request).submitter.resume(cursor or Cursor(rid, []), caller, model)
+        await session.settle()
+        return streamed(session, caller)
     except Exception as error:
-        return refused(error, caller, ongoing)
+        return refused(error, caller, session)
 
 
 @delete("/v1/requests/{rid:str}", status_code=200)

@@ -12,7 +12,7 @@ from litestar.params import FromPath, FromQuery
 from api.access.identity import Identity
 from api.asgi.off_loop import off_loop
 from api.generation.intake import Caller, count_tokens
-from api.generation.ongoing import Ongoing
+from api.generation.session import Session
 from api.generation.truncation import fitted
 from api.openapi.openapi import ResponseOperation
 from api.process import Process
@@ -55,13 +55,13 @@ async def create_response(request: Http) -> Response[Any]:
             )
         own, previous, items = await _conversation(process, asked, caller)
 
-        async def accepted(ongoing: Ongoing) -> Response[Any] | None:
+        async def accepted(session: Session) -> Response[Any] | None:
             if stored:
-                await process.archive.accept(_record(ongoing, caller.identity, previous, own))
+                await process.archive.accept(_record(session, caller.identity, previous, own))
             if not asked.background or asked.stream:
                 return None
-            response = _json(ongoing.renderer.so_far() | {"status": "queued"}, ongoing.rid)
-            process.keeper.follow(ongoing)
+            response = _json(session.renderer.so_far() | {"status": "queued"}, session.rid)
+            process.keeper.follow(session)
             return response
 
         served = await model_for(request, asked.model)
@@ -73,13 +73,13 @@ async def create_response(request: Http) -> Response[Any]:
     return await serve(request, read)
 
 
-def _record(ongoing: Ongoing, who: Identity, previous: str, own: list[Item]) -> StoredResponse:
+def _record(session: Session, who: Identity, previous: str, own: list[Item]) -> StoredResponse:
     return StoredResponse(
-        rid=ongoing.rid,
+        rid=session.rid,
         owner=who.owner,
         tenant=who.tenant,
-        model=ongoing.feeds[0].model,
-        view=ongoing.renderer.view.encode(),
+        model=session.feeds[0].model,
+        view=session.renderer.view.encode(),
         previous=previous,
         input=own,
     )
@@ -148,7 +148,7 @@ async def retrieve_response(
     starting_after: FromQuery[int | None] = None,
 ) -> Response[Any]:
     """A stored response, as far as it has come; or its events, from the beginning or after one of them."""
-    process, caller, ongoing = process_of(request), caller_of(request), None
+    process, caller, session = process_of(request), caller_of(request), None
     caller = caller.identified(authenticate(request))
     try:
         if starting_after is not None:
@@ -157,10 +157,10 @@ async def retrieve_response(
         if not stream:
             return _json(stored.response or await process.keeper.current(stored), stored.rid)
         process.refuse_when_draining()
-        ongoing = await process.submitter.resume(Cursor(stored.rid, []), caller, stored.model)
-        ongoing.renderer.starting_after = -1 if starting_after is None else starting_after
-        await ongoing.settle()
-        return streamed(ongoing, caller)
+        session = await process.submitter.resume(Cursor(stored.rid, []), caller, stored.model)
+        session.renderer.starting_after = -1 if starting_after is None else starting_after
+        await session.settle()
+        return streamed(session, caller)
     except RequestNotFound as error:
         if stream and error.code != "response_not_found":
             error = RequestNotFound(
@@ -168,9 +168,9 @@ async def retrieve_response(
                 param="stream",
                 code="stream_expired",
             )
-        return refused(error, caller, ongoing)
+        return refused(error, caller, session)
     except Exception as error:
-        return refused(error, caller, ongoing)
+        return refused(error, caller, session)
 
 
 @delete("/v1/responses/{response_id:str}", status_code=200)

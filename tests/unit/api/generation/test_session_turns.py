@@ -10,7 +10,7 @@ import pytest
 
 from api.chat.tokens import Vocabulary
 from api.follow.feed import Feed
-from api.generation.ongoing import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Ongoing
+from api.generation.session import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Session
 from api.generation.stream import events
 from api.observability.journal import Journal
 from api.observability.metrics import Metrics
@@ -47,7 +47,7 @@ class Turns:
             feed.offer(log, 0.0, whole=True)
         journal = Journal(Metrics(), path="/", client_request_id=None)
         nothing: Any = None
-        self.ongoing = Ongoing(
+        self.session = Session(
             rid="r",
             renderer=self.renderer,
             feeds=feeds,
@@ -85,8 +85,8 @@ class _Follower:
         """Nothing follows it."""
 
 
-async def streamed(ongoing: Ongoing) -> bytes:
-    return b"".join([data async for data in events(ongoing)])
+async def streamed(session: Session) -> bytes:
+    return b"".join([data async for data in events(session)])
 
 
 def view(n: int = 1, members: int = 1, logprobs: int | None = None, endpoint: str = "chat") -> View:
@@ -101,7 +101,7 @@ async def test_a_turn_renders_a_bounded_part_of_many_choices(endpoint: str, way:
     scored = logprobs is not None
     log = entries(128, scored, steps=STEPS if scored else 40)
     turns = Turns(view(128, logprobs=logprobs, endpoint=endpoint), log)
-    await turns.watched(streamed(turns.ongoing) if way == "stream" else turns.ongoing.collect())
+    await turns.watched(streamed(turns.session) if way == "stream" else turns.session.collect())
     assert sum(turns.rendered) == len(log)
     assert max(turns.rendered) == (TURN_SCORED if scored else TURN_ENTRIES)
 
@@ -112,7 +112,7 @@ async def test_an_entry_of_a_prompt_has_a_turn_of_its_own() -> None:
     log = [LogEntry(seq, 0, None, prompt=told) for seq in range(1, 9)] + [LogEntry(9, 0, 66, "length", None, TOP)]
     asked = msgspec.structs.replace(view(logprobs=20, endpoint="completions"), prompt_logprobs=20, echo=["A" * 512])
     turns = Turns(asked, log)
-    pieces = await turns.watched(turns.ongoing.collect())
+    pieces = await turns.watched(turns.session.collect())
     assert max(turns.rendered) == TURN_PROMPTS
     [choice] = msgspec.json.decode(turns.renderer.whole(pieces))["choices"]
     assert len(choice["prompt_logprobs"]) == 512 and len(choice["logprobs"]["tokens"]) == 513
@@ -121,7 +121,7 @@ async def test_an_entry_of_a_prompt_has_a_turn_of_its_own() -> None:
 async def test_the_members_of_a_request_share_a_turn() -> None:
     """A list of prompts is one answer."""
     turns = Turns(view(4, 16, 20, "completions"), entries(4, True), members=16)
-    await turns.watched(streamed(turns.ongoing))
+    await turns.watched(streamed(turns.session))
     assert sum(turns.rendered) == 16 * len(entries(4, True)) and max(turns.rendered) == TURN_SCORED
 
 
@@ -129,7 +129,7 @@ async def test_the_members_of_a_request_share_a_turn() -> None:
 async def test_a_whole_answer_encodes_no_token_at_its_end(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token was encoded when it came; the body is put together from that, and says the same."""
     turns = Turns(view(128, logprobs=20, endpoint=endpoint), entries(128, True))
-    pieces = await turns.watched(turns.ongoing.collect())
+    pieces = await turns.watched(turns.session.collect())
     looked_up: list[int] = []
     monkeypatch.setattr(Vocabulary, "token_text", lambda _, token: looked_up.append(token) or "A")
     monkeypatch.setattr(Vocabulary, "token_bytes", lambda _, token: looked_up.append(token) or b"A")

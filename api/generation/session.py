@@ -1,4 +1,4 @@
-"""A request on its way: the feeds of its members, what renders it, and its journal."""
+"""The session of one generation: the feeds of its members, the renderer of its answer, and its request log."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _turn_of(view: View) -> int:
 
 
 @dataclass(eq=False, kw_only=True)
-class Ongoing:
-    """One client's view of one answer. `release` must be called once the client has all, or has left."""
+class Session:
+    """The session of one client that follows one answer. `release` must be called once the client has all, or has left."""
 
     rid: str
     renderer: StreamRenderer
