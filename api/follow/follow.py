@@ -15,9 +15,9 @@ import structlog
 
 from api.asgi.tasks import PeriodicTask, end
 from api.follow.channel import EventChannel
-from api.follow.farewells import Farewells
 from api.follow.feed import BUFFER_ENTRIES, Feed
 from api.follow.recovery import Recovery, origin_of, set_back
+from api.follow.unfollow import UnfollowQueue
 from api.settings import ApiSettings
 from control import requests
 from control.clock import now_ms
@@ -50,7 +50,7 @@ class Follower:
         self._token_at: dict[str, float] = {}
         self._listening: asyncio.Task[None] | None = None
         self._task = PeriodicTask("follow", self._catch_up, _TICK_S, retry_s=settings.silence)
-        self._farewells = Farewells(batches, settings.api_id)
+        self._unfollows = UnfollowQueue(batches, settings.api_id)
         self.subscribe = self._channel.subscribe
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class Follower:
         if self._listening is not None:
             await end(self._listening)
         await self._task.stop()
-        await self._farewells.stop()
+        await self._unfollows.stop()
         await self._channel.close()
 
     def open(self, model: str, rid: str, tenant: str, wake: asyncio.Event) -> Feed:
@@ -97,7 +97,7 @@ class Follower:
         Returns at once, so that it can be called while a cancelled handler unwinds.
         """
         if self.close(feed):
-            self._farewells.say(feed, delivered_ms, grace_ms)
+            self._unfollows.add(feed, delivered_ms, grace_ms)
 
     @property
     def open_feeds(self) -> int:

@@ -46,7 +46,7 @@ async def events(session: Session) -> AsyncIterator[bytes]:
             yield data
         failure = renderer.failure
     except StreamInterrupted as error:
-        yield renderer.farewell(error)
+        yield renderer.interruption(error)
         session.release(status=problem(error).status, error="cut by shutdown")
         return
     except Exception as error:

@@ -70,7 +70,7 @@ class EventRenderer(StreamRenderer):
     def to_store(self) -> bytes | None:
         return self.whole([]) if self.finished and self._view.told.get("store") else None
 
-    def farewell(self, error: BaseException) -> bytes:
+    def interruption(self, error: BaseException) -> bytes:
         return self._bytes(self._teller.interrupted(error))
 
     def _begun(self) -> list[bytes]:

@@ -120,7 +120,7 @@ class StreamRenderer:
         """The answer's body where it is to outlive its request, once it has ended."""
         return None
 
-    def farewell(self, error: BaseException) -> bytes:
+    def interruption(self, error: BaseException) -> bytes:
         """The last event of a stream that goes on elsewhere: without an id, so that it is no place, nor [DONE]."""
         return b"data: " + problem(error).encode() + b"\n\n"
 

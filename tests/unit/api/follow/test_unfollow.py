@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from api.follow.farewells import Farewells
 from api.follow.feed import Feed
+from api.follow.unfollow import UnfollowQueue
 from control.errors import RedisUnavailable
 from control.redis.batches import Batches
 from control.redis.connection import Call
@@ -34,11 +34,11 @@ def test_who_leaves_early_is_told_at_once_in_the_model_s_order() -> None:
 
     async def scene() -> None:
         sent = Sent()
-        farewells = Farewells(sent, "api")
-        farewells.say(feed("a"), None, 0)
+        unfollows = UnfollowQueue(sent, "api")
+        unfollows.add(feed("a"), None, 0)
         await asyncio.sleep(0)
         assert sent.trips == [("m", ["a"])]
-        await farewells.stop()
+        await unfollows.stop()
 
     asyncio.run(scene())
 
@@ -48,9 +48,9 @@ def test_what_is_delivered_shares_a_round_trip() -> None:
 
     async def scene() -> None:
         sent = Sent()
-        farewells = Farewells(sent, "api")
+        unfollows = UnfollowQueue(sent, "api")
         for each in (feed("a"), feed("b"), feed("c", "other")):
-            farewells.say(each, 77, 0)
+            unfollows.add(each, 77, 0)
         await asyncio.sleep(0)
         assert sent.trips == []
         async with asyncio.timeout(5):
@@ -66,9 +66,9 @@ def test_stopping_leaves_nothing_unsaid() -> None:
 
     async def scene() -> None:
         sent = Sent(away=True)
-        farewells = Farewells(sent, "api")
-        farewells.say(feed("a"), 77, 0)
-        await farewells.stop()
+        unfollows = UnfollowQueue(sent, "api")
+        unfollows.add(feed("a"), 77, 0)
+        await unfollows.stop()
         assert sent.trips == [("m delivered", ["a"])]
 
     asyncio.run(scene())
