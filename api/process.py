@@ -9,8 +9,8 @@ from api.access.origin import OriginCheck
 from api.access.settler import Settler
 from api.asgi.bodies import Bodies
 from api.background.canary import Canary
+from api.background.completion import ResponseCompletion
 from api.background.heartbeat import Heartbeat
-from api.background.keeper import Keeper
 from api.background.orphans import OrphanReaper
 from api.errors.errors import ShuttingDown
 from api.follow.follow import Follower
@@ -63,7 +63,7 @@ class Process:
             settings,
             lambda: self.interrupted,
         )
-        self.keeper = Keeper(self.client, self.sync_client, self.archive, self.submitter, self.metrics)
+        self.completion = ResponseCompletion(self.client, self.sync_client, self.archive, self.submitter, self.metrics)
 
     def start(self) -> None:
         self.heartbeat.start()
@@ -72,7 +72,7 @@ class Process:
         self.follower.start()
         self.orphans.start()
         self.settler.start()
-        self.keeper.start()
+        self.completion.start()
 
     def refuse_when_draining(self) -> None:
         """Raises ShuttingDown once no new stream may begin."""
@@ -85,7 +85,7 @@ class Process:
         self.follower.wake_all()
 
     async def stop(self) -> None:
-        await self.keeper.stop()
+        await self.completion.stop()
         await self.follower.stop()
         await self.grammars.stop()
         await self.limiter.stop()

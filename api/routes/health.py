@@ -39,7 +39,7 @@ async def ready(request: Http) -> Response[bytes]:
         {"id": overview.model, "state": overview.state, "detail": overview.detail}
         for overview in process.models.overviews
     ]
-    redis = [{"used_bytes": server.used, "max_bytes": server.most} for server in process.keeper.servers]
+    redis = [{"used_bytes": server.used, "max_bytes": server.most} for server in process.completion.servers]
     body = {"ready": reason is None, "reason": reason, "models": models, "redis": redis}
     status = 200 if reason is None else 503
     headers = {} if reason is None else {"retry-after": "1"}
@@ -68,4 +68,4 @@ async def _obstacle(process: Process) -> str | None:
 async def metrics(request: Http) -> str:
     """Counters of this process for Prometheus."""
     process = process_of(request)
-    return process.metrics.render(process.follower.open_feeds, process.keeper.servers)
+    return process.metrics.render(process.follower.open_feeds, process.completion.servers)

@@ -61,7 +61,7 @@ async def create_response(request: Http) -> Response[Any]:
             if not asked.background or asked.stream:
                 return None
             response = _json(session.renderer.so_far() | {"status": "queued"}, session.rid)
-            process.keeper.follow(session)
+            process.completion.follow(session)
             return response
 
         served = await model_for(request, asked.model)
@@ -95,7 +95,7 @@ async def _conversation(process: Process, asked: ResponseRequest, caller: Caller
     last = await process.archive.look_up(asked.previous_response_id, who, _PARAM)
     items: list[Item] = []
     for stored in await process.archive.chain(last, _PARAM):
-        response = await process.keeper.current(stored)
+        response = await process.completion.current(stored)
         if response["status"] in ("queued", "in_progress"):
             raise RequestError(f"Response '{response['id']}' has not ended yet; wait for it.", param=_PARAM)
         items += [*stored.input, *response["output"]]
@@ -109,7 +109,7 @@ async def _resolved(process: Process, item: Item, who: Identity) -> Item:
         return item
     stored = await process.archive.referred(item["id"], who)
     if stored is not None:
-        for known in [*stored.input, *(await process.keeper.current(stored))["output"]]:
+        for known in [*stored.input, *(await process.completion.current(stored))["output"]]:
             if known["id"] == item["id"]:
                 return known
     raise RequestNotFound(f"Item with id '{item['id']}' not found.", param="input", code="item_not_found")
@@ -155,7 +155,7 @@ async def retrieve_response(
             check_number("starting_after", starting_after)
         stored = await process.archive.look_up(response_id, caller.identity)
         if not stream:
-            return _json(stored.response or await process.keeper.current(stored), stored.rid)
+            return _json(stored.response or await process.completion.current(stored), stored.rid)
         process.refuse_when_draining()
         session = await process.submitter.resume(Cursor(stored.rid, []), caller, stored.model)
         session.renderer.starting_after = -1 if starting_after is None else starting_after
@@ -179,7 +179,7 @@ async def delete_response(request: Http, response_id: FromPath[str]) -> Deleted:
     process, who = process_of(request), identity_of(request)
     stored = await process.archive.look_up(response_id, who)
     if stored.response is None:
-        await process.keeper.cancel(stored)
+        await process.completion.cancel(stored)
     await process.archive.drop(stored.rid, stored.owner)
     return Deleted(id=response_id)
 
@@ -189,7 +189,7 @@ async def cancel_response(request: Http, response_id: FromPath[str]) -> Response
     """End a response that runs; one that has ended stays as it is."""
     process, who = process_of(request), identity_of(request)
     stored = await process.archive.look_up(response_id, who)
-    return _json(await process.keeper.cancelled(stored), stored.rid)
+    return _json(await process.completion.cancelled(stored), stored.rid)
 
 
 @get("/v1/responses/{response_id:str}/input_items")

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from api.background.keeper import Keeper
+from api.background.completion import ResponseCompletion
 from api.chat.tokens import Vocabulary
 from api.observability.metrics import Metrics
 from api.schemas.view import View
@@ -39,8 +39,8 @@ async def rebuilt(monkeypatch: pytest.MonkeyPatch, *looks: dict[str, str]) -> di
     left = list(looks)
     monkeypatch.setattr(requests, "aread_pages", pages)
     parts: Any = SimpleNamespace(find=find, complete=complete)
-    keeper = Keeper(cast(Any, None), cast(Any, None), parts, parts, Metrics())
-    return msgspec.json.decode(msgspec.json.encode(await keeper.current(STORED)))
+    completion = ResponseCompletion(cast(Any, None), cast(Any, None), parts, parts, Metrics())
+    return msgspec.json.decode(msgspec.json.encode(await completion.current(STORED)))
 
 
 async def test_a_request_that_ends_while_its_log_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def _lost(stored: StoredResponse) -> dict[str, Any]:
     return {**response_object(stored.rid, decode_view(stored.view), "failed", []), "error": _LOST}
 
 
-class Keeper:
+class ResponseCompletion:
     """Runs in every API process."""
 
     def __init__(
