@@ -17,7 +17,7 @@ from api.follow.feed import Feed
 from api.follow.follow import Follower
 from api.generation.archive import Archive
 from api.generation.backpressure import Backpressure
-from api.generation.intake import Body, Caller, take_in
+from api.generation.preparation import Body, Caller, prepare
 from api.generation.session import Session
 from api.models.grammar import GrammarChecks
 from api.models.models import Models, ServedModel
@@ -65,18 +65,18 @@ class Submitter:
         whose = served.name, caller.tenant, caller.identity.priority(body.priority)
         if not caller.idempotency_key:  # with one it may join what is in the queue already
             self._backpressure.check(*whose)
-        intake = await take_in(body, caller, served, self._grammars)
-        caller.journal.know(prompt_tokens=intake.prompt_tokens)
+        prepared = await prepare(body, caller, served, self._grammars)
+        caller.journal.know(prompt_tokens=prepared.prompt_tokens)
         await self._follower.subscribe(served.name)
-        members = {member_rid(caller.rid, member): asked for member, asked in enumerate(intake.members)}
-        hold = await self._limiter.begin(caller.identity.key, served.name, members, intake.tell_allowance)
+        members = {member_rid(caller.rid, member): asked for member, asked in enumerate(prepared.members)}
+        hold = await self._limiter.begin(caller.identity.key, served.name, members, prepared.tell_allowance)
         first, feeds, wake, queued = caller.rid, list[Feed](), asyncio.Event(), 0
         try:
-            for member in range(len(intake.members)):
+            for member in range(len(prepared.members)):
                 rid = member_rid(first, member)
                 # Before the enqueue: the first tokens may be published before its answer is here.
                 feeds.append(self._follower.open(served.name, rid, caller.tenant, wake))
-                origin = intake.enqueue(first, member, self._settings)
+                origin = prepared.enqueue(first, member, self._settings)
                 enqueued = await self._batches.run(served.name, requests.enqueue(origin))
                 queued += 1
                 if enqueued.rid != rid:
@@ -102,7 +102,7 @@ class Submitter:
             if hold is not None:
                 hold.refund()  # the request that was joined has a hold of its own
             return await self._join(first, caller, served, feeds, wake)
-        renderer = renderer_of(first, intake.view(), served.vocabulary, intake.prompt_tokens)
+        renderer = renderer_of(first, prepared.view(), served.vocabulary, prepared.prompt_tokens)
         return self._session(first, renderer, feeds, wake, caller, served)
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:

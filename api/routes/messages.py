@@ -9,7 +9,7 @@ from litestar import Request, Response, post
 
 from api.asgi.off_loop import off_loop
 from api.errors.message_errors import in_anthropic_shape
-from api.generation.intake import count_tokens
+from api.generation.preparation import count_tokens
 from api.openapi.openapi import CountTokensOperation, MessageOperation
 from api.routes.generation import authenticate, caller_of, generate, model_for, refused, text_of
 from api.schemas.message_request import parse_count, parse_message

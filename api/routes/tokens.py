@@ -10,7 +10,7 @@ from litestar.params import FromQuery
 
 from api.asgi.off_loop import off_loop
 from api.chat.template import special_tokens
-from api.generation.intake import prompts_of
+from api.generation.preparation import prompts_of
 from api.models.models import ServedModel
 from api.openapi.openapi import DetokenizeOperation, TokenizeOperation
 from api.routes.generation import authenticate, model_for, text_of

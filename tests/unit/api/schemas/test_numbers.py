@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.generation.intake import deadline_ms, on_disconnect_policy
+from api.generation.preparation import deadline_ms, on_disconnect_policy
 from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import CompletionRequest, parse_completion
 from api.schemas.farm import KeyToChange, KeyToCreate, ModelToLoad, ModelToScale
@@ -82,7 +82,7 @@ def test_beyond_a_range_is_a_refusal_with_field_value_and_range(dialect: str, fi
     """One beyond each end of the range, and far beyond."""
     parse, known = DIALECTS[dialect][0], REQUEST_NUMBERS[field]
     if field in ("deadline", "on_disconnect"):
-        return  # read by intake: below
+        return  # read by preparation.py: below
     for value in (known.least - 1, known.most + 1, -(2**70), 2**70):
         with pytest.raises(RequestError) as refused:
             parse(body_with(dialect, field, value))

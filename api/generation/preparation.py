@@ -70,7 +70,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
+class PreparedRequest:
     """One client request, checked against its model: one member for chat, one per prompt for completions."""
 
     body: Body
@@ -155,15 +155,15 @@ class Intake:
         )
 
 
-async def take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
+async def prepare(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> PreparedRequest:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
     try:
-        return await _take_in(body, caller, served, grammars)
+        return await _prepared(body, caller, served, grammars)
     except RequestError as error:
         raise (renamed(error, body.names) if isinstance(body, Converted) else error) from None
 
 
-async def _take_in(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> Intake:
+async def _prepared(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> PreparedRequest:
     size = max(caller.body_bytes, _size(body))
     texts, reading, asked = await off_loop(size, _texts, body, served)
     grammar = await grammars.check(asked, served.letters) if asked is not None else None
@@ -174,7 +174,7 @@ async def _take_in(body: Body, caller: Caller, served: ServedModel, grammars: Gr
 
     members = await off_loop(size, admitted)
     _check_scores(body, members)
-    return Intake(
+    return PreparedRequest(
         body=body,
         caller=caller,
         served=served,
