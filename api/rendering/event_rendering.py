@@ -13,10 +13,10 @@ import msgspec
 
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
+from api.rendering.event_builder import Event, EventBuilder
 from api.rendering.message_events import MessageTeller
 from api.rendering.rendering import StreamRenderer
 from api.rendering.response_events import ResponseTeller
-from api.rendering.teller import Event, Teller
 from api.schemas.view import Cursor, View
 from control.messages import LogEntry
 
@@ -30,11 +30,11 @@ class EventRenderer(StreamRenderer):
         self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
     ) -> None:
         super().__init__(rid, view, vocabulary, prompt_tokens, resume)
-        self._teller: Teller
+        self._builder: EventBuilder
         if view.endpoint == "responses":
-            self._teller = ResponseTeller(rid, view, vocabulary)
+            self._builder = ResponseTeller(rid, view, vocabulary)
         else:
-            self._teller = MessageTeller(rid, view)
+            self._builder = MessageTeller(rid, view)
         self._numbered = view.endpoint == "responses"
         self._number = self._part = 0
         self._ended = False
@@ -51,43 +51,43 @@ class EventRenderer(StreamRenderer):
         return b"".join(events)
 
     def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
-        """`pieces` is not used: the teller keeps the order in which thoughts, text and calls came."""
+        """`pieces` is not used: the event builder keeps the order in which thoughts, text and calls came."""
         for entry in entries:
-            self._teller.tell(self.answers[member].feed(entry), self.usage)
+            self._builder.tell(self.answers[member].feed(entry), self.usage)
 
     def end(self, error: BaseException | None = None) -> bytes:
         return b"".join([*self._begun(), *self._written(self.answers[0].seq, self._end(error))])
 
     def whole(self, pieces: list[Piece]) -> bytes:
         self._end(None)
-        return _json(self._teller.whole())
+        return _json(self._builder.whole())
 
     def so_far(self) -> dict[str, Any]:
         """The answer as far as it has come."""
-        return self._teller.whole()
+        return self._builder.whole()
 
     @property
     def to_store(self) -> bytes | None:
         return self.whole([]) if self.finished and self._view.told.get("store") else None
 
     def interruption(self, error: BaseException) -> bytes:
-        return self._bytes(self._teller.interrupted(error))
+        return self._bytes(self._builder.interrupted(error))
 
     def _begun(self) -> list[bytes]:
         if self._opened:
             return []
         self._opened = True
-        return self._written(0, self._teller.begin())
+        return self._written(0, self._builder.begin())
 
     def _tell(self, piece: Piece) -> list[bytes]:
         self._part = 0
-        return self._written(piece.seq, self._teller.tell(piece, self.usage))
+        return self._written(piece.seq, self._builder.tell(piece, self.usage))
 
     def _end(self, error: BaseException | None) -> list[Event]:
         if self._ended:
             return []
         self._ended = True
-        return self._teller.end(self.usage, error or self.failure, self.ended_s or time.time())
+        return self._builder.end(self.usage, error or self.failure, self.ended_s or time.time())
 
     def _written(self, seq: int, events: list[Event]) -> list[bytes]:
         """The bytes of those events that the client does not have; all of them are numbered."""

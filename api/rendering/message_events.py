@@ -11,7 +11,7 @@ from api.chat.piece import Piece
 from api.errors.errors import problem
 from api.errors.message_errors import anthropic_error
 from api.rendering.chunks import Usage
-from api.rendering.teller import Event
+from api.rendering.event_builder import Event
 from api.schemas.view import View, answer_id
 
 _STOP_REASONS: dict[str, str] = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}

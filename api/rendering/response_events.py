@@ -10,8 +10,8 @@ from api.chat.piece import Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.errors.errors import GenerationFailed, problem
 from api.rendering.chunks import Usage
+from api.rendering.event_builder import Event
 from api.rendering.scores import scored_tokens
-from api.rendering.teller import Event
 from api.schemas.items import sealed
 from api.schemas.view import View, answer_id
 from control.messages import FinishReason

@@ -11,7 +11,7 @@ Event = dict[str, Any]
 """As it is sent; `type` comes first and is the event's name too."""
 
 
-class Teller(Protocol):
+class EventBuilder(Protocol):
     """A pure state machine: the same pieces give the same events, whichever process tells them."""
 
     def begin(self) -> list[Event]:
