@@ -20,8 +20,8 @@ from api.generation.archive import Archive
 from api.generation.preparation import Caller
 from api.generation.session import TURN_SCORED, Session
 from api.generation.submit import Submitter
-from api.observability.journal import Journal
 from api.observability.metrics import Metrics
+from api.observability.request_log import RequestLog
 from api.rendering.event_rendering import EventRenderer, renderer_of
 from api.rendering.response_events import response_object
 from api.schemas.view import Cursor, decode_view
@@ -189,8 +189,8 @@ class ResponseCompletion:
             await self._archive.complete(rid, owner, msgspec.json.encode(_lost(stored)))
             return
         if decode_view(stored.view).told["background"] and not fields.get("followers"):
-            journal = Journal(self._metrics, path="/v1/responses", client_request_id=None)
+            request_log = RequestLog(self._metrics, path="/v1/responses", client_request_id=None)
             identity = Identity(stored.tenant, account="" if owner == KEYLESS else stored.tenant)
-            caller = Caller(journal=journal, tenant=stored.tenant, identity=identity, stalled=lambda: False)
+            caller = Caller(request_log=request_log, tenant=stored.tenant, identity=identity, stalled=lambda: False)
             log.info("follows a response that nobody follows", action="follow_response", rid=rid, model=stored.model)
             self.follow(await self._submitter.resume(Cursor(rid, []), caller, stored.model))

@@ -18,7 +18,7 @@ from api.errors.request_ids import member_rid
 from api.generation.admission import admit
 from api.models.grammar import GrammarChecks
 from api.models.models import ServedModel
-from api.observability.journal import Journal
+from api.observability.request_log import RequestLog
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted, renamed
@@ -48,7 +48,7 @@ Body = ChatRequest | CompletionRequest
 class Caller:
     """Who asks, and what the request's headers say."""
 
-    journal: Journal
+    request_log: RequestLog
     tenant: str = ""
     identity: Identity = ANONYMOUS
     headers: dict[str, str] = field(default_factory=dict[str, str])
@@ -115,7 +115,7 @@ class PreparedRequest:
             idempotency_key=f"{key}#{member}" if key and member else key,
             body_hash=self.caller.body_hash,
             view=self.view(member).encode(),
-            received_ms=self.caller.journal.received_ms,
+            received_ms=self.caller.request_log.received_ms,
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
             # What is low may wait as long as it takes: it is the class for work that nobody looks at.
@@ -132,7 +132,7 @@ class PreparedRequest:
         return View(
             endpoint=endpoint,
             told=told,
-            created=self.caller.journal.received_ms // 1000,
+            created=self.caller.request_log.received_ms // 1000,
             model=body.model or self.served.name,
             n=sampling.n,
             members=len(self.members),

@@ -11,7 +11,7 @@ from api.errors.errors import CLIENT_LEFT, CLIENT_LEFT_TEXT, ClientDisconnected,
 from api.follow.feed import Feed
 from api.follow.follow import Follower
 from api.generation.archive import Archive
-from api.observability.journal import Journal
+from api.observability.request_log import RequestLog
 from api.rendering.rendering import StreamRenderer
 from api.schemas.view import View
 from api.settings import ApiSettings
@@ -38,7 +38,7 @@ class Session:
     renderer: StreamRenderer
     feeds: list[Feed]
     wake: asyncio.Event
-    journal: Journal
+    request_log: RequestLog
     follower: Follower
     settings: ApiSettings
     interrupted: Callable[[], bool]
@@ -105,9 +105,9 @@ class Session:
     async def settle(self) -> None:
         """Wait for the claim, the first token or an early refusal, so that the status line can be honest."""
         until = self.settings.early_refusal
-        while not self.started and self.journal.waited < until and not self.interrupted():
+        while not self.started and self.request_log.waited < until and not self.interrupted():
             self.wake.clear()
-            await self.wait(until - self.journal.waited)
+            await self.wait(until - self.request_log.waited)
         self.wake.set()
 
     def early_failure(self) -> Exception | None:
@@ -124,7 +124,7 @@ class Session:
 
         Raises ClientDisconnected when it is woken and `left` says that nobody waits for the answer.
         """
-        renderer, journal = self.renderer, self.journal
+        renderer, request_log = self.renderer, self.request_log
         pieces = renderer.empty_pieces()
         while not renderer.finished:
             self.wake.clear()
@@ -134,7 +134,7 @@ class Session:
                 renderer.collect(pieces, member, entries)
                 progress = True
             if progress:
-                journal.first_token()
+                request_log.first_token()
                 await self.rest()
                 continue
             for feed in self.feeds:
@@ -153,11 +153,11 @@ class Session:
 
     def warn_if_waiting(self) -> bool:
         """Tell the log every two seconds that no token has come yet; True when it did."""
-        journal = self.journal
-        if not journal.before_first_token or journal.waited - self._warned < self.settings.wait_warning:
+        request_log = self.request_log
+        if not request_log.before_first_token or request_log.waited - self._warned < self.settings.wait_warning:
             return False
-        self._warned = journal.waited
-        journal.still_waiting(self.position)
+        self._warned = request_log.waited
+        request_log.still_waiting(self.position)
         return True
 
     def left(self) -> None:
@@ -186,9 +186,9 @@ class Session:
         if self.settle_limits is not None:
             self.settle_limits()
         reasons = {reason or "disconnected" for answer in self.renderer.answers for reason in answer.finish_reasons}
-        self.journal.end(
+        self.request_log.end(
             status=status,
             finish_reason=",".join(sorted(reasons)),
-            usage=None if self.journal.before_first_token else self.renderer.usage,
+            usage=None if self.request_log.before_first_token else self.renderer.usage,
             error=error,
         )

@@ -65,8 +65,8 @@ async def events(session: Session) -> AsyncIterator[bytes]:
 
 async def _tokens(session: Session) -> AsyncIterator[bytes]:
     """Bytes until every choice has ended. Raises what ended the request from outside."""
-    renderer, settings, journal = session.renderer, session.settings, session.journal
-    sent_at, told = journal.waited, None
+    renderer, settings, request_log = session.renderer, session.settings, session.request_log
+    sent_at, told = request_log.waited, None
     if prelude := renderer.prelude():
         yield prelude
     while True:
@@ -76,9 +76,9 @@ async def _tokens(session: Session) -> AsyncIterator[bytes]:
         for member, entries in session.take():
             data += renderer.feed(member, entries)
         if data:
-            journal.first_token()
+            request_log.first_token()
             yield data
-            sent_at = journal.waited
+            sent_at = request_log.waited
         if renderer.finished:
             return
         if session.wake.is_set():
@@ -87,14 +87,14 @@ async def _tokens(session: Session) -> AsyncIterator[bytes]:
         for feed in session.feeds:
             if feed.error is not None:
                 raise feed.error
-        pause = settings.keep_alive - (journal.waited - sent_at)
-        await session.wait(min(pause, settings.wait_warning) if journal.before_first_token else pause)
+        pause = settings.keep_alive - (request_log.waited - sent_at)
+        await session.wait(min(pause, settings.wait_warning) if request_log.before_first_token else pause)
         session.warn_if_waiting()
-        position = session.position if journal.before_first_token else None
+        position = session.position if request_log.before_first_token else None
         if position is not None and position != told:
             told = position
             yield b": queue position %d\n" % position
-            sent_at = journal.waited
-        elif journal.waited - sent_at >= settings.keep_alive - 0.01:
+            sent_at = request_log.waited
+        elif request_log.waited - sent_at >= settings.keep_alive - 0.01:
             yield KEEP_ALIVE
-            sent_at = journal.waited
+            sent_at = request_log.waited

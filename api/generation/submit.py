@@ -60,13 +60,13 @@ class Submitter:
         Raises RequestError and its kin, RateLimited, QueueFull, ModelUnavailable, RedisUnavailable.
         """
         served = await self._models.resolve(body.model)
-        caller.journal.know(model=served.name)
+        caller.request_log.know(model=served.name)
         caller.identity.check_model(body.model, served.name)
         whose = served.name, caller.tenant, caller.identity.priority(body.priority)
         if not caller.idempotency_key:  # with one it may join what is in the queue already
             self._backpressure.check(*whose)
         prepared = await prepare(body, caller, served, self._grammars)
-        caller.journal.know(prompt_tokens=prepared.prompt_tokens)
+        caller.request_log.know(prompt_tokens=prepared.prompt_tokens)
         await self._follower.subscribe(served.name)
         members = {member_rid(caller.rid, member): asked for member, asked in enumerate(prepared.members)}
         hold = await self._limiter.begin(caller.identity.key, served.name, members, prepared.tell_allowance)
@@ -97,7 +97,7 @@ class Submitter:
             if isinstance(error, FurrowError) and first == caller.rid:
                 await self._withdraw(served.name, list(members)[: queued + 1], caller.tenant)
             raise
-        caller.journal.know(rid=first)
+        caller.request_log.know(rid=first)
         if first != caller.rid:
             if hold is not None:
                 hold.refund()  # the request that was joined has a hold of its own
@@ -143,7 +143,7 @@ class Submitter:
         wake = asyncio.Event()
         rids = [member_rid(cursor.rid, member) for member in range(view.members)]
         feeds = [self._follower.open(served.name, rid, caller.tenant, wake) for rid in rids]
-        caller.journal.know(rid=cursor.rid, model=served.name, resumed=True)
+        caller.request_log.know(rid=cursor.rid, model=served.name, resumed=True)
         return await self._join(cursor.rid, caller, served, feeds, wake, cursor)
 
     async def find(self, rid: str, tenant: str, model: str | None = None) -> tuple[ServedModel, dict[str, str]]:
@@ -176,7 +176,7 @@ class Submitter:
         log.info("took up a request that another client or process began", action="take_up", rid=rid, model=served.name)
         view = decode_view(feeds[0].fields["view"])
         prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds)
-        caller.journal.know(prompt_tokens=prompt_tokens)
+        caller.request_log.know(prompt_tokens=prompt_tokens)
         renderer = renderer_of(rid, view, served.vocabulary, prompt_tokens, cursor)
         return self._session(rid, renderer, feeds, wake, caller, served)
 
@@ -205,7 +205,7 @@ class Submitter:
             renderer=renderer,
             feeds=feeds,
             wake=wake,
-            journal=caller.journal,
+            request_log=caller.request_log,
             follower=self._follower,
             settings=self._settings,
             interrupted=self._interrupted,

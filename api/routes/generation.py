@@ -22,7 +22,7 @@ from api.generation.preparation import Body, Caller
 from api.generation.session import Session
 from api.generation.stream import sse_response
 from api.models.models import ServedModel
-from api.observability.journal import Journal
+from api.observability.request_log import RequestLog
 from api.process import Process
 from api.schemas.view import parse_cursor
 from control.errors import FurrowError, RequestError
@@ -78,18 +78,20 @@ async def model_for(request: Http, name: str | None) -> ServedModel:
 
 
 def caller_of(request: Http) -> Caller:
-    """Who asks, with a fresh request id and a journal that has begun."""
+    """Who asks, with a fresh request id and a request log that has begun."""
     client_request_id = request.headers.get("x-request-id")
-    journal = Journal(process_of(request).metrics, path=request.scope["path"], client_request_id=client_request_id)
+    request_log = RequestLog(
+        process_of(request).metrics, path=request.scope["path"], client_request_id=client_request_id
+    )
     rid = new_rid()
-    journal.know(rid=rid)
+    request_log.know(rid=rid)
     identity = request.scope["state"][_IDENTITY]
     if not isinstance(identity, Identity):
         identity = ANONYMOUS
     elif identity.key is not None:
-        journal.know(key=identity.key.id)
+        request_log.know(key=identity.key.id)
     return Caller(
-        journal=journal,
+        request_log=request_log,
         identity=identity,
         rid=rid,
         on_disconnect=request.headers.get("x-on-disconnect"),
@@ -185,14 +187,14 @@ def streamed(session: Session, caller: Caller) -> Response[Any]:
 
 
 def refused(error: Exception, caller: Caller, session: Session | None) -> Response[Any]:
-    """The response for an error before the first byte; ends the journal."""
+    """The response for an error before the first byte; ends the request log."""
     found = problem(error)
     status, text = found.status, found.body.error.message
     if status == 500:
-        caller.journal.unexpected(error)
+        caller.request_log.unexpected(error)
     if session is not None:
         session.release(status=status, error=text)
-    caller.journal.end(status=status, finish_reason=None, error=text)
+    caller.request_log.end(status=status, finish_reason=None, error=text)
     response = error_response(found)
     response.headers["x-request-id"] = session.rid if session is not None else caller.rid
     _echo(response, caller)
@@ -223,6 +225,6 @@ async def _whole(request: Http, session: Session) -> Response[Any]:
 def _echo(response: Response[Any], caller: Caller) -> None:
     """Give the client's own request id back beside ours, what its key has left, and the milliseconds until here."""
     response.headers.update(caller.headers)
-    response.headers["openai-processing-ms"] = str(round(1000 * caller.journal.waited))
+    response.headers["openai-processing-ms"] = str(round(1000 * caller.request_log.waited))
     if caller.client_request_id:
         response.headers["x-client-request-id"] = caller.client_request_id

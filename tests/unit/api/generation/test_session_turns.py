@@ -12,8 +12,8 @@ from api.chat.tokens import Vocabulary
 from api.follow.feed import Feed
 from api.generation.session import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Session
 from api.generation.stream import events
-from api.observability.journal import Journal
 from api.observability.metrics import Metrics
+from api.observability.request_log import RequestLog
 from api.rendering.event_rendering import renderer_of
 from api.rendering.rendering import StreamRenderer
 from api.rendering.scores import scored_tokens
@@ -45,14 +45,14 @@ class Turns:
         feeds = [Feed("m", f"r-{member}", "t", self.wake, 0.0) for member in range(members)]
         for feed in feeds:
             feed.offer(log, 0.0, whole=True)
-        journal = Journal(Metrics(), path="/", client_request_id=None)
+        request_log = RequestLog(Metrics(), path="/", client_request_id=None)
         nothing: Any = None
         self.session = Session(
             rid="r",
             renderer=self.renderer,
             feeds=feeds,
             wake=self.wake,
-            journal=journal,
+            request_log=request_log,
             follower=cast(Any, _Follower()),
             settings=ApiSettings(redis_url="redis://none"),
             interrupted=lambda: False,

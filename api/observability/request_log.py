@@ -13,7 +13,7 @@ from control.clock import now_ms
 log = structlog.stdlib.get_logger(__name__)
 
 
-class Journal:
+class RequestLog:
     """Measures and tells one request. `end` may be called from several ends at once: the first one wins."""
 
     def __init__(self, metrics: Metrics, *, path: str, client_request_id: str | None) -> None:
