@@ -23,7 +23,7 @@ _LINGER_S = 0.005
 
 
 class UnfollowQueue:
-    """Sends unfollows: at once where the request may go on, a few milliseconds later where its client has the whole answer."""
+    """Sends a call at once where its request may go on, a few milliseconds later where the client has the answer."""
 
     def __init__(self, batches: Batches, api_id: str) -> None:
         self._batches, self._api = batches, api_id

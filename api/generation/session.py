@@ -32,7 +32,7 @@ def _turn_of(view: View) -> int:
 
 @dataclass(eq=False, kw_only=True)
 class Session:
-    """The session of one client that follows one answer. `release` must be called once the client has all, or has left."""
+    """One client that follows one answer. `release` must be called once the client has the whole answer, or has left."""
 
     rid: str
     renderer: StreamRenderer

@@ -14,9 +14,9 @@ import msgspec
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.rendering.event_builder import Event, EventBuilder
-from api.rendering.message_events import MessageTeller
+from api.rendering.message_events import MessageEventBuilder
 from api.rendering.rendering import StreamRenderer
-from api.rendering.response_events import ResponseTeller
+from api.rendering.response_events import ResponseEventBuilder
 from api.schemas.view import Cursor, View
 from control.messages import LogEntry
 
@@ -32,9 +32,9 @@ class EventRenderer(StreamRenderer):
         super().__init__(rid, view, vocabulary, prompt_tokens, resume)
         self._builder: EventBuilder
         if view.endpoint == "responses":
-            self._builder = ResponseTeller(rid, view, vocabulary)
+            self._builder = ResponseEventBuilder(rid, view, vocabulary)
         else:
-            self._builder = MessageTeller(rid, view)
+            self._builder = MessageEventBuilder(rid, view)
         self._numbered = view.endpoint == "responses"
         self._number = self._part = 0
         self._ended = False

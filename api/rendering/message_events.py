@@ -17,7 +17,7 @@ from api.schemas.view import View, answer_id
 _STOP_REASONS: dict[str, str] = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
-class MessageTeller:
+class MessageEventBuilder:
     """One message."""
 
     def __init__(self, rid: str, view: View) -> None:

@@ -144,7 +144,7 @@ class _Call(_Item):
         return [self._inner("response.function_call_arguments.done", name=self._name, arguments=self.text)]
 
 
-class ResponseTeller:
+class ResponseEventBuilder:
     """One response. Ids of items are derived from the request's, so that a resume says the same."""
 
     def __init__(self, rid: str, view: View, vocabulary: Vocabulary) -> None:
