@@ -17,7 +17,7 @@ from api.access.identity import Identity
 from api.asgi.tasks import PeriodicTask, end
 from api.errors.errors import StreamInterrupted, problem
 from api.generation.archive import Archive
-from api.generation.preparation import Caller
+from api.generation.caller import Caller
 from api.generation.session import TURN_SCORED, Session
 from api.generation.submit import Submitter
 from api.observability.metrics import Metrics

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from api.access.headers import anthropic_ratelimit_headers, ratelimit_headers
-from api.access.identity import ANONYMOUS, Identity
 from api.asgi.off_loop import off_loop
 from api.chat.conversation import chat_prompt
 from api.chat.echo import prompt_text
 from api.errors.request_ids import member_rid
 from api.generation.admission import admit
+from api.generation.caller import Caller
 from api.models.grammar import GrammarChecks
 from api.models.models import ServedModel
-from api.observability.request_log import RequestLog
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted, renamed
@@ -42,31 +39,6 @@ _PROMPT_SCORES = 262_144
 _SHOWN_CHARACTERS = 80
 
 Body = ChatRequest | CompletionRequest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Who asks, and what the request's headers say."""
-
-    request_log: RequestLog
-    tenant: str = ""
-    identity: Identity = ANONYMOUS
-    headers: dict[str, str] = field(default_factory=dict[str, str])
-    """For the response, whatever it will be; filled on the way."""
-    idempotency_key: str = ""
-    body_hash: str = ""
-    body_bytes: int = 0
-    on_disconnect: str | None = None
-    client_request_id: str | None = None
-    rid: str = ""
-    """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
-    stalled: Callable[[], bool]
-    """Whether the connection was cut because the client read nothing."""
-
-    def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
-        """Once it is known who asks, and for what."""
-        body_hash = hash_body(body) if idempotency_key else ""
-        return replace(self, tenant=tenant, body_hash=body_hash, body_bytes=len(body), idempotency_key=idempotency_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,8 +266,3 @@ def on_disconnect_policy(field: str | int | float | None, header: str | None) ->
             param="on_disconnect",
         )
     return str(math.ceil(seconds))
-
-
-def hash_body(body: bytes) -> str:
-    """Names a body for its Idempotency-Key."""
-    return hashlib.sha256(body).hexdigest()

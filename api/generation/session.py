@@ -32,7 +32,7 @@ def _turn_of(view: View) -> int:
 
 @dataclass(eq=False, kw_only=True)
 class Session:
-    """One client that follows one answer. `release` must be called once the client has the whole answer, or has left."""
+    """One client that follows one answer. `release` must be called once the client has all of it, or has left."""
 
     rid: str
     renderer: StreamRenderer

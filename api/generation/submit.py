@@ -17,7 +17,8 @@ from api.follow.feed import Feed
 from api.follow.follow import Follower
 from api.generation.archive import Archive
 from api.generation.backpressure import Backpressure
-from api.generation.preparation import Body, Caller, prepare
+from api.generation.caller import Caller
+from api.generation.preparation import Body, prepare
 from api.generation.session import Session
 from api.models.grammar import GrammarChecks
 from api.models.models import Models, ServedModel

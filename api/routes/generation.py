@@ -18,7 +18,8 @@ from api.asgi.disconnect import disconnect_watched
 from api.asgi.off_loop import off_loop
 from api.errors.errors import error_response, problem
 from api.errors.request_ids import new_rid
-from api.generation.preparation import Body, Caller
+from api.generation.caller import Caller
+from api.generation.preparation import Body
 from api.generation.session import Session
 from api.generation.stream import sse_response
 from api.models.models import ServedModel

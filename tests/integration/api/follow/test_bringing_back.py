@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from api.errors.errors import problem
-from api.generation.preparation import Caller
+from api.generation.caller import Caller
 from api.observability.request_log import RequestLog
 from api.process import Process
 from api.schemas.view import Cursor

@@ -1,0 +1,35 @@
+"""The sender of one HTTP request: identity, headers, request log."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from api.access.identity import ANONYMOUS, Identity
+from api.observability.request_log import RequestLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The sender of one HTTP request: its identity and what its headers say."""
+
+    request_log: RequestLog
+    tenant: str = ""
+    identity: Identity = ANONYMOUS
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    """Headers of the response, filled while the request is handled."""
+    idempotency_key: str = ""
+    body_hash: str = ""
+    body_bytes: int = 0
+    on_disconnect: str | None = None
+    client_request_id: str | None = None
+    rid: str = ""
+    """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
+    stalled: Callable[[], bool]
+    """Returns True once the connection was cut because the client read nothing."""
+
+    def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
+        """The same caller with its tenant, its body's size and its Idempotency-Key."""
+        body_hash = hashlib.sha256(body).hexdigest() if idempotency_key else ""
+        return replace(self, tenant=tenant, body_hash=body_hash, body_bytes=len(body), idempotency_key=idempotency_key)
