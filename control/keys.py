@@ -13,62 +13,10 @@ from control.errors import RequestError
 
 PREFIX = "furrow:"
 
-LOCK_MS = 2_000
-"""Life of a replica's lock; renewed every quarter of it."""
-HEARTBEAT_MS = 2_000
-"""Life of a host's and an API's heartbeat; beaten every quarter of it."""
-ROUND_MS = 900
-"""Life of the right to do what one API process does for all. Each tries once a second; a lone one always gets it."""
-OVERVIEWS_MS = 3_000
-"""Life of the overviews that one API process read for all."""
-RANK_BEAT_MS = 1_500
-"""Life of a rank's heartbeat: with what its agent takes to look, a rank that hangs is found within 2 s."""
-COMMAND_MS = 60_000
-"""Life of an epoch's command and reply streams, refreshed by each renewal of the lock."""
-COMMAND_LENGTH = 1_024
-"""Entries kept in a command or reply stream."""
-BELL_LENGTH = 128
-POISONS_LENGTH = 64
-EPOCHS_LENGTH = 64
-DEAD_LENGTH = 1_000
-SUSPECTS_MS = 86_400_000
-"""Life of a model's docket; as long as a request may live, and removed long before."""
-TRIAL_MS = 60_000
-"""Life of the right to try the suspects of replicas that were given up; renewed with each step of a trial."""
-END_REASON_MS = 3_600_000
-"""Life of a rank process's reason for its end; its agent reads it at once, or after an outage of Redis."""
-RETENTION_MS = 120_000
-"""How long a request can be read after its end."""
-LOOK_AFTER_MS = 20_000
-"""How often a stored response that has not ended is looked after; well below the retention, or its end is lost."""
-
-RESPONSE_OVERHEAD = 512
-"""Bytes that a stored response is taken to need beside its fields."""
-
-SPENT_MS = 86_400_000
-"""Life of what a request took of its API key's limits, and of its settlement, where no process applies that."""
-SETTLE_TOKENS = 256
-"""A request that runs is settled each time that it has made so many tokens more."""
-USAGE_MS = 400 * 86_400_000
-"""How long a day's usage can be read."""
-
-CHOICE_TOKENS = 64
-"""Prompt tokens that each further choice of a request is charged at most: it begins with what the first computed."""
-
 GROUP = "leaders"
 """The consumer group on every queue; a consumer is a replica id, stable over epochs."""
 CLASSES = ("high", "normal", "low")
 """Priority classes in the order in which they are served."""
-PASSED_OVER = 16
-"""So many claims in a row may pass over a class that waits; the next one is its own."""
-STAGED_MS = 60_000
-"""Life of a token log that is being written beside the one in use, refreshed by each page."""
-HAND_OUT = 16
-"""Requests that one script hands out, puts back or ends at most: about two milliseconds of the server's time."""
-HAND_OUT_CHOICES = 256
-"""Choices after whose end a script ends no further request: each takes a log entry, and its part of an event."""
-DEBT_MS = 600_000
-"""How long a tenant without requests keeps what it was served beyond its turn."""
 
 _MODEL_NAME = re.compile(r"[^\s{}]{1,200}")
 
@@ -132,9 +80,6 @@ class ModelKeys:
 
     def followed(self, api: str) -> str:  # zset of rids that have not ended: enqueue, follow -> unfollow, reap
         return f"{self.base}followed:{api}"
-
-    def blob(self, rid: str, index: int) -> str:  # string: api -> ranks; as the request
-        return f"{self.base}blob:{rid}:{index}"
 
     def events(self, api: str) -> str:  # pub/sub: emit -> api
         return f"{self.base}events:{api}"

@@ -7,7 +7,7 @@ import time
 
 from api.asgi.tasks import PeriodicTask
 from api.settings import ApiSettings
-from control import keys
+from control import constants, keys
 from control.errors import RedisUnavailable
 from control.placement import farm
 from control.redis.clients import AsyncRedis
@@ -22,7 +22,7 @@ class Heartbeat:
         self._client, self._settings = client, settings
         self._key = keys.api(settings.api_id)
         self._started = int(time.time())
-        self._task = PeriodicTask("heartbeat", self._run, keys.HEARTBEAT_MS / 4000)
+        self._task = PeriodicTask("heartbeat", self._run, constants.HEARTBEAT_MS / 4000)
 
     def start(self) -> None:
         self._task.start()

@@ -11,8 +11,8 @@ import structlog
 
 from api.access.identity import Identity
 from api.settings import ApiSettings
+from control.constants import RESPONSE_OVERHEAD
 from control.errors import RedisUnavailable, RequestError, RequestNotFound
-from control.keys import RESPONSE_OVERHEAD
 from control.records.responses import (
     Quota,
     StoredResponse,

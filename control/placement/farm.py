@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from control import keys
+from control import constants, keys
 from control.errors import SettingsError
 from control.messages import Assignment, encode
 from control.placement.placement import Host
@@ -25,7 +25,7 @@ def beat_host(client: SyncRedis, host: Host, pid: int, memory_bytes: int, standb
     beat = [
         write("SADD", keys.HOSTS, host.id, parse=int),
         write("HSET", key, *words, parse=int),
-        read("PEXPIRE", key, keys.HEARTBEAT_MS, parse=int),
+        read("PEXPIRE", key, constants.HEARTBEAT_MS, parse=int),
     ]
     run_every(client, beat)
 
@@ -72,7 +72,7 @@ def beat_api(api_id: str, url: str, started: int) -> list[Call[int]]:
         write("SADD", keys.APIS, api_id, parse=int),
         # Of one key and in this order, so that the heartbeat never stays without its end.
         write("HSET", key, "url", url, "started", started, parse=int),
-        read("PEXPIRE", key, keys.HEARTBEAT_MS, parse=int),
+        read("PEXPIRE", key, constants.HEARTBEAT_MS, parse=int),
     ]
 
 
@@ -132,11 +132,11 @@ def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str)
 
 def hold_placement(client: SyncRedis, host_id: str) -> bool:
     """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless."""
-    attempt = write("SET", keys.PLACEMENT_LOCK, host_id, "NX", "PX", keys.HEARTBEAT_MS, parse=bool)
+    attempt = write("SET", keys.PLACEMENT_LOCK, host_id, "NX", "PX", constants.HEARTBEAT_MS, parse=bool)
     taken, holder = run_every(client, [attempt, read("GET", keys.PLACEMENT_LOCK, parse=_text)])
     if holder != host_id:
         return False
-    return taken or run(client, read("PEXPIRE", keys.PLACEMENT_LOCK, keys.HEARTBEAT_MS, parse=bool))
+    return taken or run(client, read("PEXPIRE", keys.PLACEMENT_LOCK, constants.HEARTBEAT_MS, parse=bool))
 
 
 def _text(reply: str | None) -> str | None:

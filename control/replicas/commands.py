@@ -13,8 +13,9 @@ from typing import TypeVar
 
 import msgspec
 
+from control.constants import COMMAND_MS
 from control.errors import Lost, Poisoned, RedisUnavailable
-from control.keys import COMMAND_MS, ReplicaKeys
+from control.keys import ReplicaKeys
 from control.messages import Command, encode
 from control.redis.clients import LONGEST_BLOCK_MS, SyncRedis
 from control.redis.connection import Call, Posted, run

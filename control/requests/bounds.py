@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 LONGEST_S = 86_400
 """A request lives for a day at most: so do its suspects, its places and what it took of its key's limits."""
-DAY_MS = LONGEST_S * 1000
 _INT32 = 2**31 - 1
 _YEAR_9999_S = 253_402_300_799
 _LONGEST_SHOWN = 40

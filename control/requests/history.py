@@ -17,7 +17,6 @@ PAGE_ENTRIES = 1_000
 WRITE_ENTRIES = 250
 """Entries that one call writes; each costs several times as much as one that is read."""
 
-decode_entry = msgspec.json.Decoder(LogEntry).decode
 decode_entries = msgspec.json.Decoder(list[LogEntry]).decode
 
 

@@ -1,10 +1,11 @@
 """The state transitions, as Lua scripts that run in Redis, and the code that loads them.
 
-Each file's header lists its KEYS and ARGV with types. The loader does this to the text and no more: a line
-`--@include name` is replaced by the file `_name.lua`; the lines `--@keys`, `--@arguments` and `--@model` are replaced
-by the checks that a script makes before its first write (arguments.py); and the constants of keys.py that the script
-mentions are declared in front of it, so that a life time or a stream's length is written down once. A script that
-continues what was admitted begins with `_goes_on.lua`, so that a server beyond its maxmemory refuses new work alone.
+Each file's header lists its KEYS and ARGV with types. The loader changes the text in three ways. A line
+`--@include name` is replaced by the file `_name.lua`. The lines `--@keys`, `--@arguments` and `--@model` are replaced
+by the checks that a script makes before its first write (arguments.py). The constants of control/constants.py that the
+script mentions, and the names of classes and group, are declared at its beginning, so that each is written down once.
+A script that continues admitted work begins with `_goes_on.lua`, so that a server beyond its maxmemory refuses new
+work alone.
 
 Rules that hold for all of them: only commands of Redis 6.2; never KEYS or SCAN; the server's TIME is the only clock;
 numbers leave Lua through `whole`, because Lua's own formatting turns a millisecond stamp into 1.7e+12; a script may be
@@ -18,37 +19,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from control import keys
+from control import constants, keys
 from control.scripts.arguments import checks
 
 _FOLDER = Path(__file__).parent
 _INCLUDE = re.compile(r"^--@include (\w+)\n", re.MULTILINE)
-_CONSTANTS = (
-    "LOCK_MS",
-    "RANK_BEAT_MS",
-    "COMMAND_MS",
-    "COMMAND_LENGTH",
-    "BELL_LENGTH",
-    "POISONS_LENGTH",
-    "DEAD_LENGTH",
-    "RETENTION_MS",
-    "LOOK_AFTER_MS",
-    "RESPONSE_OVERHEAD",
-    "SUSPECTS_MS",
-    "TRIAL_MS",
-    "GROUP",
-    "CHOICE_TOKENS",
-    "CLASSES",
-    "PASSED_OVER",
-    "HAND_OUT",
-    "HAND_OUT_CHOICES",
-    "STAGED_MS",
-    "DEBT_MS",
-    "SPENT_MS",
-    "SETTLE_TOKENS",
-    "USAGE_MS",
-)
-
+_CONSTANTS: dict[str, int | str | tuple[str, ...]] = {
+    **{name: value for name, value in vars(constants).items() if name.isupper()},
+    "GROUP": keys.GROUP,
+    "CLASSES": keys.CLASSES,
+}
 
 _ADMITTING = ("enqueue", "keep_response", "spend")
 """Scripts that take something new, and are refused by a server that is beyond its maxmemory."""
@@ -69,7 +49,7 @@ def compose(text: str) -> Script:
     made, rest = checks(text, keys.CLASSES)
     front = "--@include check\n" + made if made else ""
     body = _INCLUDE.sub(lambda match: (_FOLDER / f"_{match[1]}.lua").read_text(), front + rest)
-    declared = [f"local {name} = {_literal(getattr(keys, name))}" for name in _CONSTANTS if name in body]
+    declared = [f"local {name} = {_literal(value)}" for name, value in _CONSTANTS.items() if name in body]
     whole = "\n".join([*declared, body])
     return Script(whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from control import keys, requests
+from control import constants, keys, requests
 from control.access.limits import settle, spend
 from control.keys import KeyKeys, ResponseKeys
 from control.messages import GenerationRequest, LogEntry, RequestState, Sampling
@@ -69,7 +69,7 @@ class Crowd(Scene):
         client.hset(KEYS.replica("r1").status, "state", "failed")
         for replica in ("r0", "r1"):
             for _ in numbers:
-                client.xadd(KEYS.replica(replica).poisons, {"epoch": 1}, maxlen=keys.POISONS_LENGTH)
+                client.xadd(KEYS.replica(replica).poisons, {"epoch": 1}, maxlen=constants.POISONS_LENGTH)
         for name in keys.CLASSES:
             client.zadd(KEYS.debts(name), {one: index for index, one in enumerate(each)})
             client.hset(KEYS.load, f"turn:{name}", 10**9)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from control import requests, scripts
+from control.constants import RETENTION_MS
 from control.errors import Fenced, Lost, Poisoned
-from control.keys import RETENTION_MS
 from control.messages import EventRow, decode_event
 from control.replicas.health import write_poison
 from control.replicas.lease import Lease

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from control import requests, scripts
-from control.keys import HAND_OUT
+from control.constants import HAND_OUT
 from control.messages import LogEntry
 from control.redis.connection import connect_blocking, run_steps
 from control.requests import Emission

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from control.constants import RANK_BEAT_MS
 from control.errors import Fenced
-from control.keys import RANK_BEAT_MS
 from control.messages import ModelAssets, ModelSpec
 from control.records import catalog
 from control.replicas import health
@@ -60,7 +60,7 @@ def test_the_first_poison_counts(farm: Farm) -> None:
     assert health.write_poison(farm.client, MODEL, "r0", lease.epoch, 0, "deadline", "late") is False
     poison = health.read_poison(farm.client, MODEL, "r0")
     assert poison == health.Poison(lease.epoch, 1, "desync", "checksums differ")
-    assert health.last_poison(farm.client, MODEL, "r0") == "rank 1: desync: checksums differ"
+    assert farm.run(health.poison_history(MODEL, "r0")) == [poison]
     assert farm.client.xlen(lease.keys.poisons) == 1
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from control.constants import LOCK_MS
 from control.errors import Fenced, Lost
-from control.keys import LOCK_MS
 from control.redis.connection import run_all
 from control.replicas import health
 from control.replicas.lease import acquire, close_epoch, holder, release, release_token, renew

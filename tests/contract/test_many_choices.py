@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from control import requests
-from control.keys import HAND_OUT
+from control.constants import HAND_OUT
 from control.redis.connection import Call
 from control.replicas.lease import Lease
 from control.requests import Adopted

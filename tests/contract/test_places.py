@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from control import requests
-from control.keys import CHOICE_TOKENS
+from control.constants import CHOICE_TOKENS
 from control.replicas.lease import Lease
 from tests.contract.conftest import Farm, rids
 

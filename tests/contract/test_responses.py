@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from control import keys
+from control.constants import RESPONSE_OVERHEAD
 from control.errors import ArgumentsRefused
-from control.keys import RESPONSE_OVERHEAD, ResponseKeys
+from control.keys import ResponseKeys
 from control.records.responses import (
     Quota,
     StoredResponse,

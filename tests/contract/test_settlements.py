@@ -6,8 +6,9 @@ import pytest
 
 from control import access, scripts
 from control.access import ApiKey
+from control.constants import SETTLE_TOKENS
 from control.errors import RateLimited
-from control.keys import SETTLE_TOKENS, KeyKeys
+from control.keys import KeyKeys
 from control.messages import LogEntry
 from control.requests import Emission, cancel, expire
 from tests.contract.conftest import MODEL, Farm

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from control import requests
+from control.constants import SUSPECTS_MS, TRIAL_MS
 from control.errors import ArgumentsRefused, Fenced, Lost
-from control.keys import SUSPECTS_MS, TRIAL_MS
 from control.messages import encode
 from control.records import catalog
 from control.redis.connection import Call

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from control import keys, requests
+from control import constants, requests
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, rids, token
 
@@ -26,7 +26,7 @@ def test_a_debt_is_kept_while_a_tenant_is_away(farm: Farm) -> None:
     farm.claim(lease)
     farm.emit(lease, Emission("a1", 1, [*(token(seq) for seq in range(1, 30)), last(30)], "finished"))
     assert farm.client.zscore(farm.keys.debts("normal"), "a") == 31
-    assert 0 < farm.client.pttl(farm.keys.debts("normal")) <= keys.DEBT_MS
+    assert 0 < farm.client.pttl(farm.keys.debts("normal")) <= constants.DEBT_MS
     for rid, tenant in (("b2", "b"), ("a2", "a"), ("b3", "b"), ("b4", "b")):
         farm.put(rid, tenant=tenant, prompt=10)
     assert rids(farm.claim(lease)) == ["b2", "b3", "b4", "a2"]
@@ -48,12 +48,12 @@ def test_debts_below_the_turn_are_forgotten(farm: Farm) -> None:
 
 def test_nobody_is_passed_over_for_ever(farm: Farm) -> None:
     """A lower class gets every seventeenth claim while a higher one has a backlog."""
-    for index in range(2 * keys.PASSED_OVER + 4):
+    for index in range(2 * constants.PASSED_OVER + 4):
         farm.put(f"n{index}", prompt=1)
     for rid in ("low1", "low2", "low3"):
         farm.put(rid, priority="low", prompt=1)
     order = rids(farm.claim(farm.lead()))
-    assert [order.index(rid) for rid in ("low1", "low2")] == [keys.PASSED_OVER, 2 * keys.PASSED_OVER + 1]
+    assert [order.index(rid) for rid in ("low1", "low2")] == [constants.PASSED_OVER, 2 * constants.PASSED_OVER + 1]
     assert order[-1] == "low3"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from control import requests
+from control.constants import HAND_OUT, HAND_OUT_CHOICES
 from control.errors import ArgumentsRefused
-from control.keys import HAND_OUT, HAND_OUT_CHOICES
 from control.redis.connection import Call
 from control.requests.ending import expire, expire_waiting
 from control.requests.upkeep.abandon import PAGE, abandon

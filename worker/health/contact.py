@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from control.keys import HEARTBEAT_MS
+from control.constants import HEARTBEAT_MS
 
 GAP_S = 1.0
 """Longer without a round trip is an absence: heartbeats and locks may have lapsed without anybody's fault."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control.keys import HEARTBEAT_MS, LOCK_MS, RANK_BEAT_MS
+from control.constants import HEARTBEAT_MS, LOCK_MS, RANK_BEAT_MS
 from worker.health.progress import PER_TOKEN_S, STEP_FACTOR, STEP_FLOOR_S, UNKNOWN_STEP_S
 
 # --- the supervisor: its agent --------------------------------------------------------------------------------------

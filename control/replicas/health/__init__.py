@@ -8,7 +8,6 @@ from control.replicas.health.epochs import Formation, formations, note_formation
 from control.replicas.health.overview import Overview, ReplicaOverview, look_at, overview, overviews
 from control.replicas.health.poisoning import (
     Poison,
-    last_poison,
     poison,
     poison_history,
     read_poison,
@@ -36,7 +35,6 @@ __all__ = [
     "end_reason",
     "formations",
     "heartbeats",
-    "last_poison",
     "look_at",
     "model_state",
     "note_end",

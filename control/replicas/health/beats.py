@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from control.keys import RANK_BEAT_MS, ReplicaKeys
+from control.constants import RANK_BEAT_MS
+from control.keys import ReplicaKeys
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every
 from control.replicas.lease import granted

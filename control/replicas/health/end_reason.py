@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from control.keys import END_REASON_MS, ReplicaKeys
+from control.constants import END_REASON_MS
+from control.keys import ReplicaKeys
 from control.redis.connection import Call, read
 
 

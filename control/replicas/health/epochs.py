@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from control.keys import EPOCHS_LENGTH, ReplicaKeys
+from control.constants import EPOCHS_LENGTH
+from control.keys import ReplicaKeys
 from control.redis.connection import Call, read, write
 from control.redis.streams import Entry
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control.keys import POISONS_LENGTH, ModelKeys, ReplicaKeys
+from control.constants import POISONS_LENGTH
+from control.keys import ModelKeys, ReplicaKeys
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run
 from control.redis.streams import Entry
@@ -56,16 +57,3 @@ def poison_history(model: str, replica: str) -> Call[list[Poison]]:
 
     stream = ReplicaKeys(model, replica).poisons
     return read("XREVRANGE", stream, "+", "-", "COUNT", POISONS_LENGTH, parse=parse)
-
-
-def last_poison(client: SyncRedis, model: str, replica: str) -> str | None:
-    """The last entry of the history in words, whichever epoch it was in; None if there was never any."""
-
-    def parse(reply: list[Entry]) -> str | None:
-        if not reply:
-            return None
-        fields = reply[0][1]
-        return f"rank {fields['rank']}: {fields['kind']}: {fields['message']}"
-
-    stream = ReplicaKeys(model, replica).poisons
-    return run(client, read("XREVRANGE", stream, "+", "-", "COUNT", 1, parse=parse))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from control import keys
+from control import constants, keys
 from control.redis.clients import SyncRedis
 from control.redis.connection import read, run, run_every, write
 from control.replicas.health.overview import Overview, overviews
@@ -17,7 +17,7 @@ def shared_overviews(client: SyncRedis) -> list[Overview]:
 
     Raises RedisUnavailable.
     """
-    turn = write("SET", keys.OVERVIEWS_LOCK, "1", "NX", "PX", keys.ROUND_MS, parse=bool)
+    turn = write("SET", keys.OVERVIEWS_LOCK, "1", "NX", "PX", constants.ROUND_MS, parse=bool)
     mine, written = run_every(client, [turn, read("GET", keys.OVERVIEWS, parse=_text)])
     if not mine and written is not None:
         try:
@@ -26,7 +26,7 @@ def shared_overviews(client: SyncRedis) -> list[Overview]:
             pass
     found = overviews(client)
     text = msgspec.json.encode(found).decode()
-    run(client, write("SET", keys.OVERVIEWS, text, "PX", keys.OVERVIEWS_MS, parse=bool))
+    run(client, write("SET", keys.OVERVIEWS, text, "PX", constants.OVERVIEWS_MS, parse=bool))
     return found
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import structlog
 
+from control.constants import HAND_OUT
 from control.errors import RedisUnavailable
-from control.keys import CLASSES, HAND_OUT, ModelKeys
+from control.keys import CLASSES, ModelKeys
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from control.constants import DEAD_LENGTH
 from control.errors import LetterNotFound
-from control.keys import DEAD_LENGTH, ModelKeys
+from control.keys import ModelKeys
 from control.messages import GenerationRequest, decode_request
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from control import keys
+from control import constants, keys
 from control.keys import ModelKeys
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_all, write
@@ -52,7 +52,7 @@ def take_round(client: SyncRedis, api: str) -> bool:
 
     Raises RedisUnavailable.
     """
-    return run(client, write("SET", keys.REAPER_LOCK, api, "NX", "PX", keys.ROUND_MS, parse=bool))
+    return run(client, write("SET", keys.REAPER_LOCK, api, "NX", "PX", constants.ROUND_MS, parse=bool))
 
 
 def gone_apis(client: SyncRedis) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from control import requests
-from control.keys import HAND_OUT
+from control.constants import HAND_OUT
 from control.messages import LogEntry
 from control.redis.clients import SyncRedis
 from control.redis.connection import run

@@ -7,7 +7,7 @@ import itertools
 import time
 
 from control import requests
-from control.keys import HAND_OUT
+from control.constants import HAND_OUT
 from control.messages import LogEntry
 from control.records import catalog
 from control.redis.clients import SyncRedis

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from control.keys import LOCK_MS, ModelKeys
+from control.constants import LOCK_MS
+from control.keys import ModelKeys
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, Steps, connect, read, run, run_all, run_every

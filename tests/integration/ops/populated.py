@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from api.background.heartbeat import Heartbeat
 from api.settings import ApiSettings
-from control import access, keys, requests
+from control import access, constants, keys, requests
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Ping, Sampling, encode
 from control.placement import farm
 from control.placement.placement import Host
@@ -70,7 +70,7 @@ def populate(client: SyncRedis, url: str) -> Populated:
     asyncio.run(_api_beats(url))
     # What lives two seconds is kept: a test on a busy machine may take longer than that to look.
     for key in client.scan_iter(f"{keys.PREFIX}*"):
-        if 0 < client.pttl(key) <= keys.LOCK_MS:
+        if 0 < client.pttl(key) <= constants.LOCK_MS:
             client.pexpire(key, 60_000)
     return found
 

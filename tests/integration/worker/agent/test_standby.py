@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from control.messages import Assignment, ModelSpec
-from control.replicas.health import heartbeats, last_poison, write_poison
+from control.replicas.health import heartbeats, poison_history, write_poison
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.models import make
@@ -191,7 +191,7 @@ def test_a_standby_refuses_what_it_can_not_be(redis: ReplicaRedis, supervisor: S
     replica.attempts = 1
     replica.spawn_missing()
     assert replica.exits.get(timeout=40.0).status == REFUSED
-    assert "cuda:63" in (last_poison(redis.client, MODEL, REPLICA) or "")
+    assert "cuda:63" in redis.run(poison_history(MODEL, REPLICA))[0].message
 
 
 @pytest.mark.timeout(120)

@@ -19,7 +19,7 @@ from control.placement import farm
 from control.records import catalog
 from control.replicas import health
 from control.requests import Enqueue
-from control.requests.history import decode_entry
+from control.requests.history import read_log
 from tests.farm import clean_environment, until
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.models import make
@@ -55,8 +55,7 @@ def ask(redis: ReplicaRedis, model: str, rid: str) -> None:
 
 
 def tokens(redis: ReplicaRedis, model: str, rid: str) -> list[int | None]:
-    log = redis.client.xrange(ModelKeys(model).log(rid))
-    return [decode_entry(fields["e"]).token for _, fields in log]
+    return [entry.token for entry in redis.run(read_log(model, rid, 0))]
 
 
 def under_way(redis: ReplicaRedis, model: str, rid: str) -> None:

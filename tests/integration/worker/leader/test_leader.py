@@ -56,7 +56,7 @@ def test_a_load_that_fails_ends_the_process_with_its_reason(redis: ReplicaRedis,
     leader = Leader(clients, assignment, "host/1", files, read_assets(files, None), executor, "127.0.0.1")
     with pytest.raises(GroupError, match="float7"):
         leader.run()
-    assert "float7" in (health.last_poison(redis.client, MODEL, REPLICA) or "")
+    assert "float7" in redis.run(health.poison_history(MODEL, REPLICA))[0].message
     assert redis.client.get(redis.keys.lock) is None
     assert catalog.get_assets(redis.client, MODEL) is None
 

@@ -21,7 +21,7 @@ from control.replicas import health
 from control.replicas.health import heartbeats
 from control.replicas.lease import acquire
 from control.requests import Enqueue
-from control.requests.history import decode_entry
+from control.requests.history import read_log
 from tests.farm import clean_environment, until
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.models import make
@@ -164,7 +164,7 @@ class Shared:
         self.redis.run(requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant="t")))
 
     def tokens(self, rid: str) -> list[int | None]:
-        entries = [decode_entry(fields["e"]) for _, fields in self.redis.client.xrange(self.keys.log(rid))]
+        entries = self.redis.run(read_log(MODEL, rid, 0))
         assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
         return [entry.token for entry in entries]
 

@@ -19,7 +19,7 @@ from control.redis.connection import run
 from control.replicas import health
 from control.replicas.health import write_poison
 from control.requests import Enqueue
-from control.requests.history import decode_entry
+from control.requests.history import read_log
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.leader.test_isolation import Gone, innocents, marked, prompts
@@ -126,7 +126,7 @@ class TwoReplicas:
 
     def answer(self, rid: str) -> list[int | None]:
         until(lambda: self.field(rid, "state") not in ("queued", "running"), 60.0)
-        return [decode_entry(entry["e"]).token for _, entry in self.redis.client.xrange(self.keys.log(rid))]
+        return [entry.token for entry in self.redis.run(read_log(MODEL, rid, 0))]
 
     def undisturbed(self, asked: dict[str, list[int]]) -> dict[str, list[int | None]]:
         for rid, prompt in asked.items():

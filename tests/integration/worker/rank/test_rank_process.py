@@ -15,7 +15,7 @@ import pytest
 
 from control.messages import Assignment, ModelSpec, encode
 from control.process import child_environment
-from control.replicas.health import end_reason, heartbeats, last_poison, write_poison
+from control.replicas.health import end_reason, heartbeats, poison_history, write_poison
 from tests.farm import clean_environment, until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from worker.health.exits import LOAD_FAILED, REFUSED, STOPPED
@@ -61,7 +61,7 @@ def test_a_rank_without_its_gpu_refuses_and_says_so_to_all(redis: ReplicaRedis, 
         assert process.wait(60) == REFUSED
     [line] = [line for line in lines(log) if line["event"] == "refused the assignment"]
     assert (line["model"], line["replica"], line["rank"]) == (MODEL, REPLICA, 1)
-    poison = last_poison(redis.client, MODEL, REPLICA) or ""
+    poison = redis.run(poison_history(MODEL, REPLICA))[0].message
     for told in (line["error"], poison):
         assert "cuda:63" in told and "--devices cpu" in told
 

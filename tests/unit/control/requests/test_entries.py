@@ -6,7 +6,7 @@ import pytest
 
 from control.messages import LogEntry, TokenLogprobs
 from control.requests.emit import encode_entry
-from control.requests.history import decode_entry
+from control.requests.history import decode_entries
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from control.requests.history import decode_entry
 def test_an_entry_is_short_and_comes_back(entry: LogEntry, text: str) -> None:
     """The absent tail is left out, and reading gives the entry again."""
     assert encode_entry(entry) == text
-    assert decode_entry(text) == entry
+    assert decode_entries(f"[{text}]") == [entry]

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from control import scripts
-from control.keys import GROUP, RETENTION_MS
+from control.constants import RETENTION_MS
+from control.keys import GROUP
 
 COMMANDS_OF_6_2 = """
 DEL EXISTS GET HDEL HEXISTS HGET HGETALL HINCRBY HKEYS
@@ -58,8 +59,8 @@ def test_every_include_was_found(name: str) -> None:
     assert set(re.findall(r"(?<![.\w])([a-z_]+)\(", code)) <= defined
 
 
-def test_constants_come_from_the_table_of_keys() -> None:
-    """A script declares the constants that it mentions, and no others."""
+def test_a_script_declares_the_constants_that_it_mentions() -> None:
+    """And no others."""
     script = scripts.compose("return {GROUP, RETENTION_MS}")
     assert (
         script.text == f"local RETENTION_MS = {RETENTION_MS}\nlocal GROUP = '{GROUP}'\nreturn {{GROUP, RETENTION_MS}}"
