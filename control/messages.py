@@ -58,40 +58,47 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
-class Scored(msgspec.Struct, frozen=True, array_like=True):
-    """Of sequence `sid`'s row, the positions [start, stop) are scored: rank 0 gets the logits of each of them."""
+class StepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Sequence `sid`, whose KV holds `offset` positions so far, feeds `tokens`.
+
+    `sample` says whether the row's last position is sampled (the last chunk of a prefill). `scored` are the positions
+    [start, stop) of the row, beside that one, whose logits are computed, in windows of equal size on every rank.
+    """
 
     sid: int
-    start: int
-    stop: int
+    tokens: list[int]
+    offset: int
+    sample: bool
+    scored: tuple[int, int] | None = None
 
 
-class GenerateStep(Command, tag="generate_step", frozen=True):
+class BatchChange(msgspec.Struct, omit_defaults=True):
+    """What a step changes in the running batch.
+
+    A sequence that is new to the rank has a row with offset 0. A sequence whose last row was sampled and that has no
+    row here decodes by itself: it feeds the token that was broadcast at the end of the previous step. `left` are
+    forgotten before the step. `paused` are sequences that sit this step out, KV kept. `kept` have ended; their KV stays
+    until they are in `left`, because others may begin with it: `prefixes` says which ones do, before any leaves. The
+    row of such a sequence has the prefix's count as its offset. A donor in `left` hands its KV over, cut to the last
+    prefix that is taken of it.
+    """
+
+    rows: list[StepRow] = []
+    left: list[int] = []
+    paused: list[int] = []
+    kept: list[int] = []
+    prefixes: list[Prefix] = []
+
+
+class GenerateStep(Command, tag="generate_step", frozen=True, kw_only=True):
     """One forward of the whole batch; the command holds what changes.
 
-    Row i feeds `tokens[i]` to sequence `sequences[i]` whose KV holds `offset[i]` positions so far (a sequence that is
-    new to the rank has offset 0). A sequence whose last row was sampled and that has no row here decodes by itself:
-    it feeds the token that was broadcast at the end of the previous step. `left` are forgotten before the step.
-    `sample[i]` tells whether row i's last position is sampled (the last chunk of a prefill).
-    `paused` are sequences that sit this step out, KV kept. `kept` have ended; their KV stays until they are in `left`,
-    because others may begin with it: `prefixes` says who does, before anybody leaves. The row of such a sequence has
-    the prefix's count as its offset. A donor in `left` hands its KV over, cut to the last prefix that is taken of it.
-    `scored` are the positions, beside those that are sampled, whose logits are computed, in windows of equal size on
-    every rank.
     With `repeat`, rank 0's broadcast ends with 1 or 0: after a 1 every sequence that was sampled decodes once more,
     without another command.
     """
 
     model_id: str
-    sequences: list[int] = []
-    tokens: list[list[int]] = []
-    offset: list[int] = []
-    sample: list[bool] = []
-    left: list[int] = []
-    paused: list[int] = []
-    kept: list[int] = []
-    prefixes: list[Prefix] = []
-    scored: list[Scored] = []
+    change: BatchChange
     repeat: bool = False
 
 

@@ -66,17 +66,18 @@ class Sabotage:
 
 FRAIL = Sabotage(
     "a leader that feeds a prompt of one token, again and again, dies of a segmentation fault",
-    "worker.tp_group.executor",
+    "worker.engine.step",
     """
-run_step = module.Executor.run_step
+forward = module.Step.forward
 
-def frail(executor, command, *how):
-    if executor.rank == 0 and any(len(row) >= 8 and set(row) == {11} for row in command.tokens):
+def frail(step, *how):
+    rows = step.command.change.rows
+    if step.rank == 0 and any(len(row.tokens) >= 8 and set(row.tokens) == {11} for row in rows):
         import os, signal
         os.kill(os.getpid(), signal.SIGSEGV)
-    return run_step(executor, command, *how)
+    return forward(step, *how)
 
-module.Executor.run_step = frail
+module.Step.forward = frail
 """,
     ("crash-two-replicas",),
 )
@@ -103,7 +104,7 @@ rewrite_scripts(
     ),
     "no-replay": Sabotage(
         "a new epoch continues each request from its prompt alone, as if nothing had been produced",
-        "worker.leader.running",
+        "worker.leader.requests.running",
         """
 replay = module.RunningRequest.replay
 

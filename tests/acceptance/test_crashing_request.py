@@ -19,16 +19,16 @@ pytestmark = pytest.mark.timeout(240)
 FAULT = """
 import os
 if "FURROW_RANK" in os.environ:
-    from worker.tp_group.executor import Executor
-    real = Executor.run_step
+    from worker.engine.step import Step
+    real = Step.forward
 
-    def run_step(self, command, *how):
-        ends = [offset + len(tokens) for offset, tokens in zip(command.offset, command.tokens)]
-        if self.rank == {rank} and any(end > {bearable} for end in ends):
+    def forward(step, *how):
+        ends = [row.offset + len(row.tokens) for row in step.command.change.rows]
+        if step.rank == {rank} and any(end > {bearable} for end in ends):
             os.kill(os.getpid(), {signum})
-        return real(self, command, *how)
+        return real(step, *how)
 
-    Executor.run_step = run_step
+    Step.forward = forward
 """
 BEARABLE = 300
 """Tokens; a longer prompt kills the rank."""

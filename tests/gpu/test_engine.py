@@ -13,7 +13,6 @@ from tests.gpu.conftest import DEVICE
 from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
-from worker.engine.ahead import Meanwhile
 from worker.engine.step import Engine
 from worker.kv.stores import store_for
 from worker.models.batch import Row
@@ -40,15 +39,15 @@ def greedy(engine: Engine) -> dict[int, list[int]]:
     sampling = Sampling(max_tokens=64, temperature=0.0, seed="0")
     rows = {job.sid: Sequence(rid="", choice=0, prompt=job.prompt, sampling=sampling, sid=job.sid) for job in JOBS}
     sampler = StepSampler()
-
-    def sample(logits: torch.Tensor, sids: list[int], meanwhile: Meanwhile | None = None) -> list[int]:
-        tokens = sampler.sample([rows[sid] for sid in sids], logits, sids, meanwhile)
-        for sid, token in zip(sids, tokens, strict=True):
+    for command in write(JOBS):
+        with engine.step(command) as step:
+            forward = step.forward()
+            pending = sampler.begin([rows[sid] for sid in forward.sids], forward)
+            step.run_ahead(pending.on_device)
+            tokens = pending.wait().ids
+            step.agree(tokens)
+        for sid, token in zip(forward.sids, tokens, strict=True):
             rows[sid].output.append(token)
-        return tokens
-
-    for step in write(JOBS):
-        engine.run(step, sample)
     return {sid: row.output for sid, row in rows.items()}
 
 
@@ -81,11 +80,11 @@ def test_a_captured_step_is_the_step(checkpoint: Checkpoint) -> None:
     engine.ahead = None
     rows = [Row(sid, [sid], 0, True) for sid in range(5)]
     assert engine.graphs is not None and engine.graphs.takes(rows)
-    captured = engine._forward(rows).clone()
+    captured = engine.forward(rows, {})[0].clone()
     engine.clear()
     engine.graphs.release()
     assert not engine.graphs.takes(rows)
-    torch.testing.assert_close(engine._forward(rows), captured, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(engine.forward(rows, {})[0], captured, rtol=1e-5, atol=1e-5)
 
 
 def test_a_second_capture_works(checkpoint: Checkpoint) -> None:

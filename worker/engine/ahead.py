@@ -8,8 +8,6 @@ trace. Only a rank alone does this: several would have to agree on it first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -19,9 +17,6 @@ from worker.models.batch import Row
 
 UNKNOWN = 0
 """A token that only the device knows."""
-
-Meanwhile = Callable[[Tensor], None]
-"""Called with the tokens on the device, once their copy to the host is under way and before it is waited for."""
 
 
 class RunAhead:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from control.errors import RankError, RankErrorKind
-from control.messages import GenerateStep
+from control.messages import BatchChange, StepRow
 from worker.kv.base import KVStore
 from worker.models.batch import Row
 
@@ -16,21 +16,36 @@ class CommandCheck:
     def __init__(self, store: KVStore, vocab_size: int, rank: int) -> None:
         self._store, self._vocab_size, self._rank = store, vocab_size, rank
 
-    def scored(self, command: GenerateStep) -> dict[int, range]:
-        """The positions of each row that are scored."""
-        rows = zip(command.sequences, command.offset, command.tokens, strict=True)
-        fed = {sid: range(offset, offset + len(tokens)) for sid, offset, tokens in rows}
-        found: dict[int, range] = {}
-        for scored in command.scored:
-            row, positions = fed.get(scored.sid, range(0)), range(scored.start, scored.stop)
-            if not positions or positions.start not in row or positions[-1] not in row or scored.sid in found:
-                raise self._error(
-                    "bad_request",
-                    f"positions {scored.start} to {scored.stop} of sequence {scored.sid} can't be scored: its row has "
-                    f"{row.start} to {row.stop}",
-                )
-            found[scored.sid] = positions
-        return found
+    def row(self, row: Row, cached: int | None) -> None:
+        """That a row goes on where its sequence's cache, of `cached` positions, ends."""
+        sid, tokens, offset = row.sid, row.tokens, row.offset
+        if not tokens:
+            raise self._error("bad_request", f"sequence {sid} has a row without tokens")
+        lowest, highest = min(tokens), max(tokens)
+        if lowest < 0 or highest >= self._vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise self._error("bad_request", f"sequence {sid} has token {wrong}; the vocabulary has {self._vocab_size}")
+        if cached is None and offset != 0:
+            raise self._error(
+                "forward_failed", f"sequence {sid} is unknown, so it must start at offset 0, not {offset}"
+            )
+        if cached is not None and offset != cached:
+            raise self._error(
+                "forward_failed", f"sequence {sid} has {cached} cached tokens, but its row says offset {offset}"
+            )
+
+    def scored(self, row: StepRow) -> range:
+        """The positions of a row that are scored."""
+        if row.scored is None:
+            return range(0)
+        positions, fed = range(*row.scored), range(row.offset, row.offset + len(row.tokens))
+        if not positions or positions[0] not in fed or positions[-1] not in fed:
+            raise self._error(
+                "bad_request",
+                f"positions {positions.start} to {positions.stop} of sequence {row.sid} can't be scored: its row has "
+                f"{fed.start} to {fed.stop}",
+            )
+        return positions
 
     def room(self, rows: list[Row], left: Set[int] = frozenset()) -> None:
         """That `rows` fit, once `left` have gone."""
@@ -47,30 +62,30 @@ class CommandCheck:
         kept = store.used_tokens - sum(store.rounded(store.length(sid) or 0) for sid in changed)
         return kept + sum(store.rounded(row.extent.end) for row in rows)
 
-    def shape(self, command: GenerateStep) -> None:
-        """That the command contradicts neither itself nor what is known."""
-        counts = {len(command.sequences), len(command.tokens), len(command.offset), len(command.sample)}
-        if len(counts) != 1:
-            raise self._error("bad_request", f"sequences, tokens, offset and sample differ in length: {sorted(counts)}")
-        if len(set(command.sequences)) != len(command.sequences):
-            raise self._error("bad_request", f"a sequence has two rows in one step: {sorted(command.sequences)}")
-        for what, sids in (("paused", command.paused), ("kept", command.kept)):
-            for sid in sids:
-                if sid in command.sequences or self._store.length(sid) is None:
-                    why = "has a row in the same step" if sid in command.sequences else "is not known here"
+    def shape(self, change: BatchChange) -> None:
+        """That the change contradicts neither itself nor what is known."""
+        sids = [row.sid for row in change.rows]
+        fed = set(sids)
+        if len(fed) != len(sids):
+            raise self._error("bad_request", f"a sequence has two rows in one step: {sorted(sids)}")
+        for what, resting in (("paused", change.paused), ("kept", change.kept)):
+            for sid in resting:
+                if sid in fed or self._store.length(sid) is None:
+                    why = "has a row in the same step" if sid in fed else "is not known here"
                     raise self._error("bad_request", f"sequence {sid} can't be {what}: it {why}")
 
-    def prefixes(self, command: GenerateStep) -> dict[int, int]:
+    def prefixes(self, change: BatchChange) -> dict[int, int]:
         """How many positions each sequence has that begins with another's."""
         begun: dict[int, int] = {}
-        for prefix in command.prefixes:
+        fed = {row.sid for row in change.rows} if change.prefixes else set[int]()
+        for prefix in change.prefixes:
             sid, donor, count = prefix.sid, prefix.donor, prefix.count
             own, has = self._store.length(sid), self._store.length(donor)
             again = own == count  # after a failed forward the same command may be run again
             fault = None
             if not self._store.cuts:
                 fault = "this model's cache can't be cut"
-            elif sid not in command.sequences or sid in begun or sid in command.left:
+            elif sid not in fed or sid in begun or sid in change.left:
                 fault = "it must join with one row and one prefix"
             elif own is not None and not again:
                 fault = f"it has {own} cached tokens already"
@@ -82,23 +97,6 @@ class CommandCheck:
                 )
             begun[sid] = count
         return begun
-
-    def row(self, sid: int, tokens: list[int], offset: int, cached: int | None) -> None:
-        """That a row goes on where its sequence's cache, of `cached` positions, ends."""
-        if not tokens:
-            raise self._error("bad_request", f"sequence {sid} has a row without tokens")
-        lowest, highest = min(tokens), max(tokens)
-        if lowest < 0 or highest >= self._vocab_size:
-            wrong = lowest if lowest < 0 else highest
-            raise self._error("bad_request", f"sequence {sid} has token {wrong}; the vocabulary has {self._vocab_size}")
-        if cached is None and offset != 0:
-            raise self._error(
-                "forward_failed", f"sequence {sid} is unknown, so it must start at offset 0, not {offset}"
-            )
-        if cached is not None and offset != cached:
-            raise self._error(
-                "forward_failed", f"sequence {sid} has {cached} cached tokens, but its row says offset {offset}"
-            )
 
     def _error(self, kind: RankErrorKind, message: str) -> RankError:
         return RankError(self._rank, kind, message)

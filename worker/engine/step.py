@@ -1,56 +1,42 @@
-"""The engine: applies a GenerateStep to the running batch, runs the forward and spreads the sampled tokens.
+"""The engine: one model's running batch on this rank, which every command changes and every forward extends.
 
-Every rank of a group runs the same engine over the same commands; only rank 0 is given a sampler. A command is checked
-in full before anything is changed, by rules that depend only on what is equal on all ranks, so they refuse alike.
+Every rank of a group runs the same engine over the same commands; only rank 0 samples, and the others hear its tokens.
+The engine returns what it computed and calls nobody back: the loop over a command's forwards is its caller's.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from control.errors import RankError, RankErrorKind
-from control.messages import GenerateStep
+from control.messages import BatchChange, GenerateStep
 from worker.collective import Collective
 from worker.engine.ahead import RunAhead, merged
 from worker.engine.checks import CommandCheck
 from worker.engine.graphs import graphs_for
+from worker.engine.scoring import PromptScorer, PromptScores, ScoreTarget
 from worker.kv.base import KVStore
 from worker.models.batch import Row, flatten
 from worker.models.served import ServedModel
-
-Sample = Callable[..., list[int]]
-"""(logits (rows, vocabulary), sids of the rows) → one token per row. A rank that runs ahead gives a third argument, a
-`Meanwhile`, which may be called."""
-
-Score = Callable[[Tensor, list[tuple[int, int]]], None]
-"""(logits (count, vocabulary), the sid and the position of each). It must not raise: peers wait in what follows."""
-
-GoesOn = Callable[[list[int]], bool]
-"""(the tokens that were just sampled) → whether their sequences decode once more in the same command."""
 
 NO_TOKEN = -1
 """What rank 0 broadcasts for every row when it could not sample."""
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """`tokens[i]` was sampled last for `sids[i]`; NO_TOKEN everywhere on the other ranks where rank 0 could not sample.
-
-    `forwards` counts the forwards of the command and `fed` their tokens. `checksum` is equal on ranks that ran the same
-    batches and got the same tokens.
-    """
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Row i of `logits` (rows, vocabulary) is what the next token of sequence `sids[i]` is sampled from."""
 
     sids: list[int]
-    tokens: list[int]
-    checksum: int
-    fed: int
-    forwards: int = 1
+    logits: Tensor
+    scores: PromptScores = field(default_factory=PromptScores)
 
 
 class Engine:
@@ -63,55 +49,14 @@ class Engine:
         self.ahead = None if self.graphs is None or collective.world_size > 1 else RunAhead(self.graphs)
         self._pending: dict[int, int] = {}
         """Sequence → the token sampled last, which it feeds in its next row."""
+        self.forwards = 0
+        """That have ended, of all commands."""
 
-    def run(
-        self,
-        command: GenerateStep,
-        sample: Sample | None,
-        goes_on: GoesOn | None = None,
-        score: Score | None = None,
-    ) -> StepResult:
-        """One step. Rows are the continuing sequences by ascending sid, then the command's rows in their order.
+    def step(self, command: GenerateStep) -> Step:
+        """The command's forwards."""
+        return Step(self, command)
 
-        With `repeat` rank 0 asks `goes_on` after each forward, and all ranks do as it says. What the command wants
-        scored it gives to `score`, before it samples; again where a forward failed and the command is run once more.
-
-        Raises RankError: `bad_request` or `forward_failed` with nothing changed where the command doesn't fit the
-        batch; `forward_failed` where forward or broadcast failed, with the first cause as its `__cause__`. After a
-        failed forward no length has grown, and the same command may be run again. What `sample` raises comes through
-        after the broadcast: the rows are cached, and those that should have been sampled wait for a row of their own.
-        """
-        rows = self._rows(command)
-        self._settle(rows)
-        self._make_room(command)
-        checksum, fed, forwards, more = command.seq, 0, 0, bool(rows)
-        sids: list[int] = []
-        tokens: list[int] = []
-        while more:
-            logits = self._forward(rows, score)
-            sids, tokens, more = self._sample(rows, logits, sample, goes_on, command.repeat)
-            checksum = _checksum(checksum, rows, tokens)
-            fed, forwards = fed + sum(len(row.tokens) for row in rows), forwards + 1
-            if more:
-                rows = self._continuing(frozenset())
-                self._check.room(rows)
-                self._settle(rows)
-        return StepResult(sids, tokens, checksum, fed, forwards)
-
-    def _sample(
-        self, rows: list[Row], logits: Tensor, sample: Sample | None, goes_on: GoesOn | None, repeat: bool
-    ) -> tuple[list[int], list[int], bool]:
-        """After a forward: the sids that were sampled, their tokens, and whether they all decode once more."""
-        sids = [row.sid for row in rows if row.sample]
-        for row in rows:
-            self._pending.pop(row.sid, None)
-        if not sids:
-            return [], [], False
-        if self.ahead is not None and sample is not None:
-            sample = self._running_ahead(rows, sample)
-        tokens, more = self._agree(logits, sids, sample, goes_on, repeat)
-        self._pending.update((sid, token) for sid, token in zip(sids, tokens, strict=True) if token != NO_TOKEN)
-        return sids, tokens, more
+    # --- an epoch ----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Make ready for an epoch's steps; every rank of the group does this at the same time."""
@@ -137,32 +82,36 @@ class Engine:
         self.model.join(collective)
         self.collective = collective
 
-    def _make_room(self, command: GenerateStep) -> None:
-        """Forget who left and let newcomers begin with what others have; donors that left come last."""
-        for sid in (*command.left, *command.kept):
-            self._pending.pop(sid, None)
-        donors = {prefix.donor: prefix for prefix in command.prefixes}  # the last one of each donor
-        left = set(command.left)
-        for sid in left - donors.keys():
-            self.store.drop(sid)
-        for prefix in command.prefixes:
-            if self.store.length(prefix.sid) is None:  # else a run of this command that failed has done it
-                take_over = prefix.donor in left and donors[prefix.donor] == prefix
-                self.store.fork(prefix.sid, prefix.donor, prefix.count, take_over=take_over)
-
     # --- the batch ---------------------------------------------------------------------------------------------------
 
-    def _rows(self, command: GenerateStep) -> list[Row]:
-        self._check.shape(command)
-        begun = self._check.prefixes(command)
-        left, explicit, scored = set(command.left), set(command.sequences), self._check.scored(command)
-        rows = self._continuing(left.union(command.paused, command.kept, explicit))
-        for sid, tokens, offset, sampled in zip(
-            command.sequences, command.tokens, command.offset, command.sample, strict=True
-        ):
-            cached = begun.get(sid, None if sid in left else self.store.length(sid))
-            self._check.row(sid, tokens, offset, cached)
-            rows.append(Row(sid, tokens, offset, sampled, scored.get(sid, range(0))))
+    def change(self, change: BatchChange) -> list[Row]:
+        """Apply a command to the batch; returns the rows of its first forward: the continuing sequences by ascending
+        sid, then the command's rows in their order.
+
+        A command is checked in full before anything is changed, by rules that depend only on what is equal on all
+        ranks, so they refuse alike. Raises RankError: `bad_request` or `forward_failed`, with nothing changed.
+        """
+        rows = self._rows(change)
+        self._settle(rows)
+        self._make_room(change)
+        return rows
+
+    def decode_again(self) -> list[Row]:
+        """The rows of a further forward of the same command: each sequence that was sampled feeds its token."""
+        rows = self._continuing(frozenset())
+        self._check.room(rows)
+        self._settle(rows)
+        return rows
+
+    def _rows(self, change: BatchChange) -> list[Row]:
+        self._check.shape(change)
+        begun = self._check.prefixes(change)
+        left, explicit = set(change.left), [row.sid for row in change.rows]
+        rows = self._continuing(left.union(change.paused, change.kept, explicit))
+        for given in change.rows:
+            row = Row(given.sid, given.tokens, given.offset, given.sample, self._check.scored(given))
+            self._check.row(row, begun.get(row.sid, None if row.sid in left else self.store.length(row.sid)))
+            rows.append(row)
         self._check.room(rows, left)
         return rows
 
@@ -173,94 +122,167 @@ class Engine:
             for sid in sorted(self._pending.keys() - others)
         ]
 
-    # --- the forward -------------------------------------------------------------------------------------------------
-
-    def _forward(self, rows: list[Row], score: Score | None) -> Tensor:
-        covered = [] if self.ahead is None else self.ahead.covered(rows)
-        rest = rows if not covered else [row for row in rows if row not in covered]
-        early = self.ahead.take(covered) if covered and self.ahead is not None else None
-        try:
-            logits = self._launch(rest, covered, score) if rest else None
-        except Exception as error:
-            shape = ", ".join(f"{row.sid}: {len(row.tokens)} at {row.offset}" for row in rows)
-            raise self._error("forward_failed", f"{type(error).__name__}: {error} (rows {shape})") from error
-        self.store.commit([row.extent for row in rows])
-        if early is None or logits is None:
-            return early if logits is None else logits  # type: ignore[return-value]  # there is at least one row
-        return merged(rows, covered, early, logits)
-
     def _settle(self, rows: list[Row]) -> None:
         """What was launched early and is not among `rows` gives its room back, before others take it."""
         if self.ahead is not None:
             self.ahead.settle(rows)
 
-    def _launch(self, rows: list[Row], beside: list[Row], score: Score | None) -> Tensor:
+    def _make_room(self, change: BatchChange) -> None:
+        """Forget who left and let newcomers begin with what others have; donors that left come last."""
+        for sid in (*change.left, *change.kept):
+            self._pending.pop(sid, None)
+        donors = {prefix.donor: prefix for prefix in change.prefixes}  # the last one of each donor
+        left = set(change.left)
+        for sid in left - donors.keys():
+            self.store.drop(sid)
+        for prefix in change.prefixes:
+            if self.store.length(prefix.sid) is None:  # else a run of this command that failed has done it
+                take_over = prefix.donor in left and donors[prefix.donor] == prefix
+                self.store.fork(prefix.sid, prefix.donor, prefix.count, take_over=take_over)
+
+    # --- a forward ---------------------------------------------------------------------------------------------------
+
+    def forward(self, rows: list[Row], targets: Mapping[int, ScoreTarget]) -> tuple[Tensor, PromptScores]:
+        """The logits of the sampled rows, and the scores of `targets`; the rows are cached then.
+
+        Raises RankError: `forward_failed` with the first cause as its `__cause__`. No length has grown then, and the
+        same command may be run again.
+        """
+        places = [(row.sid, position) for row in rows for position in row.scored]
+        scorer = PromptScorer(targets, places) if targets else None
+        covered = [] if self.ahead is None else self.ahead.covered(rows)
+        rest = rows if not covered else [row for row in rows if row not in covered]
+        early = self.ahead.take(covered) if covered and self.ahead is not None else None
+        try:
+            logits = self._launch(rest, covered, scorer) if rest else None
+        except Exception as error:
+            shape = ", ".join(f"{row.sid}: {len(row.tokens)} at {row.offset}" for row in rows)
+            raise self.error("forward_failed", f"{type(error).__name__}: {error} (rows {shape})") from error
+        self.store.commit([row.extent for row in rows])
+        self.forwards += 1
+        for row in rows:
+            self._pending.pop(row.sid, None)
+        if early is not None:
+            logits = early if logits is None else merged(rows, covered, early, logits)
+        assert logits is not None, "there is at least one row"
+        return logits, PromptScores() if scorer is None else scorer.scores
+
+    def _launch(self, rows: list[Row], beside: list[Row], scorer: PromptScorer | None) -> Tensor:
         if not beside and self.graphs is not None and self.graphs.takes(rows):
             # A copy: the graph may run again before the sampler has done with these.
             return self.graphs.run(rows).clone()
         cache = self.store.begin([row.extent for row in rows], [row.extent for row in beside])
-        places = [(row.sid, position) for row in rows for position in row.scored]
+        batch = flatten(rows, cache, self.model.device)
+        return self.model.forward(batch, None if scorer is None else scorer.window)
 
-        def hear(logits: Tensor, first: int) -> None:
-            if score is not None:
-                score(logits, places[first : first + len(logits)])
+    def run_ahead(self, rows: list[Row], tokens: Tensor) -> None:
+        """Launch the decode step after `rows` with `tokens`, which only the device knows; where this is possible."""
+        if self.ahead is None or self._pending:
+            return
+        following = self.ahead.following(rows)
+        if following and self._check.needed(following) <= self.store.capacity_tokens:
+            self.ahead.launch(rows, following, tokens)
 
-        return self.model.forward(flatten(rows, cache, self.model.device), hear)
+    # --- after it ----------------------------------------------------------------------------------------------------
 
-    def _running_ahead(self, rows: list[Row], sample: Sample) -> Sample:
-        """`sample`, which launches the step after `rows` as soon as the device has its tokens."""
-        ahead = self.ahead
-        assert ahead is not None
-        following = [] if self._pending else ahead.following(rows)
-        possible = bool(following) and self._check.needed(following) <= self.store.capacity_tokens
-
-        def meanwhile(tokens: Tensor) -> None:
-            if possible:
-                ahead.launch(rows, following, tokens)
-
-        def sampled(logits: Tensor, sids: list[int]) -> list[int]:
-            ahead.forget()
-            tokens = sample(logits, sids, meanwhile)
-            ahead.known(sids, tokens)
-            return tokens
-
-        return sampled
-
-    def _agree(
-        self, logits: Tensor, sids: list[int], sample: Sample | None, goes_on: GoesOn | None, repeat: bool
-    ) -> tuple[list[int], bool]:
-        """Rank 0's tokens on every rank, and whether it goes on. The broadcast happens whatever the sampler did: peers
-        are waiting in it."""
-        chosen, more, failure = [NO_TOKEN] * len(sids), False, None
-        if self.collective.rank == 0:
-            try:
-                chosen = self._sampled(logits, sids, sample)
-                more = repeat and goes_on is not None and goes_on(chosen)
-            except Exception as error:
-                chosen, failure = [NO_TOKEN] * len(sids), error
+    def broadcast(self, numbers: list[int]) -> list[int]:
+        """Rank 0's numbers on every rank."""
         # A rank alone has nobody to tell, and a GPU is not asked to hand back what the host has just put there.
         device = self.model.device if self.collective.world_size > 1 else torch.device("cpu")
-        agreed = torch.tensor([*chosen, int(more)] if repeat else chosen, dtype=torch.int64, device=device)
         try:
-            tokens: list[int] = self.collective.broadcast(agreed).tolist()
+            return self.collective.broadcast(torch.tensor(numbers, dtype=torch.int64, device=device)).tolist()
         except Exception as error:
-            raise self._error(
+            raise self.error(
                 "forward_failed", f"the tokens could not be broadcast: {type(error).__name__}: {error}"
-            ) from (failure or error)
-        if failure is not None:
-            raise failure
-        return (tokens[:-1], bool(tokens[-1])) if repeat else (tokens, False)
+            ) from error
 
-    def _sampled(self, logits: Tensor, sids: list[int], sample: Sample | None) -> list[int]:
-        if sample is None:
-            raise self._error("bad_request", "rank 0 was given no sampler")
-        chosen = sample(logits, sids)
-        if len(chosen) != len(sids):
-            raise self._error("forward_failed", f"the sampler gave {len(chosen)} tokens for {len(sids)} rows")
-        return chosen
+    def sampled(self, sids: list[int], tokens: list[int]) -> None:
+        """These tokens come next: each sequence that has one decodes by itself."""
+        if self.ahead is not None:
+            self.ahead.known(sids, tokens)
+        self._pending.update((sid, token) for sid, token in zip(sids, tokens, strict=True) if token != NO_TOKEN)
 
-    def _error(self, kind: RankErrorKind, message: str) -> RankError:
+    def error(self, kind: RankErrorKind, message: str) -> RankError:
         return RankError(self.collective.rank, kind, message)
+
+
+class Step:
+    """One command's forwards on this rank: `forward`, then `agree`, and again while that says so.
+
+    A context manager: where rank 0 fails between the two, it broadcasts NO_TOKEN for every row, as peers are waiting.
+    The rows are cached then, and those that should have been sampled wait for a row of their own.
+    """
+
+    def __init__(self, engine: Engine, command: GenerateStep) -> None:
+        self.command = command
+        self.checksum = command.seq
+        """Equal on ranks that ran the same batches and got the same tokens."""
+        self.forwards = 0
+        self.tokens: list[int] = []
+        """That all ranks agreed on last, for the sampled rows in their order."""
+        self.rank = engine.collective.rank
+        self._engine = engine
+        self._rows: list[Row] = []
+        self._sids: list[int] = []
+        self._owes_tokens = False
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and self._owes_tokens and self.rank == 0:
+            try:
+                self._agreed([NO_TOKEN] * len(self._sids), more=False)
+            except RankError as broken:
+                raise broken from error
+
+    def forward(self, targets: Mapping[int, ScoreTarget] | None = None) -> Forward:
+        """Run the command's next forward, and score `targets`, where the command has positions scored.
+
+        Raises RankError as Engine.change and Engine.forward do.
+        """
+        engine = self._engine
+        self._rows = engine.decode_again() if self.forwards else engine.change(self.command.change)
+        if not self._rows:
+            return Forward([], torch.empty(0, engine.model.vocab_size))
+        logits, scores = engine.forward(self._rows, targets or {})
+        self.forwards += 1
+        self._sids = [row.sid for row in self._rows if row.sample]
+        self._owes_tokens = bool(self._sids)
+        return Forward(self._sids, logits, scores)
+
+    def run_ahead(self, tokens: Tensor | None) -> None:
+        """The forward's tokens (rows) are on the device and not here yet: launch the next decode step with them, on a
+        rank alone with a GPU. None where they are not on the device."""
+        if tokens is not None:
+            self._engine.run_ahead(self._rows, tokens)
+
+    def agree(self, tokens: Sequence[int] = (), *, more: bool = False) -> bool:
+        """Spread the forward's tokens, NO_TOKEN for a row that has none; returns whether another forward follows.
+
+        Rank 0 gives both, and may want `more` of a command with `repeat` alone; the other ranks hear both. Raises
+        RankError: `forward_failed` where the broadcast fails.
+        """
+        if not self._rows:
+            return False
+        chosen = list(tokens) if self.rank == 0 else [NO_TOKEN] * len(self._sids)
+        if len(chosen) != len(self._sids):
+            message = f"the sampler gave {len(chosen)} tokens for {len(self._sids)} rows"
+            raise self._engine.error("forward_failed", message)
+        return self._agreed(chosen, more)
+
+    def _agreed(self, tokens: list[int], more: bool) -> bool:
+        self._owes_tokens = False
+        if self._sids:
+            repeat = self.command.repeat
+            heard = self._engine.broadcast([*tokens, int(more)] if repeat else tokens)
+            tokens, more = (heard[:-1], bool(heard[-1])) if repeat else (heard, False)
+            self._engine.sampled(self._sids, tokens)
+        self.tokens = tokens
+        self.checksum = _checksum(self.checksum, self._rows, tokens)
+        return more and bool(self._sids)
 
 
 def _checksum(before: int, rows: list[Row], tokens: list[int]) -> int:

@@ -16,6 +16,8 @@ STEP_FACTOR = 10.0
 """A step that takes this many times the p99 of its kind is hung."""
 UNKNOWN_STEP_S = 20.0
 """Deadline while there is no history: the first steps warm caches, allocators and kernels."""
+LEARN_EVERY = 20
+"""Steps between two computations of the p99, and before the first one."""
 PER_TOKEN_S = 0.05
 """Extra time for each prompt token in a step: a part of a layer may take as long."""
 
@@ -25,18 +27,23 @@ class Deadlines:
     """How long a step may show no progress: max(2 s, 10 × p99 of the epoch's steps) plus time for prompt tokens."""
 
     _decode_s: deque[float] = field(default_factory=lambda: deque(maxlen=512))
+    _observed: int = 0
+    _p99_s: float | None = None
+    """As of the last time that it was computed."""
 
     def observe(self, seconds: float, prompt_tokens: int) -> None:
         """Record a finished step; only steps without prompt tokens teach, the others vary with their size."""
         if not prompt_tokens:
             self._decode_s.append(seconds)
+            self._observed += 1
+            if self._observed % LEARN_EVERY == 0:
+                self._p99_s = sorted(self._decode_s)[int(len(self._decode_s) * 0.99)]
 
     def step(self, prompt_tokens: int) -> float:
         """Seconds between two signs of progress in a step which feeds `prompt_tokens`."""
-        if len(self._decode_s) < 20:
+        if self._p99_s is None:
             return UNKNOWN_STEP_S + PER_TOKEN_S * prompt_tokens
-        p99 = sorted(self._decode_s)[int(len(self._decode_s) * 0.99)]
-        return max(STEP_FLOOR_S, STEP_FACTOR * p99) + PER_TOKEN_S * prompt_tokens
+        return max(STEP_FLOOR_S, STEP_FACTOR * self._p99_s) + PER_TOKEN_S * prompt_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,9 +23,9 @@ from control.text.text import Decode
 from worker.health.progress import Progress
 from worker.health.pulse import Pulse
 from worker.leader.backoff import Backoff
-from worker.leader.exchange import LOOP, Exchange
 from worker.leader.pace import Pace
-from worker.leader.roster import Roster
+from worker.leader.requests.exchange import LOOP, Exchange
+from worker.leader.requests.request_manager import RequestManager
 from worker.leader.serving import PEER_FAILED, STEP_FAILED, Serving
 from worker.leader.siblings import Siblings
 from worker.repository.fingerprint import fingerprint
@@ -183,16 +183,16 @@ class Leader:
         )
         progress.kv = scheduler.kv_tokens
         exchange = Exchange(self._client, self._blocking, lease, pulse.check)
-        roster = Roster(lease, exchange, scheduler, Finisher(self._decode), self._grammars)
+        manager = RequestManager(lease, exchange, scheduler, Finisher(self._decode), self._grammars)
         siblings = Siblings(self._client, lease)
         counting = Courier[bool]("recount")
-        serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings, self._pace)
+        serving = Serving(lease, group, scheduler, manager, exchange, progress, pulse.check, siblings, self._pace)
         try:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for
                 serving.adopt()
                 counting.send(lambda: requests.recount(self._client, lease.model))
-                serving.run(lambda: self._is_over(roster))
-                serving.give_back()  # to the queue, where the next epoch or another replica finds it
+                serving.run(lambda: self._is_over(serving))
+                serving.claimer.give_back()  # to the queue, where the next epoch or another replica finds it
                 group.shutdown()
                 self.stopping = True
         except EpochOver as over:
@@ -201,13 +201,13 @@ class Leader:
             raise
         finally:
             counting.close()
-            roster.reading.close()
-            self._steps, self._trying = serving.steps, serving.trying
+            serving.claimer.reading.close()
+            self._steps, self._trying = serving.emitter.exchanges, serving.trying
 
-    def _is_over(self, roster: Roster) -> bool:
+    def _is_over(self, serving: Serving) -> bool:
         """At once when told to stop; when draining, once what runs is finished."""
-        roster.draining = self.draining
-        return self.stopping or (self.draining and not roster.busy)
+        serving.claimer.draining = self.draining
+        return self.stopping or (self.draining and not serving.busy)
 
     def _leave(self, lease: Lease) -> None:
         self._executor.leave()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import structlog
 import torch
 
 from control.messages import TokenLogprobs
-from worker.engine.ahead import Meanwhile
+from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling.health import inspect
 from worker.sampling.masks import Masks
 from worker.sampling.sampler import SICK, Sampler, SamplingRow
@@ -14,77 +16,107 @@ from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
 
-FAILED = -1
-"""Broadcast in place of a token where a row could not be sampled; the leader drops such a sequence."""
+
+@dataclass(slots=True)
+class StepTokens:
+    """A token for each row of a forward, NO_TOKEN where one could not be sampled, and what the ids alone don't tell."""
+
+    ids: list[int]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By sid, of the rows that asked for them."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """By sid, why a row has no token."""
 
 
 class StepSampler:
-    """Samples a step's rows on rank 0 and remembers what the ids alone don't tell."""
+    """Samples forwards on rank 0, one at a time."""
 
     def __init__(self, on_device: bool | None = None) -> None:
         self._sampler = Sampler()
         self.on_device = on_device
         """Whether tokens are computed without waiting in between; None: where logits are on a GPU."""
-        self.logprobs: dict[int, TokenLogprobs] = {}
-        """By sid, of the last step's rows that asked for them."""
-        self.failures: dict[int, str] = {}
-        """By sid, why a row was answered FAILED."""
         self._masks = Masks()
-        self._allowed: dict[int, torch.Tensor] = {}
-        """By sid, what the grammars of this step's constrained rows allow."""
 
-    def sample(
-        self, rows: list[Sequence], logits: torch.Tensor, sids: list[int], meanwhile: Meanwhile | None = None
-    ) -> list[int]:
-        """A token for each of `rows`, FAILED where there is none, from logits [len(rows), vocabulary]; `sids` are what
-        the engine takes the rows for. `meanwhile` is called where the tokens are on the device before they are here."""
-        if sids != [row.sid for row in rows]:
-            raise ValueError(f"the engine samples rows {sids}, the plan {[row.sid for row in rows]}")
-        self.logprobs.clear()
+    def begin(self, rows: list[Sequence], forward: Forward) -> PendingTokens:
+        """Begin to sample a token for each of `rows`, which are those of the forward. Raises ValueError where they are
+        not."""
+        sids = [row.sid for row in rows]
+        if forward.sids != sids:
+            raise ValueError(f"the engine samples rows {forward.sids}, the plan {sids}")
         if self.on_device is None:
-            self.on_device = logits.is_cuda
-        self._allowed = self._masks.fill(rows)  # where the forward runs on a GPU still, this costs no time
-        unfit = self._without_a_token(rows)
-        if self.on_device and not unfit and (at_once := self._at_once(logits, rows, meanwhile)) is not None:
-            return at_once
-        sick = inspect(logits)
+            self.on_device = forward.logits.is_cuda
+        # Where the forward runs on a GPU still, filling the masks costs no time.
+        pending = PendingTokens(self._sampler, rows, forward.logits, self._masks.fill(rows))
+        if self.on_device:
+            pending.launch()
+        return pending
+
+
+class PendingTokens:
+    """The tokens of one forward's rows. On a GPU they are under way, and the host has not waited for them."""
+
+    def __init__(
+        self, sampler: Sampler, rows: list[Sequence], logits: torch.Tensor, allowed: dict[int, torch.Tensor]
+    ) -> None:
+        """`allowed` is what the grammars of the constrained rows allow, by sid."""
+        self._sampler, self._rows, self._logits, self._allowed = sampler, rows, logits, allowed
+        self._outcome = StepTokens([NO_TOKEN] * len(rows))
+        self._unfit = self._without_a_token()
+        self._arriving: torch.Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+        self.on_device: torch.Tensor | None = None
+        """The tokens where only the device has them: the next step can be launched with them before `wait`."""
+
+    def launch(self) -> None:
+        """Launch the sampling of all rows on the device; nothing where a row needs another way."""
+        if not self._rows or self._unfit:
+            return
+        try:
+            launched = self._sampler.launch(self._logits, [self._row(row) for row in self._rows])
+        except Exception:
+            log.exception("could not sample a step at once")
+            return
+        if launched is None:
+            return
+        # The copy goes before whatever is launched next, and only the copy is waited for.
+        self._arriving = launched.to("cpu", non_blocking=True)
+        if launched.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        self.on_device = launched
+
+    def wait(self) -> StepTokens:
+        """The tokens, once the host has them. Rows that were not launched, or are sick, are sampled here."""
+        if self._arriving is not None:
+            if self._arrived is not None:
+                self._arrived.synchronize()
+            tokens: list[int] = self._arriving.tolist()
+            if SICK not in tokens:
+                self._outcome.ids = tokens
+                return self._outcome
+        if self._rows:
+            self._sample_here()
+        return self._outcome
+
+    def _sample_here(self) -> None:
+        """Sample the rows with as many waits for the device as they need."""
+        rows, outcome = self._rows, self._outcome
+        sick = inspect(self._logits)
         for index, report in sick.items():
             self._fail(rows[index], f"the model produced logits that are not finite: {report}")
-        healthy = [index for index in range(len(rows)) if index not in sick and index not in unfit]
-        tokens = [FAILED] * len(rows)
-        for index, token in zip(healthy, self._tokens(logits, [rows[i] for i in healthy], healthy), strict=True):
-            tokens[index] = token
-        return tokens
+        healthy = [index for index in range(len(rows)) if index not in sick and index not in self._unfit]
+        tokens = self._tokens(self._logits, [rows[index] for index in healthy], healthy)
+        for index, token in zip(healthy, tokens, strict=True):
+            outcome.ids[index] = token
 
-    def _without_a_token(self, rows: list[Sequence]) -> set[int]:
+    def _without_a_token(self) -> set[int]:
         """Indices of the rows whose grammar has failed: no token could follow."""
         failed: set[int] = set()
-        for index, row in enumerate(rows):
+        for index, row in enumerate(self._rows):
             if row.constraint is not None and row.constraint.failure:
                 failed.add(index)
                 self._fail(row, f"the answer can't go on as its grammar wants it: {row.constraint.failure}")
         return failed
-
-    def _at_once(self, logits: torch.Tensor, rows: list[Sequence], meanwhile: Meanwhile | None) -> list[int] | None:
-        """Every row's token with one wait for the device; None where a row is sick, fails, or needs more than that."""
-        try:
-            launched = self._sampler.launch(logits, [self._row(row) for row in rows])
-        except Exception:
-            log.exception("could not sample a step at once")
-            return None
-        if launched is None:
-            return None
-        # The copy goes before what `meanwhile` launches, and only the copy is waited for.
-        copied = launched.to("cpu", non_blocking=True)
-        arrived = torch.cuda.Event() if launched.is_cuda else None
-        if arrived is not None:
-            arrived.record()
-        if meanwhile is not None:
-            meanwhile(launched)
-        if arrived is not None:
-            arrived.synchronize()
-        tokens: list[int] = copied.tolist()
-        return None if SICK in tokens else tokens
 
     def _tokens(self, logits: torch.Tensor, rows: list[Sequence], indices: list[int]) -> list[int]:
         if not rows:
@@ -96,7 +128,7 @@ class StepSampler:
             if len(rows) == 1:
                 log.exception("could not sample a row", rid=rows[0].rid)
                 self._fail(rows[0], "its token could not be sampled; the server's log has the cause")
-                return [FAILED]
+                return [NO_TOKEN]
         # A fault in one row's parameters must not reach its neighbours: sample each alone.
         return [token for i, row in enumerate(rows) for token in self._tokens(chosen[i : i + 1], [row], [0])]
 
@@ -104,7 +136,7 @@ class StepSampler:
         sampled = self._sampler.sample(logits, [self._row(row) for row in rows])
         for row, choice in zip(rows, sampled, strict=True):
             if choice.logprobs is not None:
-                self.logprobs[row.sid] = choice.logprobs
+                self._outcome.logprobs[row.sid] = choice.logprobs
         return [choice.token for choice in sampled]
 
     def _row(self, sequence: Sequence) -> SamplingRow:
@@ -120,4 +152,4 @@ class StepSampler:
 
     def _fail(self, sequence: Sequence, why: str) -> None:
         log.error("a row failed", rid=sequence.rid, choice=sequence.choice, error=why)
-        self.failures[sequence.sid] = why
+        self._outcome.failures[sequence.sid] = why

@@ -60,7 +60,7 @@ class Memory:
     def begin(self, plan: StepPlan, sequence: Sequence, start: Start) -> None:
         """A sequence that was seated begins with `start`."""
         if start.count:
-            plan.prefixes.append(Prefix(sequence.sid, start.donor, start.count))
+            plan.change.prefixes.append(Prefix(sequence.sid, start.donor, start.count))
         sequence.cached = sequence.begun_with = start.count
 
     def end(self, sequence: Sequence) -> None:
@@ -92,6 +92,7 @@ class Memory:
 
     def tell(self, plan: StepPlan) -> None:
         """Let the plan tell the ranks what they shall keep and forget."""
-        self.known.update(plan.sequences)
-        plan.left, self._left = self._left, []
-        plan.kept, self._kept = [sid for sid in self._kept if self.prefixes.is_kept(sid)], []
+        change = plan.change
+        self.known.update(row.sid for row in change.rows)
+        change.left, self._left = self._left, []
+        change.kept, self._kept = [sid for sid in self._kept if self.prefixes.is_kept(sid)], []

@@ -4,61 +4,56 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from control.messages import GenerateStep, Prefix, Scored
+from control.messages import BatchChange, StepRow
 from worker.scheduling.sequence import Sequence
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """The fields of GenerateStep, and the order in which the engine samples."""
+    """The ranks' part of a step, and the sequences that decode without a word to them."""
 
-    sequences: list[int] = field(default_factory=list)
-    tokens: list[list[int]] = field(default_factory=list)
-    offset: list[int] = field(default_factory=list)
-    sample: list[bool] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
-    paused: list[int] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
-    prefixes: list[Prefix] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
+    change: BatchChange = field(default_factory=BatchChange)
     continuing: list[int] = field(default_factory=list)
     """Sids in ascending order that decode by themselves: sampled in the last step, without a row here."""
+    sequences: dict[int, Sequence] = field(default_factory=dict[int, Sequence])
+    """All that the step feeds, by sid."""
 
     @property
     def sampled(self) -> list[int]:
         """Sids in the order in which the engine samples them: the continuing ones, then the rows that say so."""
-        return self.continuing + [sid for sid, wanted in zip(self.sequences, self.sample, strict=True) if wanted]
+        return self.continuing + [row.sid for row in self.change.rows if row.sample]
+
+    @property
+    def to_sample(self) -> list[Sequence]:
+        """The same, as sequences."""
+        return [self.sequences[sid] for sid in self.sampled]
 
     @property
     def fed(self) -> dict[int, int]:
         """How many positions the step adds to each sequence's KV."""
-        rows = zip(self.sequences, self.tokens, strict=True)
-        return dict.fromkeys(self.continuing, 1) | {sid: len(tokens) for sid, tokens in rows}
+        return dict.fromkeys(self.continuing, 1) | {row.sid: len(row.tokens) for row in self.change.rows}
 
-    def command(self, model_id: str, *, epoch: int, seq: int, repeat: bool = False) -> GenerateStep:
-        """The plan as the ranks get it."""
-        return GenerateStep(
-            epoch=epoch,
-            seq=seq,
-            model_id=model_id,
-            sequences=self.sequences,
-            tokens=self.tokens,
-            offset=self.offset,
-            sample=self.sample,
-            left=self.left,
-            paused=self.paused,
-            kept=self.kept,
-            prefixes=self.prefixes,
-            scored=self.scored,
-            repeat=repeat,
-        )
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the rows that don't decode by themselves."""
+        return sum(len(row.tokens) for row in self.change.rows)
+
+    def go_on(self, sequence: Sequence) -> None:
+        """Let the sequence decode by itself."""
+        self.continuing.append(sequence.sid)
+        self.sequences[sequence.sid] = sequence
 
     def feed(self, sequence: Sequence, count: int) -> None:
         """Add a row with the next `count` tokens of the sequence; the one that reaches its end is sampled."""
         start, stop = sequence.cached, sequence.cached + count
-        self.sequences.append(sequence.sid)
-        self.tokens.append(sequence.context(start, stop))
-        self.offset.append(start)
-        self.sample.append(stop == sequence.length)
-        if positions := sequence.to_score(start, stop):
-            self.scored.append(Scored(sequence.sid, positions.start, positions.stop))
+        scored = sequence.to_score(start, stop)
+        self.sequences[sequence.sid] = sequence
+        self.change.rows.append(
+            StepRow(
+                sequence.sid,
+                sequence.context(start, stop),
+                start,
+                stop == sequence.length,
+                (scored.start, scored.stop) if scored else None,
+            )
+        )

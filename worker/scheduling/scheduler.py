@@ -194,12 +194,12 @@ class Scheduler:
         rows = [sequence for sequence in chosen if sequence.state is SequenceState.DECODE]  # the others gave way
         for sequence in rows:
             if sequence.sid in self._continuing:
-                plan.continuing.append(sequence.sid)
+                plan.go_on(sequence)
             else:
                 plan.feed(sequence, 1)  # it sat out the last step, so the ranks don't have its token at hand
         plan.continuing.sort()
         planned = {sequence.sid for sequence in rows}
-        plan.paused = [seq.sid for seq in self._in_state(SequenceState.DECODE) if seq.sid not in planned]
+        plan.change.paused = [seq.sid for seq in self._in_state(SequenceState.DECODE) if seq.sid not in planned]
         return len(rows)
 
     def _grow(self, sequence: Sequence) -> None:

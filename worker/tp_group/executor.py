@@ -45,7 +45,7 @@ from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
 from worker.collective.agreement import all_ready
 from worker.collective.exchange import DEADLINE_S
-from worker.engine.step import Engine, GoesOn, Sample, Score, StepResult
+from worker.engine.step import Engine, Step
 from worker.health.faults import progress_of_load
 from worker.kv.stores import store_for
 from worker.models.loading import ServedModel, load
@@ -126,7 +126,8 @@ class Executor:
         It stands still while the rank waits for another one in a collective, or for a file.
         """
         model = self._model.progress if self._model is not None else 0
-        return self._parts_done + model + (progress_of_load() if self._loading else 0)
+        forwards = self._engine.forwards if self._engine is not None else 0
+        return self._parts_done + model + forwards + (progress_of_load() if self._loading else 0)
 
     @property
     def block_tokens(self) -> int:
@@ -143,23 +144,12 @@ class Executor:
         if self._engine is not None:
             self._engine.clear()
 
-    def run_step(
-        self,
-        command: GenerateStep,
-        sample: Sample | None,
-        goes_on: GoesOn | None = None,
-        score: Score | None = None,
-    ) -> StepResult:
-        """The command's forwards; rank 0 passes `sample`, and `score` for what the command wants scored.
-
-        Raises RankError before anything is changed.
-        """
+    def step(self, command: GenerateStep) -> Step:
+        """The command's forwards. Raises RankError where its model is not loaded."""
         if self._engine is None or self._model_id != command.model_id:
             raise RankError(self.rank, "model_not_loaded", f"no shard of {command.model_id!r} is loaded here")
         self._parts_done += 1
-        result = self._engine.run(command, sample, goes_on, score)
-        self._parts_done += 1
-        return result
+        return self._engine.step(command)
 
     # --- one handler per op -----------------------------------------------------------------------------------------
 
@@ -252,8 +242,12 @@ class Executor:
         return all_ready(self._store, self.rank, self.world_size, loaded, LOADING_PATIENCE_S, self.abort.check)
 
     def _step(self, command: GenerateStep) -> GenerateStepOk:
-        result = self.run_step(command, None)
-        return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=self.rank, checksum=result.checksum)
+        with self.step(command) as step:
+            more = True
+            while more:
+                step.forward()
+                more = step.agree()
+        return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=self.rank, checksum=step.checksum)
 
     def _step_with_images(self, command: GenerateStepWithImages) -> GenerateStepOk:
         raise self._error("unsupported_arch", f"{command.model_id!r} takes text only; send no images")

@@ -7,21 +7,33 @@ it arrives, and reads the replies: exactly one per rank is accounted for, whatev
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import structlog
 import torch.distributed as dist
 
 from control.clock import now_ms
 from control.errors import CollectiveLeft, EpochOver, GroupError, Poisoned, RankError, collective_failure
-from control.messages import Command, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown
+from control.messages import (
+    AnyCommand,
+    BatchChange,
+    Command,
+    GenerateStep,
+    Init,
+    LoadDenseShard,
+    NcclSanityCheck,
+    Ping,
+    Shutdown,
+)
 from control.redis.clients import SyncRedis
 from control.replicas import commands
 from control.replicas.health import Formation
 from control.replicas.lease import Lease
 from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
-from worker.engine.step import GoesOn, Sample, Score, StepResult
+from worker.engine.step import Step
 from worker.health.progress import Deadlines, Progress
 from worker.tp_group.address import check_reachable
 from worker.tp_group.courier import Courier
@@ -37,6 +49,21 @@ PING_DEADLINE_S = 10.0
 DRAIN_S = 1.0
 
 T = TypeVar("T", bound=Reply)
+
+
+@dataclass(slots=True)
+class _Answers:
+    """The replies to a command."""
+
+    own: Reply | None = None
+    """The leader's."""
+    ranks: list[AnyReply] = field(default_factory=list[AnyReply])
+
+    @property
+    def every(self) -> list[Reply]:
+        """In rank order."""
+        assert self.own is not None
+        return [self.own, *self.ranks]
 
 
 class Group:
@@ -133,7 +160,8 @@ class Group:
             comm_id=f"{self._address}:{port}",
             world_size=self._executor.world_size,
         )
-        self._together("init", command, FORM_DEADLINE_S, own=lambda: self._executor.join(store, self._lease.epoch))
+        with self._command("init", command, FORM_DEADLINE_S):
+            self._executor.join(store, self._lease.epoch)
 
     def _prove(self) -> None:
         """Every rank all-reduces a 1 and must see the world size."""
@@ -148,39 +176,29 @@ class Group:
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def step(
-        self,
-        build: Callable[..., GenerateStep],
-        sample: Sample,
-        sent: Callable[[], None] = lambda: None,
-        goes_on: GoesOn | None = None,
-        score: Score | None = None,
-    ) -> StepResult:
-        """Fan a step out, call `sent`, run the leader's own part, and wait until every rank acknowledged it.
+    @contextmanager
+    def step(self, change: BatchChange, repeat: bool = False) -> Iterator[Step]:
+        """Fan a step out; the context is the leader's own part in it, and ends when every rank has acknowledged it.
 
         Raises GroupError with both sides' errors, Poisoned where a rank gave no answer in time.
         """
-        command = build(epoch=self._lease.epoch, seq=self._next())
-        prompt_tokens = sum(map(len, command.tokens))
+        head = {"epoch": self._lease.epoch, "seq": self._next()}
+        command = GenerateStep(**head, model_id=self._lease.model, change=change, repeat=repeat)
+        prompt_tokens = sum(len(row.tokens) for row in change.rows)
         # The head is computed for each position that is scored: it takes as long as many layers.
-        deadline = self._deadlines.step(prompt_tokens + sum(scored.stop - scored.start for scored in command.scored))
-        results: list[StepResult] = []
-
-        def own() -> GenerateStepOk:
-            sent()
-            results.append(self._executor.run_step(command, sample, goes_on, score))
-            return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=0, checksum=results[0].checksum)
-
-        replies = self._together("step", command, deadline, own=own)
+        scored = sum(row.scored[1] - row.scored[0] for row in change.rows if row.scored is not None)
+        with self._command("step", command, self._deadlines.step(prompt_tokens + scored)) as answers:
+            with self._executor.step(command) as step:
+                yield step
+            answers.own = GenerateStepOk(**head, rank=0, checksum=step.checksum)
         desynced = [
             RankError(reply.rank, "forward_failed", f"its batch of step {command.seq} differs from the leader's")
-            for reply in self._all(GenerateStepOk, replies)
-            if reply.checksum != results[0].checksum
+            for reply in self._all(GenerateStepOk, answers.every)
+            if reply.checksum != step.checksum
         ]
         if desynced:
             raise GroupError("step", None, desynced)
-        self._deadlines.observe(self.last_seconds / max(1, results[0].forwards), prompt_tokens)
-        return results[0]
+        self._deadlines.observe(self.last_seconds / max(1, step.forwards), prompt_tokens)
 
     def shutdown(self) -> None:
         """Ask every rank to end; best effort, one bad rank does not stop the sweep."""
@@ -196,10 +214,15 @@ class Group:
         self._seq += 1
         return self._seq
 
-    def _together(
-        self, what: str, command: Command, deadline_s: float, own: Callable[[], Any] | None = None
-    ) -> list[AnyReply]:
-        """Send `command` to every rank, do the leader's part, wait for every reply; the replies in rank order.
+    def _together(self, what: str, command: AnyCommand, deadline_s: float) -> list[Reply]:
+        """Have every rank execute `command`, the leader's own too; the replies in rank order."""
+        with self._command(what, command, deadline_s) as answers:
+            answers.own = self._executor.answer(command)
+        return answers.every
+
+    @contextmanager
+    def _command(self, what: str, command: Command, deadline_s: float) -> Iterator[_Answers]:
+        """Send `command` to every rank. The context is the leader's part, and ends with the last rank's reply.
 
         `deadline_s` is the time in which a reply must come, or progress of any rank show.
         """
@@ -208,17 +231,17 @@ class Group:
         self._send(command, deadline)
         self._progress.begin(deadline_s, deadline.renew)
         own_error: Exception | None = None
-        first: Any = None
+        answers = _Answers()
         try:
-            first = own() if own else self._executor.answer(command)  # type: ignore[arg-type]
+            yield answers
         except Exception as error:  # accounted for below, together with the ranks' replies
             if isinstance(collective_failure(error), CollectiveLeft):
                 self._check()  # it was let go because the epoch is over: that is what there is to tell
             own_error = error
-        replies, failed = self._drain(deadline, own_failed=own_error is not None)
+        answers.ranks, failed = self._drain(deadline, own_failed=own_error is not None)
         self.last_seconds = self._progress.end(command.seq)
-        if isinstance(first, ErrorReply):
-            own_error = RankError(0, first.kind, first.message)
+        if isinstance(answers.own, ErrorReply):
+            own_error = RankError(0, answers.own.kind, answers.own.message)
         if own_error is not None or failed:
             log.error(
                 f"{what} failed",
@@ -230,7 +253,6 @@ class Group:
             )
             log.debug(f"where {what} failed", exc_info=own_error)
             raise GroupError(what, own_error, failed) from own_error
-        return [first, *replies]
 
     def _send(self, command: Command, deadline: commands.Deadline) -> None:
         """Let a command go out to the other ranks, and have its arrival and their replies awaited."""
@@ -259,7 +281,7 @@ class Group:
             return [], [RankError(over.rank, "forward_failed", over.message)] if isinstance(over, Poisoned) else []
         return replies, [RankError(r.rank, r.kind, r.message) for r in replies if isinstance(r, ErrorReply)]
 
-    def _all(self, kind: type[T], replies: list[AnyReply]) -> list[T]:
+    def _all(self, kind: type[T], replies: Sequence[Reply]) -> list[T]:
         """`replies` as `kind`; a reply of another kind is quoted."""
         for rank, reply in enumerate(replies):
             if not isinstance(reply, kind):

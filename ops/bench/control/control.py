@@ -17,7 +17,7 @@ from ops.bench.common.summary import median
 from ops.bench.control.outside import outside
 from ops.bench.control.stepping import Metronome, Turn, hashing, stepping, timed
 from ops.local.embedded import EmbeddedServer
-from worker.leader.turn import LONGEST_S
+from worker.leader.serving import REPEAT_WITHIN_S
 
 ALONE_MS = {1: 0.3, 8: 0.3, 64: 0.8}
 """The most that a step may spend on Redis with nothing overlapped, by rows."""
@@ -55,7 +55,7 @@ def control(steps: int, tp: tuple[int, ...]) -> None:
 
 def alone(client: SyncRedis, url: str, rows: int, steps: int, tp: int) -> bool:
     """Print where the time of a step that costs nothing goes, and its traffic; whether the limit is held."""
-    engine = Metronome(tp, lambda: None, repeats=False)
+    engine = Metronome(tp, lambda: None)
     with stepping(url, rows, steps + WARM_UP, engine, overlap=False) as loop:
         loop.turns(WARM_UP)
         before = traffic(client)
@@ -87,8 +87,8 @@ def beside(url: str, rows: int, steps: int, tp: int) -> bool:
     work = hashing(STEP_S)
     turns: list[Turn] = []
     bare: list[float] = []
-    engine, most = Metronome(tp, work, repeats=True), (1 + round(LONGEST_S / STEP_S)) * (steps + WARM_UP)
-    with stepping(url, rows, most, engine, overlap=True) as loop:
+    engine, most = Metronome(tp, work), (1 + round(REPEAT_WITHIN_S / STEP_S)) * (steps + WARM_UP)
+    with stepping(url, rows, most, engine, overlap=True, repeat=True) as loop:
         loop.turns(WARM_UP)
         for _ in range(ROUNDS):
             turns += loop.turns(steps // ROUNDS)[1:]  # the first of a round has nothing beside it

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -13,7 +15,7 @@ from ops.bench.common.summary import median
 from ops.bench.control.shard import load_command
 from ops.bench.control.stepping import MODEL, Clocked, Forwards, stepping
 from ops.demo import MODEL_DIR
-from worker.engine.step import GoesOn, Sample, Score, StepResult
+from worker.engine.step import Step
 
 ROWS = 64
 LIMIT_MS = 2.0
@@ -37,13 +39,12 @@ class Engine(Clocked):
         self._spent += time.perf_counter() - started
         return logits
 
-    def run_step(
-        self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None, score: Score | None = None
-    ) -> StepResult:
+    @contextmanager
+    def step(self, command: GenerateStep) -> Iterator[Step]:  # type: ignore[override]
         self._spent = 0.0
-        result = super().run_step(command, sample, goes_on, score)
-        self.steps.append(Forwards(result.forwards, self._spent))
-        return result
+        with super().step(command) as step:
+            yield step
+        self.steps.append(Forwards(step.forwards, self._spent))
 
 
 def outside(url: str, steps: int) -> bool:

@@ -11,28 +11,35 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from control.messages import GenerateStep, GenerationRequest, ModelAssets, Sampling
+import torch
+
+from control.messages import BatchChange, GenerateStep, GenerationRequest, ModelAssets, Sampling
 from control.redis.connection import Call, connect, connect_blocking, run
 from control.replicas.lease import Lease, acquire
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
-from worker.engine.step import GoesOn, Sample, StepResult
+from worker.engine.step import Forward, Step
 from worker.health.progress import Progress
 from worker.health.pulse import Pulse
-from worker.leader.exchange import Exchange
-from worker.leader.roster import Roster
+from worker.leader.requests.emitter import Emitter
+from worker.leader.requests.exchange import Exchange
+from worker.leader.requests.request_manager import RequestManager
 from worker.leader.serving import Serving
 from worker.leader.siblings import Siblings
 from worker.sampling.grammars import Grammars
+from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
+from worker.scheduling.sequence import Sequence
 from worker.tp_group.executor import Executor
 from worker.tp_group.group import Group
 
 MODEL, REPLICA, API = "bench", "r0", "bench"
 TOKEN = 12_345
 T = TypeVar("T")
+
+_NO_LOGITS = torch.empty(0)
 
 PROBE = 1 << 20
 """Bytes hashed to find out how fast that goes."""
@@ -63,32 +70,63 @@ class Clocked(Executor):
 
 
 class Metronome(Clocked):
-    """An engine that answers every row with the same token after `work`. With `repeats` it runs several forwards
-    for one command where it may, as real ones do with several ranks."""
+    """An engine whose forwards are calls of `work`."""
 
-    def __init__(self, world_size: int, work: Callable[[], object], repeats: bool) -> None:
+    def __init__(self, world_size: int, work: Callable[[], object]) -> None:
         super().__init__(0, world_size, "cpu")
-        self._work, self._repeats = work, repeats
+        self._work = work
         self._pending: set[int] = set()
 
-    def run_step(
-        self, command: GenerateStep, sample: Sample | None, goes_on: GoesOn | None = None, score: object = None
-    ) -> StepResult:
-        pending = self._pending - set(command.left) - set(command.paused) - set(command.sequences)
-        rows = zip(command.sequences, command.sample, strict=True)
-        sids = sorted(pending) + [sid for sid, sampled in rows if sampled]
-        self._pending = (self._pending - set(command.left)) | set(sids)
-        tokens, done = [TOKEN] * len(sids), Forwards()
-        while True:
-            done.work += timed(self._work)
-            done.count += 1
-            booked = time.perf_counter()
-            more = self._repeats and goes_on is not None and goes_on(tokens)
-            done.books += time.perf_counter() - booked
-            if not more:
-                break
-        self.steps.append(done)
-        return StepResult(sids, tokens, command.seq, len(sids), done.count)
+    @contextmanager
+    def step(self, command: GenerateStep) -> Iterator[MetronomeStep]:  # type: ignore[override]
+        change = command.change
+        rows = {row.sid: row.sample for row in change.rows}
+        sids = sorted(self._pending.difference(change.left, change.paused, rows))
+        sids += [sid for sid, sampled in rows.items() if sampled]
+        self._pending = self._pending.difference(change.left).union(sids)
+        step = MetronomeStep(command.seq, Forward(sids, _NO_LOGITS), self._work)
+        yield step
+        self.steps.append(Forwards(step.forwards, step.seconds))
+
+
+@dataclass(slots=True)
+class MetronomeStep:
+    """In place of an engine's step."""
+
+    checksum: int
+    _forward: Forward
+    _work: Callable[[], object]
+    forwards: int = 0
+    seconds: float = 0.0
+
+    def forward(self, _targets: object) -> Forward:
+        self.seconds += timed(self._work)
+        self.forwards += 1
+        return self._forward
+
+    def run_ahead(self, _tokens: object) -> None:
+        """There is nothing to launch."""
+
+    def agree(self, _tokens: list[int], *, more: bool) -> bool:
+        return more
+
+
+class SameToken(StepSampler):
+    """Samples the same token for every row, without logits."""
+
+    def begin(self, rows: list[Sequence], forward: Forward) -> Sampled:  # type: ignore[override]
+        return Sampled(len(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """In place of tokens under way."""
+
+    rows: int
+    on_device: None = None
+
+    def wait(self) -> StepTokens:
+        return StepTokens([TOKEN] * self.rows)
 
 
 @dataclass(slots=True)
@@ -97,12 +135,10 @@ class Forwards:
 
     count: int = 0
     work: float = 0.0
-    books: float = 0.0
-    """Of the leader, between two of them."""
 
 
 class TimedExchange(Exchange):
-    """`seconds` is for how long it kept the step loop waiting, in all."""
+    """`seconds` is for how long it kept the step loop waiting, in all, and for how long offers were made."""
 
     seconds = 0.0
 
@@ -120,15 +156,18 @@ class TimedExchange(Exchange):
 
 
 class TimedGroup(Group):
-    """`seconds` is how long commands took in all: fan-out, handing the last tokens over, work, replies."""
+    """`seconds` is how long commands took beside the leader's own part: fan-out and replies."""
 
     seconds = 0.0
 
-    def step(self, *arguments: Any) -> StepResult:
+    @contextmanager
+    def step(self, change: BatchChange, repeat: bool = False) -> Iterator[Step]:
         started = time.perf_counter()
-        result = super().step(*arguments)
+        with super().step(change, repeat) as step:
+            self.seconds += time.perf_counter() - started
+            yield step
+            started = time.perf_counter()
         self.seconds += time.perf_counter() - started
-        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +176,15 @@ class Turn:
 
     whole: float
     exchange: float
-    """Waiting for what goes to Redis and comes from it: tokens and claims."""
+    """Of what goes to Redis and comes from it, tokens and claims: making offers, and waiting."""
     group: float
-    """Fan-out, the command's forwards, and the ranks' replies."""
+    """Fan-out, and the ranks' replies."""
     forwards: Forwards
 
     @property
     def control(self) -> float:
         """All of it that is there for Redis: the rest, besides the work, is the scheduler's and the requests'."""
-        return self.exchange + self.group - self.forwards.work - self.forwards.books
+        return self.exchange + self.group
 
     @property
     def books(self) -> float:
@@ -177,10 +216,13 @@ class Loop:
 
 
 @contextmanager
-def stepping(url: str, rows: int, steps: int, engine: Clocked, overlap: bool, gather: bool = False) -> Iterator[Loop]:
+def stepping(
+    url: str, rows: int, steps: int, engine: Clocked, overlap: bool, gather: bool = False, repeat: bool = False
+) -> Iterator[Loop]:
     """`rows` requests that go on for at least `steps` steps on an empty server, followed by one API process.
 
-    Without `gather` each step's tokens go out by themselves, as the limits have it.
+    Without `gather` each step's tokens go out by themselves, as the limits have it; with `repeat` a command has several
+    forwards where it may.
     """
     with ExitStack() as stack:
         client, pulse_client = (stack.enter_context(closing(connect(url))) for _ in range(2))
@@ -201,17 +243,30 @@ def stepping(url: str, rows: int, steps: int, engine: Clocked, overlap: bool, ga
         group.ping(60.0)
         scheduler = Scheduler(kv_tokens=rows * (steps + 100), token_budget=512, max_sequences=256)
         exchange = stack.enter_context(TimedExchange(client, blocking, lease, pulse.check))
-        roster = Roster(lease, exchange, scheduler, Finisher(lambda ids: ""), Grammars(_no_assets()))
+        manager = RequestManager(lease, exchange, scheduler, Finisher(lambda ids: ""), Grammars(_no_assets()))
         siblings = Siblings(client, lease)
-        serving = Serving(lease, group, scheduler, roster, exchange, progress, pulse.check, siblings)
+        sampler = SameToken() if isinstance(engine, Metronome) else StepSampler()
+        serving = Serving(lease, group, scheduler, manager, exchange, progress, pulse.check, siblings, sampler=sampler)
+        _time_offers(serving.emitter, exchange)
         if not gather:
-            serving.gather_s = 0.0
+            serving.emitter.gather_s = 0.0
         if not overlap:
             serving.overlap_below_s = 0.0
+        if not repeat:
+            serving.repeat_within_s = 0.0
         for _ in range(rows):
             run(client, _request(steps + 50))
-        serving.run(lambda: roster.busy)
+        serving.run(lambda: serving.busy)
         yield Loop(serving, group, exchange, engine)
+
+
+def _time_offers(emitter: Emitter, exchange: TimedExchange) -> None:
+    begin = emitter.begin
+
+    def timed_begin() -> None:
+        exchange.seconds += timed(begin)
+
+    emitter.begin = timed_begin  # type: ignore[method-assign]
 
 
 def _no_assets() -> ModelAssets:

@@ -9,13 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from control.messages import GenerateStep, Sampling
+from control.messages import BatchChange, GenerateStep, Sampling, StepRow
 from ops.bench.peers.loops.transformers_generate import generate
 from worker.collective import Collective, Solo
-from worker.engine.ahead import Meanwhile
 from worker.engine.step import Engine
 from worker.kv.stores import store_for
 from worker.models.loading import load
@@ -62,16 +60,19 @@ class Furrow:
         sampling = Sampling(max_tokens=count, temperature=0.0, seed="0")
         sequences = {sid: Sequence(rid="", choice=0, prompt=asked[sid], sampling=sampling, sid=sid) for sid in sids}
         sampler = StepSampler()
-
-        def sample(logits: Tensor, rows: list[int], meanwhile: Meanwhile | None = None) -> list[int]:
-            return sampler.sample([sequences[sid] for sid in rows], logits, rows, meanwhile)
-
         # A step ends when its tokens are here; the device may be at work on the next one by then.
         seconds, before = [], time.perf_counter()
         for step in range(count):
             command = self._command(asked if step == 0 else {}, step + 1)
-            result = self._engine.run(command, sample if self._collective.rank == 0 else None)
-            for sid, token in zip(result.sids, result.tokens, strict=True):
+            with self._engine.step(command) as running:
+                forward = running.forward()
+                if running.rank == 0:
+                    pending = sampler.begin([sequences[sid] for sid in forward.sids], forward)
+                    running.run_ahead(pending.on_device)
+                    running.agree(pending.wait().ids)
+                else:
+                    running.agree()
+            for sid, token in zip(forward.sids, running.tokens, strict=True):
                 sequences[sid].output.append(token)
             after = time.perf_counter()
             seconds.append(after - before)
@@ -81,16 +82,9 @@ class Furrow:
 
     def _command(self, asked: dict[int, list[int]], seq: int) -> GenerateStep:
         """New prompts take the place of what ran before; without any, every sequence decodes by itself."""
-        return GenerateStep(
-            epoch=1,
-            seq=seq,
-            model_id="bench",
-            sequences=list(asked),
-            tokens=list(asked.values()),
-            offset=[0] * len(asked),
-            sample=[True] * len(asked),
-            left=self._running if asked else [],
-        )
+        rows = [StepRow(sid, tokens, 0, True) for sid, tokens in asked.items()]
+        change = BatchChange(rows=rows, left=self._running if asked else [])
+        return GenerateStep(epoch=1, seq=seq, model_id="bench", change=change)
 
 
 class Transformers:

@@ -17,6 +17,7 @@ from control.messages import Grammar, ModelAssets, Sampling
 from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.summary import median
+from worker.engine.step import Forward
 from worker.sampling.grammars import Grammars
 from worker.sampling.masks import Masks
 from worker.sampling.step_sampler import StepSampler
@@ -100,9 +101,9 @@ def measure(known: Grammars, name: str, rows: int, vocabulary: int, steps: int) 
         begin = time.perf_counter()
         masks.fill(bound)
         filled = time.perf_counter()
-        sampler.sample(free, logits, sids)
+        sampler.begin(free, Forward(sids, logits)).wait()
         between = time.perf_counter()
-        tokens = sampler.sample(bound, logits, sids)
+        tokens = sampler.begin(bound, Forward(sids, logits)).wait().ids
         times["masks"].append(filled - begin)
         times["free"].append(between - filled)
         times["bound"].append(time.perf_counter() - between)

@@ -12,8 +12,8 @@ from control.replicas.lease import Lease, acquire, holder
 from control.requests import Adopted, Claimed, adopt
 from worker.health.progress import Progress
 from worker.health.pulse import Pulse
-from worker.leader.exchange import Exchange
-from worker.leader.reading import Reading
+from worker.leader.requests.exchange import Exchange
+from worker.leader.requests.reading import Reading
 
 
 @dataclass

@@ -20,7 +20,7 @@ from control.replicas.commands import reply, send
 from control.replicas.lease import Lease, acquire
 from control.replies import Pong
 from control.requests import Emission, Enqueue
-from worker.leader.suspects import Docket
+from worker.leader.requests.suspects import Docket
 
 MODEL, HOST, OWNER = "demo", "alpha", "alpha/4711"
 WEIGHTS = "0123456789abcdef"

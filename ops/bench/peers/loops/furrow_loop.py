@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 
 import torch
 
-from control.messages import Sampling
+from control.messages import GenerateStep, Sampling
 from control.replies import ErrorReply
 from ops.bench.control.shard import load_command
 from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
@@ -44,13 +43,16 @@ class FurrowLoop:
             scheduler.add(Sequence(rid=str(index), choice=0, prompt=prompt, sampling=sampling))
         while scheduler.has_work:
             plan = scheduler.plan()
-            rows = [scheduler.sequence(sid) for sid in plan.sampled]
+            rows = plan.to_sample
             self._seq += 1
-            command = plan.command(MODEL, epoch=1, seq=self._seq)
-            result = self._executor.run_step(command, partial(sampler.sample, rows))
-            if sampler.failures:
-                raise Failed("; ".join(sampler.failures.values()))
-            sampled = dict(zip(result.sids, result.tokens, strict=True))
+            with self._executor.step(GenerateStep(epoch=1, seq=self._seq, model_id=MODEL, change=plan.change)) as step:
+                pending = sampler.begin(rows, step.forward())
+                step.run_ahead(pending.on_device)
+                tokens = pending.wait()
+                step.agree(tokens.ids)
+            if tokens.failures:
+                raise Failed("; ".join(tokens.failures.values()))
+            sampled = dict(zip(plan.sampled, tokens.ids, strict=True))
             scheduler.applied(plan, sampled)
             now = time.monotonic()
             for row in rows:

@@ -49,5 +49,5 @@ def test_no_limit_missed_is_success(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_counts_as_the_control_plane() -> None:
     """Not the step's work, and not the leader's own books."""
-    turn = Turn(whole=1.0, exchange=0.25, group=0.5, forwards=Forwards(count=2, work=0.25, books=0.125))
+    turn = Turn(whole=1.0, exchange=0.25, group=0.125, forwards=Forwards(count=2, work=0.25))
     assert (turn.control, turn.books) == (0.375, 0.375)

@@ -16,9 +16,11 @@ import transformers.models.auto.modeling_auto  # noqa: F401  # imported once, in
 from torch import Tensor
 from torch import distributed as dist
 
-from control.messages import GenerateStep
+from control.messages import GenerateStep, PromptToken
+from tests.integration.worker.engine.stepping import greedy, run
 from worker.collective import Collective, rendezvous
 from worker.collective.abort import Abort
+from worker.engine.scoring import ScoreTarget
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
@@ -30,8 +32,8 @@ class Outcome:
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logits: dict[int, list[Tensor]] = field(default_factory=dict)
-    scored: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    """By sequence and position; only on rank 0."""
+    scored: dict[int, list[PromptToken]] = field(default_factory=dict)
+    """By sequence, in the order of their positions; only on rank 0."""
     checksums: list[int] = field(default_factory=list)
     collectives: int = 0
     weight_bytes: int = 0
@@ -39,25 +41,24 @@ class Outcome:
     """Cached tokens after the run."""
 
 
-def play(engine: Engine, steps: list[GenerateStep]) -> Outcome:
-    """Run `steps` greedily; only rank 0 samples."""
+def play(engine: Engine, steps: list[GenerateStep], targets: dict[int, ScoreTarget] | None = None) -> Outcome:
+    """Run `steps` greedily; only rank 0 samples, and scores those of `targets`."""
     outcome = Outcome(weight_bytes=engine.model.weight_bytes)
     before = engine.collective.count
 
-    def greedy(logits: Tensor, sids: list[int]) -> list[int]:
+    def sample(logits: Tensor, sids: list[int]) -> list[int]:
         for sid, row in zip(sids, logits, strict=True):
             outcome.logits.setdefault(sid, []).append(row.clone())
-        return logits.argmax(-1).tolist()
+        return greedy(logits, sids)
 
-    def score(logits: Tensor, places: list[tuple[int, int]]) -> None:
-        outcome.scored.update(zip(places, logits.clone(), strict=True))
-
-    first = engine.collective.rank == 0
     for step in steps:
-        result = engine.run(step, greedy if first else None, score=score if first else None)
-        outcome.checksums.append(result.checksum)
-        for sid, token in zip(result.sids, result.tokens, strict=True):
+        scoring = {row.sid: targets[row.sid] for row in step.change.rows if targets and row.sid in targets}
+        ran = run(engine, step, sample, scoring)
+        outcome.checksums.append(ran.checksum)
+        for sid, token in zip(ran.sids, ran.tokens, strict=True):
             outcome.tokens.setdefault(sid, []).append(token)
+        for sid, scored in ran.scores.tokens.items():
+            outcome.scored.setdefault(sid, []).extend(scored)
     outcome.collectives = engine.collective.count - before
     outcome.left_over = engine.store.used_tokens
     return outcome
@@ -93,25 +94,24 @@ class _Rank:
         model = load(folder, collective=self.collective, dtype=dtype, quant=quant)
         self.engine = Engine(model, SlabStore(model.cache_layout, 4096), self.collective)
 
-    def play(self, steps: list[GenerateStep]) -> Outcome:
+    def play(self, steps: list[GenerateStep], targets: dict[int, ScoreTarget] | None = None) -> Outcome:
         assert self.engine is not None
-        return play(self.engine, steps)
+        return play(self.engine, steps, targets)
 
-    def repeat(self, step: GenerateStep, times: int) -> Outcome:
+    def repeat(self, command: GenerateStep, times: int) -> Outcome:
         """One command that rank 0 lets go on until there were `times` forwards."""
         assert self.engine is not None
         outcome, before = Outcome(), self.engine.collective.count
-        sampled: list[list[int]] = []
-
-        def goes_on(tokens: list[int]) -> bool:
-            sampled.append(tokens)
-            return len(sampled) < times
-
-        first = self.rank == 0
-        result = self.engine.run(step, (lambda logits, _: logits.argmax(-1).tolist()) if first else None, goes_on)
-        assert result.forwards == times and (sampled[-1] == result.tokens if first else not sampled)
-        outcome.tokens = {sid: [tokens[i] for tokens in sampled] for i, sid in enumerate(result.sids)}
-        outcome.checksums, outcome.collectives = [result.checksum], self.engine.collective.count - before
+        more = True
+        with self.engine.step(command) as step:
+            while more:
+                forward = step.forward()
+                tokens = greedy(forward.logits, forward.sids) if self.rank == 0 else []
+                more = step.agree(tokens, more=step.forwards < times)
+                for sid, token in zip(forward.sids, step.tokens, strict=True):
+                    outcome.tokens.setdefault(sid, []).append(token)
+        assert step.forwards == times
+        outcome.checksums, outcome.collectives = [step.checksum], self.engine.collective.count - before
         return outcome
 
     def sample_fails(self, step: GenerateStep) -> tuple[str, int]:
@@ -123,7 +123,7 @@ class _Rank:
 
         before = self.engine.collective.count
         try:
-            outcome = str(self.engine.run(step, broken if self.rank == 0 else None).tokens)
+            outcome = str(run(self.engine, step, broken).tokens)
         except ValueError as error:
             outcome = str(error)
         return outcome, self.engine.collective.count - before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control.messages import GenerateStep, Prefix, Scored
+from control.messages import BatchChange, GenerateStep, Prefix, StepRow
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,8 @@ def write(jobs: list[Job]) -> list[GenerateStep]:
     leaving: list[int] = []
     resting: list[int] = []
     while finished < len(jobs) or leaving or resting:
-        rows: list[tuple[int, list[int], int, bool]] = []
+        rows: list[StepRow] = []
         prefixes: list[Prefix] = []
-        scored: list[Scored] = []
         now, leaving = leaving, []
         kept, resting = resting, []
         for job in jobs:
@@ -50,26 +49,13 @@ def write(jobs: list[Job]) -> list[GenerateStep]:
             if offset < len(job.prompt):
                 part = job.prompt[offset : offset + job.chunk]
                 fed[job.sid] += len(part)
-                rows.append((job.sid, part, offset, fed[job.sid] == len(job.prompt)))
-                if job.scored and (stop := min(fed[job.sid], len(job.prompt) - 1)) > offset:
-                    scored.append(Scored(job.sid, offset, stop))
+                stop = min(fed[job.sid], len(job.prompt) - 1)
+                scored = (offset, stop) if job.scored and stop > offset else None
+                rows.append(StepRow(job.sid, part, offset, fed[job.sid] == len(job.prompt), scored))
             sampled[job.sid] += fed[job.sid] == len(job.prompt)
             if sampled[job.sid] == job.new:
                 (resting if job.stays else leaving).append(job.sid)
                 finished += 1
-        steps.append(
-            GenerateStep(
-                epoch=1,
-                seq=len(steps) + 1,
-                model_id="tiny",
-                sequences=[row[0] for row in rows],
-                tokens=[row[1] for row in rows],
-                offset=[row[2] for row in rows],
-                sample=[row[3] for row in rows],
-                left=now,
-                kept=kept,
-                prefixes=prefixes,
-                scored=scored,
-            )
-        )
+        change = BatchChange(rows=rows, left=now, kept=kept, prefixes=prefixes)
+        steps.append(GenerateStep(epoch=1, seq=len(steps) + 1, model_id="tiny", change=change))
     return steps

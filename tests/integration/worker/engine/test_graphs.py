@@ -12,10 +12,11 @@ from control.messages import GenerateStep
 from tests.integration.worker.engine import test_prefixes
 from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import write
+from tests.integration.worker.engine.stepping import command, rows
 from tests.integration.worker.engine.test_parity import assert_identical, generated, mixed
 from worker.attention import gathered
 from worker.collective import Solo
-from worker.engine.ahead import Meanwhile, RunAhead
+from worker.engine.ahead import RunAhead
 from worker.engine.graphs import BUCKETS, DecodeGraphs, graphs_for
 from worker.engine.step import Engine
 from worker.kv.pages import PagedStore
@@ -163,20 +164,23 @@ def test_no_graphs_without_a_gpu(checkpoint: Checkpoint) -> None:
     assert BUCKETS[-1] == 256 and sorted(BUCKETS) == list(BUCKETS)
 
 
-class Launching:
-    """A greedy sampler whose tokens are on the device before the host has them, as a GPU's are."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-
-    def __call__(self, logits: torch.Tensor, sids: list[int], meanwhile: Meanwhile) -> list[int]:
-        tokens = logits.argmax(dim=-1)
-        kept = logits.clone()
-        meanwhile(tokens)
-        assert torch.equal(logits, kept), "the next step wrote over logits that are still being read"
-        for sid, token in zip(sids, tokens.tolist(), strict=True):
-            self.tokens.setdefault(sid, []).append(token)
-        return tokens.tolist()
+def play_ahead(engine: Engine, steps: list[GenerateStep]) -> tuple[dict[int, list[int]], int]:
+    """Run `steps` greedily as on a GPU: the next step is launched before the host has the tokens. Returns the tokens,
+    and the most cached tokens of any step."""
+    sampled: dict[int, list[int]] = {}
+    needed = 0
+    for given in steps:
+        with engine.step(given) as step:
+            forward = step.forward()
+            tokens = forward.logits.argmax(dim=-1)
+            kept = forward.logits.clone()
+            step.run_ahead(tokens)
+            assert torch.equal(forward.logits, kept), "the next step wrote over logits that are still being read"
+            step.agree(tokens.tolist())
+        for sid, token in zip(forward.sids, tokens.tolist(), strict=True):
+            sampled.setdefault(sid, []).append(token)
+        needed = max(needed, engine.store.used_tokens)
+    return sampled, needed
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -190,14 +194,9 @@ def test_running_ahead_changes_no_token(family: str, capacity: int, checkpoint: 
     store._blocks.grow(-1, (4096 - capacity) // 16)
     store.capacity_tokens = capacity
     engine.prepare()
-    sampler, needed = Launching(), 0
     steps = write(jobs)
-    for step in steps:
-        engine.run(step, sampler)
-        needed = max(needed, store.used_tokens)
-    assert {job.sid: sampler.tokens[job.sid] for job in jobs} == {
-        job.sid: generated(folder, len(job.prompt)) for job in jobs
-    }
+    sampled, needed = play_ahead(engine, steps)
+    assert sampled == {job.sid: generated(folder, len(job.prompt)) for job in jobs}
     assert capacity > 1000 or needed >= capacity - 16
     assert len(recorder.replayed) > len(steps) / 2
     engine.clear()
@@ -209,11 +208,10 @@ def test_running_ahead_of_shared_beginnings(checkpoint: Checkpoint) -> None:
     folder = checkpoint("llama")
     engine, _ = engine_of(folder, ahead=True)
     engine.prepare()
-    jobs, sampler = test_prefixes.conversation(folder, 16), Launching()
-    for step in write(jobs):
-        engine.run(step, sampler)
+    jobs = test_prefixes.conversation(folder, 16)
+    sampled, _ = play_ahead(engine, write(jobs))
     for job in jobs:
-        assert sampler.tokens[job.sid] == test_prefixes.answered(folder, tuple(job.prompt)), f"sequence {job.sid}"
+        assert sampled[job.sid] == test_prefixes.answered(folder, tuple(job.prompt)), f"sequence {job.sid}"
 
 
 def test_what_was_launched_in_vain_leaves_no_trace(checkpoint: Checkpoint) -> None:
@@ -221,23 +219,16 @@ def test_what_was_launched_in_vain_leaves_no_trace(checkpoint: Checkpoint) -> No
     folder = checkpoint("llama")
     engine, recorder = engine_of(folder, ahead=True)
     plain, _ = engine_of(folder)
-    prompt = GenerateStep(epoch=1, seq=1, model_id="m", sequences=[1], tokens=[[5, 6, 7]], offset=[0], sample=[True])
-    other = GenerateStep(epoch=1, seq=2, model_id="m", sequences=[1], tokens=[[9]], offset=[3], sample=[True])
+    commands = command(1, **rows((1, [5, 6, 7], 0))), command(2, **rows((1, [9], 3)))
     results = []
     for one in (engine, plain):
         one.prepare()
         seen: list[torch.Tensor] = []
-
-        def sample(
-            logits: torch.Tensor, sids: list[int], meanwhile: Meanwhile | None = None, seen: list[torch.Tensor] = seen
-        ) -> list[int]:
-            seen.append(logits.clone())
-            if meanwhile is not None:
-                meanwhile(torch.tensor([8]))
-            return [8]
-
-        one.run(prompt, sample)
-        one.run(other, sample)
+        for given in commands:
+            with one.step(given) as step:
+                seen.append(step.forward().logits.clone())
+                step.run_ahead(torch.tensor([8]))
+                step.agree([8])
         results.append(seen)
     assert len(recorder.replayed) == 3
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from control.messages import GenerateStep
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
+from tests.integration.worker.engine.stepping import command, rows
 from worker.collective import Solo
 from worker.engine.step import NO_TOKEN, Engine
 from worker.kv.slabs import SlabStore
@@ -40,16 +40,12 @@ def test_a_failing_sampler_strands_nobody(checkpoint: Checkpoint, ranks: RankGro
     """Where rank 0 can't sample, its peer leaves the step with no token after the same number of collectives."""
     ranks.form(2)
     ranks.ask("load", checkpoint("qwen3"), "float64")
-    row = {"sequences": [1], "tokens": [[5, 6, 7]], "offset": [0], "sample": [True]}
-    (first, count), (second, other_count) = ranks.ask(
-        "sample_fails", GenerateStep(epoch=1, seq=1, model_id="tiny", **row)
-    )
+    (first, count), (second, other_count) = ranks.ask("sample_fails", command(1, **rows((1, [5, 6, 7], 0))))
     assert first == "no such grammar"
     assert second == str([NO_TOKEN])
     assert count == other_count
     # The sequence is cached on both and goes on with a row of its own.
-    again = GenerateStep(epoch=1, seq=2, model_id="tiny", sequences=[1], tokens=[[8]], offset=[3], sample=[True])
-    outcomes = ranks.ask("play", [again])
+    outcomes = ranks.ask("play", [command(2, **rows((1, [8], 3)))])
     assert outcomes[0].tokens == outcomes[1].tokens
     assert len(outcomes[0].tokens[1]) == 1
 
@@ -59,15 +55,13 @@ def test_a_command_may_last_several_forwards(checkpoint: Checkpoint, ranks: Rank
     """Rank 0 says after each whether there is another: the tokens are those of as many commands, on every rank."""
     ranks.form(2)
     ranks.ask("load", checkpoint("qwen3"), "float64")
-    at = {"epoch": 1, "model_id": "tiny"}
-    rows = {"sequences": [1, 2], "tokens": [[5, 6, 7], [8]], "offset": [0, 0], "sample": [True, True]}
-    alone = ranks.ask("play", [GenerateStep(**at, seq=1, **rows), *(GenerateStep(**at, seq=n) for n in range(2, 6))])
-    forget = GenerateStep(**at, seq=6, left=[1, 2])
-    ranks.ask("play", [forget])
-    first, second = ranks.ask("repeat", GenerateStep(**at, seq=7, repeat=True, **rows), 5)
+    prompts = rows((1, [5, 6, 7], 0), (2, [8], 0))
+    alone = ranks.ask("play", [command(1, **prompts), *map(command, range(2, 6))])
+    ranks.ask("play", [command(6, left=[1, 2])])
+    first, second = ranks.ask("repeat", command(7, repeat=True, **prompts), 5)
     assert first.tokens == alone[0].tokens
     assert first.checksums == second.checksums and first.collectives == second.collectives == alone[0].collectives
-    after = ranks.ask("play", [GenerateStep(**at, seq=8)])
+    after = ranks.ask("play", [command(8)])
     assert after[0].tokens == after[1].tokens and after[0].tokens.keys() == {1, 2}
 
 

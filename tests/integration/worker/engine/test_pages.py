@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from control.errors import RankError
-from control.messages import GenerateStep
 from tests.integration.worker.engine import test_prefixes
 from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import Job, write
+from tests.integration.worker.engine.stepping import command, rows, run
 from tests.integration.worker.engine.test_parity import assert_identical, mixed
 from worker.attention import gathered
 from worker.collective import Solo
@@ -55,13 +55,9 @@ def test_shared_beginnings_over_pages(checkpoint: Checkpoint) -> None:
 def test_a_step_must_fit_in_whole_blocks(checkpoint: Checkpoint) -> None:
     """Two sequences of nine tokens fill two blocks of sixteen; a third is refused before anything is changed."""
     engine = paged_engine(checkpoint("llama"), tokens=32)
-    first = GenerateStep(
-        epoch=1, seq=1, model_id="m", sequences=[1, 2], tokens=[[5] * 9, [6] * 9], offset=[0, 0], sample=[False] * 2
-    )
-    engine.run(first, lambda logits, sids: [0] * len(sids))
-    third = GenerateStep(epoch=1, seq=2, model_id="m", sequences=[3], tokens=[[7]], offset=[0], sample=[False])
+    run(engine, command(1, **rows((1, [5] * 9, 0), (2, [6] * 9, 0), sample=False)))
     with pytest.raises(RankError, match="needs 48 cached tokens, but there is room for 32"):
-        engine.run(third, lambda logits, sids: [0])
+        run(engine, command(2, **rows((3, [7], 0), sample=False)))
     assert (engine.store.length(3), engine.store.used_tokens) == (None, 32)
 
 

@@ -9,16 +9,19 @@ import pytest
 import torch
 
 from control.errors import RankError
-from control.messages import GenerateStep, Scored
+from control.messages import StepRow
 from tests.integration.worker.engine.ranks import Outcome, RankGroup, play
 from tests.integration.worker.engine.script import Job, write
+from tests.integration.worker.engine.stepping import command, run
 from tests.integration.worker.engine.test_parity import engine_of, prompt, reference
+from worker.engine.scoring import ScoreTarget
 from worker.models import served
 from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]
 
 LENGTH = 37
+VOCABULARY = 131
 
 
 def jobs() -> list[Job]:
@@ -33,13 +36,24 @@ def jobs() -> list[Job]:
     ]
 
 
+def targets() -> dict[int, ScoreTarget]:
+    """Every scored prompt, with the log probabilities of the whole vocabulary."""
+    return {job.sid: ScoreTarget(job.prompt, VOCABULARY) for job in jobs() if job.scored}
+
+
 def assert_scored(folder: Path, outcome: Outcome) -> None:
     with torch.no_grad():
-        whole = reference(folder, torch.float32)(torch.tensor([prompt(LENGTH)])).logits[0]
-    positions = {job.sid: range(job.shared, LENGTH - 1) for job in jobs() if job.scored}
-    assert outcome.scored.keys() == {(sid, position) for sid, its in positions.items() for position in its}
-    for (_, position), logits in outcome.scored.items():
-        assert (logits - whole[position]).abs().max() < 1e-4
+        whole = reference(folder, torch.float32)(torch.tensor([prompt(LENGTH)])).logits[0].log_softmax(-1)
+    first = {job.sid: job.shared for job in jobs() if job.scored}
+    assert outcome.scored.keys() == first.keys()
+    for sid, tokens in outcome.scored.items():
+        assert [token.token for token in tokens] == prompt(LENGTH)[first[sid] + 1 :]
+        for token, logarithms in zip(tokens, whole[first[sid] :], strict=False):
+            best = dict(token.top)
+            assert best[token.token] == token.logprob and token.rank == 1 + sum(
+                v > token.logprob for v in best.values()
+            )
+            assert (torch.tensor([best[id] for id in range(VOCABULARY)]) - logarithms).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -47,7 +61,7 @@ def test_one_rank(family: str, checkpoint: Checkpoint, monkeypatch: pytest.Monke
     """Every position is told once, few at a time, and what is sampled beside it stays what it was."""
     monkeypatch.setattr(served, "SCORED_AT_ONCE", 5)
     engine = engine_of(checkpoint(family), "float32")
-    outcome = play(engine, write(jobs()))
+    outcome = play(engine, write(jobs()), targets())
     assert_scored(checkpoint(family), outcome)
     unscored = [Job(job.sid, job.prompt, job.chunk, job.new, job.start) for job in jobs()]
     assert outcome.tokens == play(engine_of(checkpoint(family), "float32"), write(unscored)).tokens
@@ -59,7 +73,7 @@ def test_two_ranks(family: str, checkpoint: Checkpoint, ranks: RankGroup) -> Non
     """With a vocabulary in two parts the logits are the same, and both ranks run as many collectives."""
     ranks.form(2)
     ranks.ask("load", checkpoint(family), "float32")
-    first, second = ranks.ask("play", write(jobs()))
+    first, second = ranks.ask("play", write(jobs()), targets())
     assert_scored(checkpoint(family), first)
     assert not second.scored
     assert second.checksums == first.checksums
@@ -70,16 +84,6 @@ def test_two_ranks(family: str, checkpoint: Checkpoint, ranks: RankGroup) -> Non
 def test_only_what_is_fed_can_be_scored(start: int, stop: int, checkpoint: Checkpoint) -> None:
     """A range outside of the sequence's row is refused before anything is computed."""
     engine = engine_of(checkpoint("llama"), "float32")
-    step = GenerateStep(
-        epoch=1,
-        seq=1,
-        model_id="tiny",
-        sequences=[1],
-        tokens=[[5, 6, 7]],
-        offset=[0],
-        sample=[False],
-        scored=[Scored(1, start, stop)],
-    )
     with pytest.raises(RankError, match="can't be scored"):
-        engine.run(step, None)
+        run(engine, command(1, rows=[StepRow(1, [5, 6, 7], 0, False, (start, stop))]))
     assert engine.store.used_tokens == 0

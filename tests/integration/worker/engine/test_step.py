@@ -11,29 +11,13 @@ import torch
 from torch import Tensor
 
 from control.errors import RankError
-from control.messages import GenerateStep, Prefix
+from control.messages import Prefix
+from tests.integration.worker.engine.stepping import command as step
+from tests.integration.worker.engine.stepping import rows, run
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
-
-
-def greedy(logits: Tensor, sids: list[int]) -> list[int]:
-    return logits.argmax(-1).tolist()
-
-
-def step(seq: int, **fields: Any) -> GenerateStep:
-    return GenerateStep(epoch=1, seq=seq, model_id="tiny", **fields)
-
-
-def rows(*given: tuple[int, list[int], int]) -> dict[str, Any]:
-    """Fields of sampled rows (sid, tokens, offset)."""
-    return {
-        "sequences": [row[0] for row in given],
-        "tokens": [row[1] for row in given],
-        "offset": [row[2] for row in given],
-        "sample": [True] * len(given),
-    }
 
 
 def begun(sid: int, donor: int, count: int, tokens: list[int], offset: int | None = None) -> dict[str, Any]:
@@ -46,7 +30,7 @@ def engine(checkpoint: Callable[[str], Path]) -> Engine:
     """An engine with room for 24 tokens whose sequence 1 has fed 3 tokens and sampled one."""
     model = load(checkpoint("llama"), collective=Solo())
     engine = Engine(model, SlabStore(model.cache_layout, 24), Solo())
-    engine.run(step(1, **rows((1, [1, 2, 3], 0))), greedy)
+    run(engine, step(1, **rows((1, [1, 2, 3], 0))))
     return engine
 
 
@@ -60,7 +44,6 @@ def engine(checkpoint: Callable[[str], Path]) -> Engine:
         (rows((9, [131], 0)), "bad_request", "token 131; the vocabulary has 131"),
         (rows((9, [5, -1], 0)), "bad_request", "token -1"),
         (rows((9, [5], 0), (9, [6], 1)), "bad_request", "two rows"),
-        (rows((9, [5], 0)) | {"offset": []}, "bad_request", "differ in length"),
         ({"paused": [9]}, "bad_request", "sequence 9 can't be paused: it is not known here"),
         (rows((1, [5], 3)) | {"paused": [1]}, "bad_request", "has a row in the same step"),
         (rows((9, [5] * 21, 0)), "forward_failed", "needs 25 cached tokens, but there is room for 24"),
@@ -78,33 +61,33 @@ def engine(checkpoint: Callable[[str], Path]) -> Engine:
 def test_a_command_that_does_not_fit(engine: Engine, fields: dict[str, Any], kind: str, message: str) -> None:
     """A refused command names the sequence and changes nothing: the next step goes on where the last one ended."""
     with pytest.raises(RankError, match=message) as caught:
-        engine.run(step(2, **fields), greedy)
+        run(engine, step(2, **fields))
     assert caught.value.kind == kind
     assert engine.store.length(1) == 3
-    assert engine.run(step(2), greedy).sids == [1]
+    assert run(engine, step(2)).sids == [1]
 
 
 def test_room_is_counted_after_those_who_leave(engine: Engine) -> None:
     """A step may fill the memory that its own leavers give back."""
-    result = engine.run(step(2, left=[1], **rows((9, [5] * 24, 0))), greedy)
+    result = run(engine, step(2, left=[1], **rows((9, [5] * 24, 0))))
     assert result.sids == [9]
     assert engine.store.used_tokens == 24
 
 
 def test_rows_are_in_the_promised_order(engine: Engine) -> None:
     """Continuing sequences come first by ascending sid, then the command's rows; a pause keeps its token for later."""
-    engine.run(step(2, **rows((30, [1, 2], 0), (7, [1, 2], 0))), greedy)
-    assert engine.run(step(3, **rows((4, [9], 0))), greedy).sids == [1, 7, 30, 4]
-    assert engine.run(step(4, paused=[7, 4]), greedy).sids == [1, 30]
-    assert engine.run(step(5), greedy).sids == [1, 4, 7, 30]
+    run(engine, step(2, **rows((30, [1, 2], 0), (7, [1, 2], 0))))
+    assert run(engine, step(3, **rows((4, [9], 0)))).sids == [1, 7, 30, 4]
+    assert run(engine, step(4, paused=[7, 4])).sids == [1, 30]
+    assert run(engine, step(5)).sids == [1, 4, 7, 30]
 
 
 def test_a_pause_changes_no_token(engine: Engine) -> None:
     """A sequence that sat out some steps answers as if it had not."""
-    engine.run(step(2, paused=[1], **rows((2, [1, 2, 3], 0))), greedy)
+    run(engine, step(2, paused=[1], **rows((2, [1, 2, 3], 0))))
     tokens: dict[int, list[int]] = {1: [], 2: []}
     for seq, paused in enumerate([[], [2], [2], [1], [], [1]], start=3):
-        result = engine.run(step(seq, paused=paused), greedy)
+        result = run(engine, step(seq, paused=paused))
         for sid, token in zip(result.sids, result.tokens, strict=True):
             tokens[sid].append(token)
     assert tokens[1] == tokens[2]
@@ -112,27 +95,27 @@ def test_a_pause_changes_no_token(engine: Engine) -> None:
 
 def test_a_kept_sequence_rests(engine: Engine) -> None:
     """It feeds nothing more, holds its memory, and others begin with it until it leaves."""
-    engine.run(step(2, kept=[1], **rows((2, [1, 2], 0))), greedy)
-    assert engine.run(step(3), greedy).sids == [2]
+    run(engine, step(2, kept=[1], **rows((2, [1, 2], 0))))
+    assert run(engine, step(3)).sids == [2]
     assert engine.store.length(1) == 3
-    engine.run(step(4, **begun(3, 1, 2, [9])), greedy)
+    run(engine, step(4, **begun(3, 1, 2, [9])))
     assert (engine.store.length(1), engine.store.length(3)) == (3, 3)
-    engine.run(step(5, left=[1, 2, 3]), greedy)
+    run(engine, step(5, left=[1, 2, 3]))
     assert engine.store.used_tokens == 0
 
 
 def test_room_is_counted_with_a_prefix(engine: Engine) -> None:
     """A copy needs room beside its donor; a donor that leaves gives its own, to the last token."""
     with pytest.raises(RankError, match="needs 25 cached tokens"):
-        engine.run(step(2, paused=[1], **begun(9, 1, 3, [5] * 19)), greedy)
-    assert engine.run(step(2, left=[1], **begun(9, 1, 3, [5] * 21)), greedy).sids == [9]
+        run(engine, step(2, paused=[1], **begun(9, 1, 3, [5] * 19)))
+    assert run(engine, step(2, left=[1], **begun(9, 1, 3, [5] * 21))).sids == [9]
     assert engine.store.used_tokens == 24
 
 
 def test_a_donor_that_leaves_serves_all(engine: Engine) -> None:
     """Several sequences may begin with one that leaves in the same step: the last one gets its memory."""
     fields = rows((7, [4, 5], 3), (8, [4, 5], 3)) | {"prefixes": [Prefix(7, 1, 3), Prefix(8, 1, 3)]}
-    first, second = engine.run(step(2, left=[1], **fields), greedy).tokens
+    first, second = run(engine, step(2, left=[1], **fields)).tokens
     assert first == second and engine.store.length(1) is None
 
 
@@ -140,7 +123,7 @@ def test_a_cache_that_cannot_be_cut(engine: Engine, monkeypatch: pytest.MonkeyPa
     """A store that can't give a beginning away refuses the command instead of computing something else."""
     monkeypatch.setattr(engine.store, "cuts", False)
     with pytest.raises(RankError, match="this model's cache can't be cut"):
-        engine.run(step(2, **begun(9, 1, 2, [5])), greedy)
+        run(engine, step(2, **begun(9, 1, 2, [5])))
 
 
 def test_a_step_with_prefixes_can_be_run_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +136,8 @@ def test_a_step_with_prefixes_can_be_run_again(engine: Engine, monkeypatch: pyte
 
         patch.setattr(engine.model, "forward", broken)
         with pytest.raises(RankError, match="out of memory"):
-            engine.run(command, greedy)
-    assert engine.run(command, greedy).sids == [9]
+            run(engine, command)
+    assert run(engine, command).sids == [9]
 
 
 def test_a_failed_forward_changes_no_length(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +149,9 @@ def test_a_failed_forward_changes_no_length(engine: Engine, monkeypatch: pytest.
 
         patch.setattr(engine.model, "forward", broken)
         with pytest.raises(RankError, match=r"RuntimeError: out of memory \(rows 1: 1 at 3\)"):
-            engine.run(step(2), greedy)
+            run(engine, step(2))
     assert engine.store.length(1) == 3
-    assert engine.run(step(2), greedy).sids == [1]
+    assert run(engine, step(2)).sids == [1]
 
 
 def test_a_broken_broadcast_is_a_rank_error(engine: Engine) -> None:
@@ -180,7 +163,7 @@ def test_a_broken_broadcast_is_a_rank_error(engine: Engine) -> None:
 
     engine.collective = Broken()
     with pytest.raises(RankError, match="could not be broadcast: RuntimeError: connection closed by peer") as caught:
-        engine.run(step(2), greedy)
+        run(engine, step(2))
     assert caught.value.kind == "forward_failed"
     assert isinstance(caught.value.__cause__, RuntimeError)
 
@@ -189,31 +172,31 @@ def test_a_broken_broadcast_is_a_rank_error(engine: Engine) -> None:
 def test_a_sampler_that_gives_nothing(engine: Engine, sampler: Any) -> None:
     """Rank 0 without a sampler, or with one that drops rows, is an error and no silent end."""
     with pytest.raises(RankError, match="sampler"):
-        engine.run(step(2), sampler)
-    assert engine.run(step(3), greedy).sids == []
+        run(engine, step(2), sampler)
+    assert run(engine, step(3)).sids == []
 
 
 def test_checksum_covers_layout_and_tokens(engine: Engine) -> None:
     """Another seq, another row or another token gives another checksum."""
-    seen = {engine.run(step(2), lambda *_: [5]).checksum}
+    seen = {run(engine, step(2), lambda *_: [5]).checksum}
     engine.clear()
     for seq, prompt, token in [(1, [1, 2], 5), (2, [1, 2], 5), (2, [1, 2, 3], 5), (2, [1, 2], 6)]:
         engine.clear()
-        seen.add(engine.run(step(seq, **rows((1, prompt, 0))), lambda *_, token=token: [token]).checksum)
+        seen.add(run(engine, step(seq, **rows((1, prompt, 0))), lambda *_, token=token: [token]).checksum)
     assert len(seen) == 5
 
 
 def test_idle_step_runs_nothing(engine: Engine) -> None:
     """A step without a row takes no forward and no collective, and still has a checksum."""
     engine.clear()
-    result = engine.run(step(2), greedy)
-    assert (result.sids, result.tokens, result.fed) == ([], [], 0)
-    assert result.checksum != engine.run(step(3), greedy).checksum
+    result = run(engine, step(2))
+    assert (result.sids, result.tokens) == ([], [])
+    assert result.checksum != run(engine, step(3)).checksum
 
 
 def test_stale_values_never_reach_a_neighbour(engine: Engine) -> None:
     """A slab whose sequence went NaN is clean for the next one, and its padded neighbours stay clean meanwhile."""
-    engine.run(step(2, **rows((2, [7] * 9, 0))), greedy)
+    run(engine, step(2, **rows((2, [7] * 9, 0))))
     pool = next(iter(engine.store._pools.values()))[0]
     for memory in (*pool.keys, *pool.values):
         memory[1, :, :9] = float("nan")
@@ -223,6 +206,6 @@ def test_stale_values_never_reach_a_neighbour(engine: Engine) -> None:
         assert healthy == {sid: sid != 2 for sid in sids}
         return torch.zeros(len(sids), dtype=torch.int64).tolist()
 
-    engine.run(step(3), watching)
-    engine.run(step(4, left=[2], **rows((3, [1], 0))), watching)
-    engine.run(step(5), watching)
+    run(engine, step(3), watching)
+    run(engine, step(4, left=[2], **rows((3, [1], 0))), watching)
+    run(engine, step(5), watching)

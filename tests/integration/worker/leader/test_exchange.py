@@ -13,7 +13,7 @@ from control.replicas.lease import Lease
 from control.requests import Emission, Enqueue
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
-from worker.leader.exchange import Exchange
+from worker.leader.requests.exchange import Exchange
 
 
 class Scene:

@@ -19,9 +19,9 @@ from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
-from worker.leader.isolation import Isolation
+from worker.engine.step import Step
+from worker.leader.requests.isolation import Isolation
 from worker.leader.serving import Serving
-from worker.tp_group.executor import Executor
 
 MARK = [99, 98, 99]
 """A prompt with this crashes whatever group feeds it."""
@@ -37,19 +37,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("llama", tmp_path_factory.mktemp("llama"))
 
 
+def prompts_of(command: GenerateStep) -> list[list[int]]:
+    """The tokens of its rows."""
+    return [row.tokens for row in command.change.rows]
+
+
 class CrashScene(LeaderScene):
     """A leader whose process is started again when it dies; `strike` may end the step that comes."""
 
     def __init__(self, redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.strike: Callable[[GenerateStep], None] = lambda command: None
-        real = Executor.run_step
+        real = Step.forward
 
-        def step(executor: Executor, command: GenerateStep, *how: Any) -> Any:
-            if command.tokens != [[0]]:  # the group's own proof that it works is nobody's
-                self.strike(command)
-            return real(executor, command, *how)
+        def forward(step: Step, *how: Any) -> Any:
+            if prompts_of(step.command) != [[0]]:  # the group's own proof that it works belongs to no request
+                self.strike(step.command)
+            return real(step, *how)
 
-        monkeypatch.setattr(Executor, "run_step", step)
+        monkeypatch.setattr(Step, "forward", forward)
         super().__init__(redis, folder, kv_tokens=4000)
 
     def _run(self) -> None:
@@ -107,7 +112,7 @@ def innocents(among: dict[str, list[int]]) -> dict[str, list[int]]:
 
 
 def prefill_fails(command: GenerateStep) -> None:
-    if any(map(marked, command.tokens)):
+    if any(map(marked, prompts_of(command))):
         raise MemoryError("a prompt that is not to be borne")
 
 
@@ -115,7 +120,7 @@ def dies_in_prefill(scene: CrashScene) -> Callable[[GenerateStep], None]:
     """As after a segmentation fault: the agent's word comes, then the lock is free, and no code of the leader ran."""
 
     def strike(command: GenerateStep) -> None:
-        if any(map(marked, command.tokens)):
+        if any(map(marked, prompts_of(command))):
             write_poison(scene.redis.client, MODEL, REPLICA, command.epoch, 0, "crashed", "killed by SIGSEGV")
             raise Gone
 
@@ -130,10 +135,9 @@ class DecodeFails:
 
     def __call__(self, command: GenerateStep) -> None:
         here = {sid for epoch, sid in self._fed if epoch == command.epoch}
-        if here - set(command.left) - set(command.paused):
+        if here - set(command.change.left) - set(command.change.paused):
             raise MemoryError("a decode that is not to be borne")
-        rows = zip(command.sequences, command.tokens, strict=True)
-        self._fed |= {(command.epoch, sid) for sid, tokens in rows if marked(tokens)}
+        self._fed |= {(command.epoch, row.sid) for row in command.change.rows if marked(row.tokens)}
 
 
 @pytest.mark.parametrize("count", [1, 8, pytest.param(32, marks=pytest.mark.timeout(60))])
@@ -237,7 +241,7 @@ def test_blows_from_outside_condemn_nobody(
     def strike(command: GenerateStep) -> None:
         if left[0]:
             left[0] -= 1
-            sizes.append(len(command.sequences))
+            sizes.append(len(command.change.rows))
             blow(scene, command)
 
     scene.strike = strike

@@ -24,9 +24,11 @@ from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
 from tests.models import make
+from worker.engine.step import Step
 from worker.health import progress as progress_module
 from worker.leader import serving as serving_module
 from worker.leader.leader import Leader
+from worker.leader.requests import emitter as emitter_module
 from worker.repository import gates
 from worker.repository.assets import read_assets
 from worker.sampling import step_sampler as sampling_module
@@ -169,7 +171,7 @@ def test_a_leader_that_drains_finishes_what_it_runs_and_claims_nothing(scene: Le
 @pytest.fixture
 def each_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of short steps don't wait for each other."""
-    monkeypatch.setattr(serving_module, "GATHER_S", 0.0)
+    monkeypatch.setattr(emitter_module, "GATHER_S", 0.0)
 
 
 @pytest.mark.usefixtures("each_step_alone")
@@ -237,14 +239,14 @@ def test_a_row_that_fails_ends_its_request_and_no_other(scene: LeaderScene, monk
 def test_a_step_that_fails_is_logged_with_its_requests(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other ranks know sequences and say which command failed: the leader's line says whose it was."""
     until(scene.epoch, 40.0)
-    real, faults = Executor.run_step, [MemoryError("once")]
+    real, faults = Step.forward, [MemoryError("once")]
 
-    def run_step(executor: Executor, command: Any, *how: Any) -> Any:
-        if faults and command.sequences:
+    def forward(step: Step, *how: Any) -> Any:
+        if faults and step.command.change.rows:
             raise faults.pop()
-        return real(executor, command, *how)
+        return real(step, *how)
 
-    monkeypatch.setattr(Executor, "run_step", run_step)
+    monkeypatch.setattr(Step, "forward", forward)
     with capture_logs() as lines:
         scene.ask("r", max_tokens=3)
         scene.answer("r")
@@ -282,15 +284,15 @@ def test_a_forward_that_keeps_failing_rests_between_epochs_and_then_goes_on(
     scene.ask("whole")
     expected = scene.answer("whole")
     rests: list[float] = []
-    real_rest, real_step = scene.leader._rest, Executor.run_step
+    real_rest, real_forward = scene.leader._rest, Step.forward
     monkeypatch.setattr(scene.leader, "_rest", lambda seconds: rests.append(seconds) or real_rest(seconds))
 
-    def step(self: Executor, command: Any, *how: Any) -> Any:
+    def forward(step: Step, *how: Any) -> Any:
         if len(rests) < 4:
             raise MemoryError("a forward that is too large")
-        return real_step(self, command, *how)
+        return real_forward(step, *how)
 
-    monkeypatch.setattr(Executor, "run_step", step)
+    monkeypatch.setattr(Step, "forward", forward)
     scene.ask("hard")
     assert scene.answer("hard") == expected
     assert scene.redis.client.xlen(scene.keys.dead) == 0, "a device that fails whatever it is given accuses nobody"
@@ -311,7 +313,7 @@ def test_the_tokens_of_short_steps_reach_redis_together(
         return real(lease, rows)
 
     monkeypatch.setattr(requests, "emit_all", emit_all)
-    monkeypatch.setattr(serving_module, "GATHER_S", gather_s)
+    monkeypatch.setattr(emitter_module, "GATHER_S", gather_s)
     monkeypatch.setattr(serving_module, "OVERLAP_BELOW_S", 3600.0)
     scene = LeaderScene(redis, folder)
     try:

@@ -14,7 +14,7 @@ from control.errors import RedisUnavailable
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
 from tests.models import make
-from worker.leader import exchange as exchange_module
+from worker.leader.requests import exchange as exchange_module
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from control.messages import LogEntry, PromptToken
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
+from worker.engine import scoring as scoring_module
+from worker.engine.step import Step
 from worker.leader import leader as leader_module
 from worker.leader.leader import LeaderLimits
-from worker.sampling import step_scorer as scoring_module
-from worker.tp_group.executor import Executor
 
 BUDGET = 32
 PROMPT = [(7 * number) % 120 for number in range(200)]
@@ -94,17 +94,17 @@ def test_a_recovery_repeats_nothing(
     scene: LeaderScene, logarithms: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the log has after the group's end is not told again, and the rest is."""
-    real, steps = Executor.run_step, 0
+    real, steps = Step.forward, 0
 
-    def run_step(executor: Executor, command: Any, *how: Any) -> Any:
+    def forward(step: Step, *how: Any) -> Any:
         nonlocal steps
-        steps += bool(command.scored)
+        steps += any(row.scored for row in step.command.change.rows)
         if steps == 4:
             steps += 1
             raise MemoryError("once")
-        return real(executor, command, *how)
+        return real(step, *how)
 
-    monkeypatch.setattr(Executor, "run_step", run_step)
+    monkeypatch.setattr(Step, "forward", forward)
     scene.ask("r", PROMPT, max_tokens=2, prompt_logprobs=TOP)
     tokens = [token for token in scene.answer("r") if token is not None]
     assert scene.epoch() and len(tokens) == 2

@@ -13,7 +13,7 @@ import pytest
 
 from control import requests
 from control.keys import ModelKeys
-from control.messages import Assignment, GenerateStep, GenerationRequest, ModelSpec, Sampling
+from control.messages import Assignment, GenerationRequest, ModelSpec, Sampling
 from control.records import catalog
 from control.redis.connection import run
 from control.replicas import health
@@ -24,6 +24,7 @@ from tests.farm import until
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.leader.test_isolation import Gone, innocents, marked, prompts
 from tests.models import make
+from worker.engine.step import Step
 from worker.leader import siblings
 from worker.leader.leader import Leader
 from worker.repository import gates
@@ -84,14 +85,14 @@ class TwoReplicas:
         """The replica of each crash."""
         self.give_up_after: int | None = None
         """Crashes after which the replica that dies is given up."""
-        real = Executor.run_step
+        real = Step.forward
 
-        def step(executor: Executor, command: GenerateStep, *how: Any) -> Any:
-            if any(map(marked, command.tokens)):
-                self._die(command.epoch)
-            return real(executor, command, *how)
+        def forward(step: Step, *how: Any) -> Any:
+            if any(marked(row.tokens) for row in step.command.change.rows):
+                self._die(step.command.epoch)
+            return real(step, *how)
 
-        monkeypatch.setattr(Executor, "run_step", step)
+        monkeypatch.setattr(Step, "forward", forward)
 
     def _die(self, epoch: int) -> None:
         name = next(name for name in self.replicas if health.read_epoch(self.redis.client, MODEL, name) == epoch)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from control.errors import Poisoned
-from control.messages import GenerateStep, Ping, Shutdown, UnloadModel
+from control.messages import BatchChange, GenerateStep, Ping, Shutdown, UnloadModel
 from control.replicas.commands import Deadline, Replies, reply, send
 from control.replicas.health import heartbeats, read_poison, write_poison
 from control.replicas.lease import Lease
@@ -84,6 +84,7 @@ def refusal(answer: AnyReply) -> ErrorReply:
         ("17", "bad_request", "17"),
         ('{"op":7}', "bad_request", '{"op":7}'),
         ('{"epoch":EPOCH,"seq":1}', "bad_request", "op"),
+        ('{"op":"generate_step","epoch":EPOCH,"seq":1,"model_id":"m","sequences":[1]}', "bad_request", "change"),
     ],
 )
 def test_what_it_can_not_understand_is_answered_and_it_lives_on(
@@ -98,8 +99,10 @@ def test_what_it_can_not_understand_is_answered_and_it_lives_on(
 
 def test_what_it_refuses_is_a_reply_and_no_poison(scene: RankScene) -> None:
     """A step or an unload of a model that is not here harms nobody: the group goes on."""
-    for seq, op in enumerate((GenerateStep, UnloadModel), start=1):
-        send(scene.redis.client, scene.lease, op(epoch=scene.lease.epoch, seq=seq, model_id="other"), WORLD)
+    other = {"epoch": scene.lease.epoch, "model_id": "other"}
+    for command in (GenerateStep(seq=1, change=BatchChange(), **other), UnloadModel(seq=2, **other)):
+        seq = command.seq
+        send(scene.redis.client, scene.lease, command, WORLD)
         answer = refusal(scene.collect(seq))
         assert answer.kind == "model_not_loaded" and "'other'" in answer.message
     assert read_poison(scene.redis.client, MODEL, REPLICA) is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from control.messages import Sampling
+from control.messages import GenerateStep, Sampling
 from tests import models
 from worker.collective import Solo
 from worker.engine.step import Engine
@@ -82,15 +82,13 @@ def generate(
         if not scheduler.has_work:
             continue
         plan = scheduler.plan()
-        planned = [scheduler.sequence(sid) for sid in plan.sampled]
-        result = engine.run(
-            plan.command("tiny", epoch=1, seq=seq),
-            lambda logits, sids, rows=planned: [
-                sampled.token for sampled in sampler.sample(logits, [row(sequence) for sequence in rows])
-            ],
-        )
-        assert result.sids == plan.sampled
-        scheduler.applied(plan, dict(zip(result.sids, result.tokens, strict=True)))
+        planned = plan.to_sample
+        with engine.step(GenerateStep(epoch=1, seq=seq, model_id="tiny", change=plan.change)) as step:
+            forward = step.forward()
+            assert forward.sids == plan.sampled
+            tokens = [one.token for one in sampler.sample(forward.logits, [row(sequence) for sequence in planned])]
+            step.agree(tokens)
+        scheduler.applied(plan, dict(zip(plan.sampled, tokens, strict=True)))
         for sequence in planned:
             if len(sequence.output) == MAX_TOKENS:
                 scheduler.drop(sequence.sid)

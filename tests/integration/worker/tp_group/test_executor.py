@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from control.errors import CollectiveFailed, RankError
 from control.messages import (
+    BatchChange,
     ClearKvCache,
     GenerateStep,
     GenerateStepWithImages,
@@ -18,6 +19,7 @@ from control.messages import (
     NcclSanityCheck,
     Ping,
     Shutdown,
+    StepRow,
     UnloadModel,
     encode,
 )
@@ -86,14 +88,16 @@ def test_a_group_of_one_sums_to_one() -> None:
 def test_load_step_clear_unload(folder: Path) -> None:
     """The life of a shard: every op in its order is answered in kind, and a step after the end is refused."""
     rank = Executor(0, 1, "cpu")
-    step = GenerateStep(epoch=1, seq=3, model_id="m", sequences=[1], tokens=[[1, 2, 3]], offset=[0], sample=[True])
+    command = GenerateStep(epoch=1, seq=3, model_id="m", change=BatchChange(rows=[StepRow(1, [1, 2, 3], 0, True)]))
     assert kind(rank.answer(ClearKvCache(epoch=1, seq=1, model_id="m"))) == "model_not_loaded"
     loaded = rank.answer(load(folder))
     assert isinstance(loaded, LoadDenseShardOk) and loaded.kv_tokens == 500 and loaded.weight_bytes > 0
-    assert rank.run_step(step, lambda logits, sids: [int(logits[0].argmax())]).sids == [1]
+    with rank.step(command) as step:
+        assert step.forward().sids == [1]
+        step.agree([5])
     assert isinstance(rank.answer(ClearKvCache(epoch=1, seq=4, model_id="m")), KvCacheCleared)
     assert isinstance(rank.answer(UnloadModel(epoch=1, seq=5, model_id="m")), Unloaded)
-    assert kind(rank.answer(step)) == "model_not_loaded"
+    assert kind(rank.answer(command)) == "model_not_loaded"
 
 
 def test_a_second_load_is_already_loaded_but_a_new_epoch_keeps_the_weights(folder: Path) -> None:
@@ -120,7 +124,7 @@ def test_images_are_refused_by_a_text_model(folder: Path) -> None:
     rank = Executor(0, 1, "cpu")
     rank.answer(load(folder))
     step = GenerateStepWithImages(
-        epoch=1, seq=3, model_id="m", image_token_id=5, image_data_uris=["data:,"], chunk_size=8
+        epoch=1, seq=3, model_id="m", change=BatchChange(), image_token_id=5, image_data_uris=["data:,"], chunk_size=8
     )
     assert kind(rank.answer(step)) == "unsupported_arch"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,13 +13,22 @@ import structlog
 from structlog.testing import capture_logs
 
 from control.errors import CollectiveFailed, CollectiveLeft, GroupError, Lost, Poisoned, RankError, SettingsError
-from control.messages import AnyCommand, GenerateStep, Init, LoadDenseShard, NcclSanityCheck, Ping, Shutdown, encode
+from control.messages import (
+    AnyCommand,
+    BatchChange,
+    GenerateStep,
+    Init,
+    LoadDenseShard,
+    NcclSanityCheck,
+    Ping,
+    Shutdown,
+    encode,
+)
 from control.replicas.health import write_poison
 from control.replies import GenerateStepOk, Pong, Reply
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.scripted_rank import Answer, ScriptedRank, failing, silent, well
-from worker.engine.step import StepResult
 from worker.health.progress import Progress
 from worker.tp_group.group import Group
 
@@ -47,10 +58,22 @@ class ScriptedLeaderPart:
         until(lambda: heard() == len(self._ranks), 40.0)
         self.joined_after.append(heard())
 
-    def run_step(self, command: GenerateStep, _sample: object, *_: object) -> StepResult:
-        if self.failure is not None:
-            raise self.failure
-        return StepResult([], [], command.seq, 0)
+    @contextmanager
+    def step(self, command: GenerateStep) -> Iterator[OwnStep]:
+        yield OwnStep(command.seq, self)
+
+
+@dataclass
+class OwnStep:
+    """Rank 0's part of a step, whose checksum is its seq."""
+
+    checksum: int
+    _part: ScriptedLeaderPart
+    forwards: int = 1
+
+    def forward(self) -> None:
+        if self._part.failure is not None:
+            raise self._part.failure
 
 
 class Scene:
@@ -66,8 +89,12 @@ class Scene:
         parts: Any = self.own
         self.group = Group(redis.client, redis.blocking(), self.lease, parts, self.progress, lambda: None, "127.0.0.1")
 
-    def step(self) -> StepResult:
-        return self.group.step(lambda **at: GenerateStep(**at, model_id=MODEL), lambda _logits, _sids: [])
+    def step(self, meanwhile: Callable[[], object] = lambda: None) -> int:
+        """The checksum of a step; `meanwhile` runs when it was sent, before the leader's own forward."""
+        with self.group.step(BatchChange()) as step:
+            meanwhile()
+            step.forward()
+        return step.checksum
 
     def load(self, **at: int) -> LoadDenseShard:
         return LoadDenseShard(**at, model_id=MODEL, config_json="{}", safetensors_paths=[])
@@ -131,10 +158,7 @@ def test_a_command_that_must_be_sent_twice_arrives_while_the_leader_works(play: 
     """The server has lost its scripts; the leader's part waits for the others, as in a collective, and they come."""
     scene = play(well)
     scene.redis.client.script_flush()
-    scene.own.run_step = lambda command, *_: StepResult(  # type: ignore[method-assign]
-        [], [], until(lambda: all(rank.heard for rank in scene.ranks) and command.seq), 0
-    )
-    assert scene.step().checksum == 1
+    assert scene.step(lambda: until(lambda: all(rank.heard for rank in scene.ranks))) == 1
 
 
 def test_a_pong_of_another_rank_names_both(play: Play) -> None:
@@ -203,7 +227,7 @@ def test_after_a_failure_the_next_reply_is_the_next_commands(play: Play) -> None
     with pytest.raises(GroupError, match=r"leader step failed: host trouble$"):
         scene.step()
     scene.own.failure = None
-    assert scene.step().checksum == 2
+    assert scene.step() == 2
     assert scene.group.stale_replies == 0
 
 
@@ -217,7 +241,7 @@ def test_a_reply_that_comes_too_late_is_counted_and_dropped(play: Play) -> None:
     ):
         stream = scene.redis.keys.replies(scene.lease.epoch)
         scene.redis.client.xadd(stream, {"m": encode(stale)})
-    assert scene.step().checksum == 2
+    assert scene.step() == 2
     assert scene.group.stale_replies == 2
 
 
@@ -284,11 +308,7 @@ def test_a_leader_that_was_let_go_says_why_its_epoch_ended(play: Play) -> None:
     scene = play(silent(GenerateStep, 1))
     scene.own.failure = caused(CollectiveLeft("the lock has lapsed"))
     with pytest.raises(Lost):
-        scene.group.step(
-            lambda **at: GenerateStep(**at, model_id=MODEL),
-            lambda _logits, _sids: [],
-            sent=lambda: setattr(scene.group, "_check", over),
-        )
+        scene.step(lambda: setattr(scene.group, "_check", over))
 
 
 def test_a_poisoned_epoch_ends_the_wait(play: Play) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from control.errors import Lost
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.requests import Claimed
-from worker.leader.running import EMIT_ENTRIES, OFFER_ENTRIES, RunningRequest, offers
+from worker.leader.requests.running import EMIT_ENTRIES, OFFER_ENTRIES, RunningRequest, offers
 
 
 def claimed(log: list[LogEntry], n: int = 1) -> RunningRequest:
@@ -76,9 +77,10 @@ def test_a_log_that_lost_its_end_is_sent_again_from_memory() -> None:
     """Also what an earlier leader produced; a log that is ahead, or refuses what it expects, can't be served so."""
     request = claimed([LogEntry(1, 0, 5), LogEntry(2, 0, 6)])
     request.append(0, 7)
-    assert not request.rewind(request.emission(), 5)
-    assert not request.rewind(request.emission(), 3)
-    assert request.rewind(request.emission(), 2)
+    for elsewhere in (5, 3):
+        with pytest.raises(Lost, match="elsewhere"):
+            request.send_again(request.emission(), elsewhere)
+    request.send_again(request.emission(), 2)
     assert request.emission().entries == [LogEntry(2, 0, 6), LogEntry(3, 0, 7)]
 
 

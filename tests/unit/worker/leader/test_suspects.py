@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control.messages import encode
-from worker.leader.suspects import LONE_KILLS, PROOF_TOKENS, Docket, decode_docket
+from worker.leader.requests.suspects import LONE_KILLS, PROOF_TOKENS, Docket, decode_docket
 
 
 @dataclass

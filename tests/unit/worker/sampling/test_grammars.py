@@ -11,14 +11,12 @@ import torch
 from control.messages import Grammar, ModelAssets, Sampling, TokenLogprobs
 from control.text.vocabulary import read_token_bytes
 from tests.byte_model import byte_assets
-from worker.leader import turn as turn_module
-from worker.leader.turn import Turn
+from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling import filters
 from worker.sampling.grammars import Grammars
 from worker.sampling.masks import Masks
-from worker.sampling.step_sampler import FAILED, StepSampler
+from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.scheduling.finish import Finisher
-from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
 
 ASSETS = byte_assets(vocab_size=300)
@@ -31,6 +29,11 @@ IDS = {text: token for token, text in enumerate(TEXTS)}
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
     return Grammars(ASSETS)
+
+
+def sampled(sampler: StepSampler, rows: list[Sequence], logits: torch.Tensor) -> StepTokens:
+    """All that comes of a forward with these logits."""
+    return sampler.begin(rows, Forward([row.sid for row in rows], logits)).wait()
 
 
 def row(grammars: Grammars, grammar: Grammar | None, sid: int = 1, output: str = "", **sampling: object) -> Sequence:
@@ -109,11 +112,11 @@ def test_both_ways_of_sampling_obey(grammars: Grammars, on_device: bool | None, 
         row(grammars, Grammar("regex", "[0-9]{9}") if sid % 2 else None, sid, temperature=temperature)
         for sid in range(1, 41)
     ]
-    tokens = StepSampler(on_device).sample(rows, logits, [one.sid for one in rows])
+    tokens = sampled(StepSampler(on_device), rows, logits).ids
     assert {TEXTS[token].isdigit() for token in tokens[::2]} == {True}
     free = rows[1::2]
-    assert tokens[1::2] == StepSampler(None).sample(free, logits[1::2], [one.sid for one in free])
-    assert tokens == StepSampler(not on_device).sample(rows, logits, [one.sid for one in rows])
+    assert tokens[1::2] == sampled(StepSampler(None), free, logits[1::2]).ids
+    assert tokens == sampled(StepSampler(not on_device), rows, logits).ids
 
 
 @pytest.mark.parametrize("on_device", [None, True])
@@ -121,11 +124,11 @@ def test_log_probabilities_are_those_without_the_grammar(grammars: Grammars, on_
     """The chosen token's as the model has it, the best others whether allowed or not."""
     logits = torch.zeros(1, ASSETS.vocab_size)
     logits[0, 299] = 5.0
-    sampler = StepSampler(on_device)
-    [token] = sampler.sample([row(grammars, Grammar("regex", "a"), logprobs=1)], logits, [1])
+    tokens = sampled(StepSampler(on_device), [row(grammars, Grammar("regex", "a"), logprobs=1)], logits)
+    [token] = tokens.ids
     expected = logits[0].log_softmax(dim=-1)
     assert token == IDS[b"a"]
-    assert sampler.logprobs[1] == TokenLogprobs(expected[token].item(), [(299, expected[299].item())])
+    assert tokens.logprobs[1] == TokenLogprobs(expected[token].item(), [(299, expected[299].item())])
 
 
 @pytest.mark.parametrize("on_device", [None, True])
@@ -137,40 +140,24 @@ def test_a_failed_grammar_fails_its_row_only(grammars: Grammars, on_device: bool
         row(grammars, Grammar("regex", "b"), 3),
         row(grammars, None, 4),
     ]
-    sampler = StepSampler(on_device)
     with structlog.testing.capture_logs():
-        tokens = sampler.sample(rows, torch.eye(4, ASSETS.vocab_size), [1, 2, 3, 4])
-    assert tokens == [FAILED, FAILED, IDS[b"b"], 3]
-    assert "doesn't satisfy the grammar" in sampler.failures[1] and "unclosed group" in sampler.failures[2]
+        tokens = sampled(StepSampler(on_device), rows, torch.eye(4, ASSETS.vocab_size))
+    assert tokens.ids == [NO_TOKEN, NO_TOKEN, IDS[b"b"], 3]
+    assert "doesn't satisfy the grammar" in tokens.failures[1] and "unclosed group" in tokens.failures[2]
 
 
-class Requests:
-    """In place of the leader's roster."""
-
-    def __init__(self) -> None:
-        self.urgent, self.finisher = False, Finisher(lambda ids: "")
-
-    def sampled(self, sequence: Sequence, token: int, _logprobs: TokenLogprobs | None) -> None:
-        self.urgent |= self.finisher.decide(sequence, token) is not None
-
-
-def test_each_forward_of_a_command_is_masked(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one command carries several decode steps, the grammar has moved on before the next is sampled."""
-    monkeypatch.setattr(turn_module, "LONGEST_S", 3600.0)
-    scheduler = Scheduler(kv_tokens=90, token_budget=16, max_sequences=4)
-    sequences = [row(grammars, Grammar("regex", "[ab][cd][ef]gh")), row(grammars, Grammar("choice", '["abcde"]'))]
-    for sequence in sequences:
-        scheduler.add(sequence)
-    sids = [sequence.sid for sequence in sequences]
+def test_each_forward_is_masked_by_the_state_after_the_one_before(grammars: Grammars) -> None:
+    """A token that ends a choice moves its grammar on before the next forward is sampled."""
+    finisher, sampler = Finisher(lambda ids: ""), StepSampler()
+    sequences = [row(grammars, Grammar("regex", "[ab][cd][ef]gh"), 1), row(grammars, Grammar("choice", '["abcde"]'), 2)]
     logits = torch.randn(2, ASSETS.vocab_size)
-    sampler = StepSampler()
-    turn = Turn(scheduler, Requests(), sampler, scheduler.plan())  # type: ignore[arg-type]
-    turn.book(turn.sample(logits, sids))
-    turn, forwards = Turn(scheduler, Requests(), sampler, scheduler.plan()), 1  # type: ignore[arg-type]
-    while turn.goes_on(turn.sample(logits, sids)):
-        forwards += 1
+    ended: set[int] = set()
+    while not ended:
+        for sequence, token in zip(sequences, sampled(sampler, sequences, logits).ids, strict=True):
+            sequence.output.append(token)
+            ended |= {sequence.sid} if finisher.decide(sequence, token) else set()
     texts = [b"".join(TEXTS[token] for token in sequence.output) for sequence in sequences]
-    assert forwards == 4 and texts[1] == b"abcde" and texts[0][3:] == b"gh" and len(texts[0]) == 5
+    assert texts[1] == b"abcde" and texts[0][3:] == b"gh" and len(texts[0]) == 5
 
 
 def test_masks_wider_and_narrower_than_the_logits() -> None:

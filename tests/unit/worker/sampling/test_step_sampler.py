@@ -7,8 +7,9 @@ import structlog
 import torch
 
 from control.messages import Sampling
+from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling.sampler import Sampler
-from worker.sampling.step_sampler import FAILED, StepSampler
+from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.scheduling.sequence import Sequence
 
 VOCABULARY = 5
@@ -27,6 +28,11 @@ def logits(count: int) -> torch.Tensor:
     return torch.eye(count, VOCABULARY)
 
 
+def sampled(sampler: StepSampler, rows: list[Sequence], scores: torch.Tensor) -> StepTokens:
+    """All that comes of a forward with these logits."""
+    return sampler.begin(rows, Forward([row.sid for row in rows], scores)).wait()
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("on_device", [None, True])
@@ -37,13 +43,13 @@ def test_logits_that_are_not_finite_fail_their_row_only(
     sampler, batch = StepSampler(on_device), rows(3, temperature=temperature)
     sick = logits(3)
     sick[1, 4] = value
-    alone = sampler.sample(batch, logits(3), [1, 2, 3])
+    alone = sampled(sampler, batch, logits(3)).ids
     with structlog.testing.capture_logs() as lines:
-        tokens = sampler.sample(batch, sick, [1, 2, 3])
-    assert tokens == [alone[0], FAILED, alone[2]]
-    assert set(sampler.failures) == {2}
+        tokens = sampled(sampler, batch, sick)
+    assert tokens.ids == [alone[0], NO_TOKEN, alone[2]]
+    assert set(tokens.failures) == {2}
     for figure in ("len=5", "nan=", "pos_inf=", "neg_inf=", "finite_min=0.0", "max=1.0", "mean="):
-        assert figure in sampler.failures[2]
+        assert figure in tokens.failures[2]
     [line] = lines
     assert (line["rid"], line["event"]) == ("r2", "a row failed")
 
@@ -61,23 +67,28 @@ def test_a_row_that_can_not_be_sampled_spares_the_others(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Sampler, "sample", sample)
     with structlog.testing.capture_logs():
-        assert sampler.sample(batch, logits(3), [1, 2, 3]) == [0, FAILED, 2]
-    assert set(sampler.failures) == {2} and "could not be sampled" in sampler.failures[2]
+        tokens = sampled(sampler, batch, logits(3))
+    assert tokens.ids == [0, NO_TOKEN, 2]
+    assert set(tokens.failures) == {2} and "could not be sampled" in tokens.failures[2]
 
 
-def test_log_probabilities_are_those_of_the_last_step() -> None:
-    """Rows that asked for them have them by sid, and nothing is left from the step before."""
-    sampler, batch = StepSampler(), rows(2, logprobs=1)
-    sampler.sample(batch, logits(2), [1, 2])
-    assert set(sampler.logprobs) == {1, 2}
-    sampler.sample(batch[:1], logits(1), [1])
-    assert set(sampler.logprobs) == {1}
+def test_a_step_without_a_sampled_row_has_no_token() -> None:
+    """A chunk of a prompt alone; nothing is sampled, on a device or here."""
+    for on_device in (None, True):
+        pending = StepSampler(on_device).begin([], Forward([], torch.empty(0, VOCABULARY)))
+        assert pending.on_device is None and pending.wait() == StepTokens([])
+
+
+def test_log_probabilities_are_those_of_the_rows_that_want_them() -> None:
+    """By sid."""
+    batch = [rows(1)[0], *rows(2, logprobs=1)[1:]]
+    assert set(sampled(StepSampler(), batch, logits(2)).logprobs) == {2}
 
 
 def test_rows_of_another_plan_are_refused() -> None:
     """If engine and scheduler disagree on who is sampled no token may be given to anybody."""
     with pytest.raises(ValueError, match=r"\[2, 1\]"):
-        StepSampler().sample(rows(2), logits(2), [2, 1])
+        StepSampler().begin(rows(2), Forward([2, 1], logits(2)))
 
 
 def test_a_gpu_is_waited_for_once() -> None:
@@ -86,8 +97,11 @@ def test_a_gpu_is_waited_for_once() -> None:
     asked: list[int] = []
     real = sampler._sampler.sample
     sampler._sampler.sample = lambda scores, given: asked.append(len(given)) or real(scores, given)  # type: ignore[method-assign]
-    assert sampler.sample(batch, logits(3), [1, 2, 3]) == [0, 1, 2]
+    pending = sampler.begin(batch, Forward([1, 2, 3], logits(3)))
+    assert pending.on_device is not None and pending.on_device.tolist() == pending.wait().ids == [0, 1, 2]
     assert asked == []
-    assert sampler.sample([*batch[:2], *rows(3, logprobs=1)[2:]], logits(3), [1, 2, 3]) == [0, 1, 2]
-    assert asked == [3] and set(sampler.logprobs) == {3}
+    pending = sampler.begin([*batch[:2], *rows(3, logprobs=1)[2:]], Forward([1, 2, 3], logits(3)))
+    assert pending.on_device is None
+    tokens = pending.wait()
+    assert tokens.ids == [0, 1, 2] and asked == [3] and set(tokens.logprobs) == {3}
     assert StepSampler().on_device is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 
-from control.messages import Sampling
+from control.messages import BatchChange, Sampling
 from worker.scheduling.finish import Finisher
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
@@ -45,36 +45,35 @@ class FakeRanks:
         self.kv[sid] = [SPOILT] * len(self.kv[sid])
 
     def step(self, plan: StepPlan) -> dict[int, int]:
-        for prefix in plan.prefixes:
-            assert prefix.sid in plan.sequences and prefix.sid not in self._ever, (
-                "a prefix for a sequence that is known"
-            )
+        change = plan.change
+        explicit = {row.sid for row in change.rows}
+        for prefix in change.prefixes:
+            assert prefix.sid in explicit and prefix.sid not in self._ever, "a prefix for a sequence that is known"
             has = len(self.kv.get(prefix.donor, []))
             assert 0 < prefix.count <= has, "a prefix that its donor does not have"
-        begun = {prefix.sid: self.kv[prefix.donor][: prefix.count] for prefix in plan.prefixes}
+        begun = {prefix.sid: self.kv[prefix.donor][: prefix.count] for prefix in change.prefixes}
         self._ever |= begun.keys()
         self.kv |= begun
         self.shared += sum(map(len, begun.values()))
-        for sid in plan.left:
+        for sid in change.left:
             del self.kv[sid]
-        assert set(plan.paused) | set(plan.kept) <= self.kv.keys()
-        explicit = set(plan.sequences)
-        assert not explicit & set(plan.kept)
-        resting = {*plan.left, *plan.paused, *plan.kept}
+        assert set(change.paused) | set(change.kept) <= self.kv.keys()
+        assert not explicit & set(change.kept)
+        resting = {*change.left, *change.paused, *change.kept}
         continuing = sorted(self._broadcast.keys() - explicit - resting)
         assert plan.continuing == continuing
         for sid in continuing:
             self.kv[sid].append(self._broadcast[sid])
         sampled = list(continuing)
-        for sid, tokens, offset, sample in zip(plan.sequences, plan.tokens, plan.offset, plan.sample, strict=True):
-            if sid not in self.kv:
-                assert offset == 0 and sid not in self._ever, "a forgotten sid came back"
-                self._ever.add(sid)
-                self.kv[sid] = []
-            assert offset == len(self.kv[sid]) and tokens
-            self.kv[sid] += tokens
-            sampled += [sid] if sample else []
-        fed = len(continuing) + sum(map(len, plan.tokens))
+        for row in change.rows:
+            if row.sid not in self.kv:
+                assert row.offset == 0 and row.sid not in self._ever, "a forgotten sid came back"
+                self._ever.add(row.sid)
+                self.kv[row.sid] = []
+            assert row.offset == len(self.kv[row.sid]) and row.tokens
+            self.kv[row.sid] += row.tokens
+            sampled += [row.sid] if row.sample else []
+        fed = len(continuing) + plan.prompt_tokens
         assert 0 < fed <= self.token_budget
         assert sum(map(len, self.kv.values())) <= self.kv_tokens, "KV memory is overrun"
         assert sampled == plan.sampled
@@ -133,7 +132,7 @@ class Simulation:
         steady, running = self.scheduler.steady, {sequence.sid for sequence in self.live if sequence.cached}
         plan = self.scheduler.plan()
         if steady:
-            assert set(plan.continuing) == running and not (plan.sequences or plan.left or plan.paused or plan.kept)
+            assert set(plan.continuing) == running and plan.change == BatchChange()
             self.steady_steps += 1
         self.preemptions += sum(
             sequence.state is SequenceState.WAITING and state is not SequenceState.WAITING
@@ -142,8 +141,8 @@ class Simulation:
         if len(self.flows) == 1:
             assert oldest.sid == before[oldest][0], "the oldest was preempted"
             assert oldest.sid in plan.fed, "the oldest made no progress"
-        assert len(plan.fed) + len(plan.paused) <= self.max_sequences
-        rows = [self.scheduler.sequence(sid) for sid in plan.sampled]
+        assert len(plan.fed) + len(plan.change.paused) <= self.max_sequences
+        rows = plan.to_sample
         tokens = self.ranks.step(plan)
         if cancel_meanwhile is not None:
             self.cancel(cancel_meanwhile)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from control.messages import Prefix, Sampling
+from control.messages import Prefix, Sampling, StepRow
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence, SequenceState
@@ -25,6 +25,11 @@ def step(subject: Scheduler) -> StepPlan:
     subject.applied(plan, dict.fromkeys(plan.sampled, 1))
     subject.check_integrity()
     return plan
+
+
+def rows(plan: StepPlan) -> list[int]:
+    """The sids of its rows."""
+    return [row.sid for row in plan.change.rows]
 
 
 def kept_tokens(subject: Scheduler) -> int:
@@ -55,9 +60,9 @@ def test_a_second_turn_takes_over_the_first() -> None:
     assert kept_tokens(subject) == 7
     second = begin(subject, [*first.prompt, 1, 1, 1, 30, 31], steps=0)
     plan = step(subject)
-    assert plan.prefixes == [Prefix(second.sid, first.sid, 7)]
-    assert (plan.left, plan.kept) == ([first.sid], [])
-    assert (plan.sequences, plan.tokens, plan.offset) == ([second.sid], [[1, 30, 31]], [7])
+    assert plan.change.prefixes == [Prefix(second.sid, first.sid, 7)]
+    assert (plan.change.left, plan.change.kept) == ([first.sid], [])
+    assert plan.change.rows == [StepRow(second.sid, [1, 30, 31], 7, True)]
     assert second.begun_with == 7 and kept_tokens(subject) == 0
 
 
@@ -67,8 +72,8 @@ def test_a_running_donor_is_copied() -> None:
     donor = begin(subject, [5, 6, 7, 8, 9, 10])
     other = begin(subject, [5, 6, 7, 8, 20], steps=0)
     plan = step(subject)
-    assert plan.prefixes == [Prefix(other.sid, donor.sid, 4)]
-    assert plan.continuing == [donor.sid] and plan.left == []
+    assert plan.change.prefixes == [Prefix(other.sid, donor.sid, 4)]
+    assert plan.continuing == [donor.sid] and plan.change.left == []
 
 
 def test_an_ended_donor_with_more_to_give_stays() -> None:
@@ -77,9 +82,9 @@ def test_an_ended_donor_with_more_to_give_stays() -> None:
     donor = finish(subject, [*range(50, 70)])
     other = begin(subject, [*range(50, 60), 3], steps=0)
     plan = step(subject)
-    assert plan.prefixes == [Prefix(other.sid, donor.sid, 10)]
-    assert (plan.left, plan.kept) == ([], [donor.sid])
-    assert step(subject).kept == []  # said once
+    assert plan.change.prefixes == [Prefix(other.sid, donor.sid, 10)]
+    assert (plan.change.left, plan.change.kept) == ([], [donor.sid])
+    assert step(subject).change.kept == []  # said once
 
 
 def test_the_longest_prefix_wins() -> None:
@@ -89,7 +94,7 @@ def test_the_longest_prefix_wins() -> None:
     longer = finish(subject, [*range(50, 61), 1, 2, 3, 4, 5, 6])
     finish(subject, [*range(50, 57), 1, 2, 3])
     other = begin(subject, [*range(50, 61), 9, 9], steps=0)
-    assert step(subject).prefixes == [Prefix(other.sid, longer.sid, 11)]
+    assert step(subject).change.prefixes == [Prefix(other.sid, longer.sid, 11)]
 
 
 def test_one_token_is_always_computed() -> None:
@@ -98,7 +103,7 @@ def test_one_token_is_always_computed() -> None:
     finish(subject, [*range(50, 58)])
     again = begin(subject, [*range(50, 58)], steps=0)
     plan = step(subject)
-    assert (plan.offset, plan.tokens, plan.sampled) == ([7], [[57]], [again.sid])
+    assert plan.change.rows == [StepRow(again.sid, [57], 7, True)]
 
 
 def test_short_prefixes_are_not_worth_it() -> None:
@@ -106,7 +111,7 @@ def test_short_prefixes_are_not_worth_it() -> None:
     subject = scheduler()
     finish(subject, [5, 6, 7, 8, 9])
     begin(subject, [5, 6, 7, 30, 31], steps=0)
-    assert step(subject).prefixes == []
+    assert step(subject).change.prefixes == []
     kept = kept_tokens(subject)
     finish(subject, [40, 41])
     assert kept_tokens(subject) == kept
@@ -118,10 +123,10 @@ def test_nobody_computes_what_another_is_computing() -> None:
     donor, other = sequence([*range(50, 65)]), sequence([*range(50, 64), 3])
     subject.add(donor)
     subject.add(other)
-    assert step(subject).sequences == [donor.sid]
-    assert step(subject).sequences == [donor.sid]
+    assert rows(step(subject)) == [donor.sid]
+    assert rows(step(subject)) == [donor.sid]
     assert other.state is SequenceState.WAITING
-    assert step(subject).prefixes == [Prefix(other.sid, donor.sid, 14)]
+    assert step(subject).change.prefixes == [Prefix(other.sid, donor.sid, 14)]
 
 
 def test_a_prefill_that_was_cancelled_leaves_nothing() -> None:
@@ -134,7 +139,7 @@ def test_a_prefill_that_was_cancelled_leaves_nothing() -> None:
     assert kept_tokens(subject) == 0
     begin(subject, [*range(50, 75)], steps=0)
     plan = step(subject)
-    assert (plan.left, plan.prefixes) == ([half.sid], [])
+    assert (plan.change.left, plan.change.prefixes) == ([half.sid], [])
 
 
 def test_a_failed_sequence_leaves_nothing() -> None:
@@ -146,7 +151,7 @@ def test_a_failed_sequence_leaves_nothing() -> None:
     assert failing.state is SequenceState.ENDED and kept_tokens(subject) == 0
     other = begin(subject, [*range(50, 60), 3], steps=0)
     plan = subject.plan()
-    assert plan.left == [failing.sid, donor.sid] and plan.prefixes == [] and plan.sampled == [other.sid]
+    assert plan.change.left == [failing.sid, donor.sid] and plan.change.prefixes == [] and plan.sampled == [other.sid]
 
 
 def test_kept_memory_is_free_memory() -> None:
@@ -157,7 +162,7 @@ def test_kept_memory_is_free_memory() -> None:
     assert subject.room() == (4, 60) and kept_tokens(subject) == 40
     begin(subject, [*range(120, 150)], steps=0)
     plan = step(subject)
-    assert plan.left == [old.sid] and plan.kept == [young.sid]
+    assert plan.change.left == [old.sid] and plan.change.kept == [young.sid]
     assert kept_tokens(subject) == 20
 
 
@@ -168,7 +173,7 @@ def test_a_donor_is_used_last_of_all_memory() -> None:
     other = finish(subject, [*range(80, 100)])
     sid = begin(subject, [*range(50, 60), *range(200, 235)], steps=0).sid
     plan = step(subject)
-    assert plan.prefixes == [Prefix(sid, donor.sid, 10)] and plan.left == [other.sid, donor.sid]
+    assert plan.change.prefixes == [Prefix(sid, donor.sid, 10)] and plan.change.left == [other.sid, donor.sid]
 
 
 def test_growth_lets_go_before_it_preempts() -> None:
@@ -177,7 +182,7 @@ def test_growth_lets_go_before_it_preempts() -> None:
     kept = finish(subject, [50, 51, 52, 53])
     growing = begin(subject, [80, 81], steps=0)
     plans = [step(subject) for _ in range(20)]
-    assert [plan.left for plan in plans if plan.left] == [[kept.sid]]
+    assert [plan.change.left for plan in plans if plan.change.left] == [[kept.sid]]
     assert growing.state is SequenceState.DECODE
 
 
@@ -188,12 +193,12 @@ def test_ranks_are_told_before_they_go_on() -> None:
     assert subject.steady
     subject.drop(ending.sid)
     assert not subject.steady
-    assert step(subject).kept == [ending.sid]
+    assert step(subject).change.kept == [ending.sid]
     steady = []
     for _ in range(17):
         steady.append(subject.steady)
         plan = step(subject)
-    assert steady == [True] * 16 + [False] and plan.left == [ending.sid]
+    assert steady == [True] * 16 + [False] and plan.change.left == [ending.sid]
     assert growing.state is SequenceState.DECODE
 
 
@@ -205,10 +210,10 @@ def test_isolation_shares_nothing() -> None:
     finish(subject, [*range(50, 70)])
     assert kept_tokens(subject) == 20  # of the first one
     begin(subject, [*range(50, 70)], steps=0)
-    assert step(subject).prefixes == []
+    assert step(subject).change.prefixes == []
     subject.isolating = False
     begin(subject, [*range(50, 70)], steps=0)
-    assert len(step(subject).prefixes) == 1
+    assert len(step(subject).change.prefixes) == 1
 
 
 def test_other_salts_share_nothing() -> None:
@@ -217,9 +222,9 @@ def test_other_salts_share_nothing() -> None:
     donor = finish(subject, [*range(50, 70)], salt="a")
     other = begin(subject, [*range(50, 70)], steps=0, salt="b")
     plan = step(subject)
-    assert plan.prefixes == [] and plan.sampled == [other.sid]
+    assert plan.change.prefixes == [] and plan.sampled == [other.sid]
     same = begin(subject, [*range(50, 70)], steps=0, salt="a")
-    assert step(subject).prefixes == [Prefix(same.sid, donor.sid, 19)]
+    assert step(subject).change.prefixes == [Prefix(same.sid, donor.sid, 19)]
 
 
 def test_a_scheduler_without_a_prefix_cache() -> None:
@@ -228,7 +233,7 @@ def test_a_scheduler_without_a_prefix_cache() -> None:
     for _ in range(2):
         subject.add(ended := sequence([*range(100, 180)], max_tokens=4))
         plan = step(subject)
-        assert plan.prefixes == [] and plan.offset == [0]
+        assert plan.change.prefixes == [] and plan.change.rows[0].offset == 0
         subject.drop(ended.sid)
         assert kept_tokens(subject) == 0
 
@@ -239,7 +244,7 @@ def test_a_hash_alone_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = scheduler()
     finish(subject, [*range(50, 70)])
     begin(subject, [*range(80, 100)], steps=0)
-    assert step(subject).prefixes == []
+    assert step(subject).change.prefixes == []
 
 
 def test_integrity_check_sees_a_lost_prefix() -> None:

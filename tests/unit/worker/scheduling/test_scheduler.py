@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control.errors import RequestTooLarge
-from control.messages import Sampling
+from control.messages import Sampling, StepRow
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import MOVES, Sequence, SequenceState
@@ -26,17 +26,22 @@ def step(subject: Scheduler) -> StepPlan:
     return plan
 
 
+def rows(plan: StepPlan) -> list[int]:
+    """The sids of its rows."""
+    return [row.sid for row in plan.change.rows]
+
+
 def test_prompt_is_fed_in_chunks() -> None:
     """A prompt over the token budget is fed in growing offsets, and only its last chunk is sampled."""
     subject = scheduler()
     sid = subject.add(sequence(18))
     plans = [step(subject) for _ in range(3)]
-    assert [(plan.sequences, plan.offset, plan.sample) for plan in plans] == [
-        ([sid], [0], [False]),
-        ([sid], [8], [False]),
-        ([sid], [16], [True]),
+    assert [[(row.sid, row.offset, row.sample) for row in plan.change.rows] for plan in plans] == [
+        [(sid, 0, False)],
+        [(sid, 8, False)],
+        [(sid, 16, True)],
     ]
-    assert [token for plan in plans for token in plan.tokens[0]] == list(range(100, 118))
+    assert [token for plan in plans for token in plan.change.rows[0].tokens] == list(range(100, 118))
 
 
 def test_decode_rows_come_first() -> None:
@@ -47,7 +52,7 @@ def test_decode_rows_come_first() -> None:
     long = subject.add(sequence(30))
     plan = step(subject)
     assert plan.continuing == [short] and plan.sampled == [short]
-    assert plan.sequences == [long] and len(plan.tokens[0]) == 7
+    assert rows(plan) == [long] and plan.prompt_tokens == 7
 
 
 def test_chunks_are_short_beside_rows_that_decode() -> None:
@@ -81,7 +86,7 @@ def test_paused_sequences_take_turns() -> None:
     subject.token_budget = 2
     plans = [step(subject) for _ in range(4)]
     assert [plan.sampled for plan in plans] == [[sids[0], sids[turn]] for turn in (1, 2, 3, 1)]
-    assert [plan.paused for plan in plans] == [
+    assert [plan.change.paused for plan in plans] == [
         [sids[other] for other in (1, 2, 3) if other != turn] for turn in (1, 2, 3, 1)
     ]
 
@@ -90,10 +95,10 @@ def test_prefill_waits_for_a_budget_full_of_decode_rows() -> None:
     """A newcomer gets what the decode rows leave of the budget, and nothing of theirs."""
     subject = scheduler(token_budget=2)
     sids = [subject.add(sequence(1)) for _ in range(3)]
-    assert step(subject).sequences == sids[:2]
-    assert step(subject).sequences == []
+    assert rows(step(subject)) == sids[:2]
+    assert rows(step(subject)) == []
     subject.drop(sids[0])
-    assert step(subject).sequences == [sids[2]]
+    assert rows(step(subject)) == [sids[2]]
 
 
 def test_resumed_sequence_has_an_explicit_row() -> None:
@@ -103,9 +108,9 @@ def test_resumed_sequence_has_an_explicit_row() -> None:
     step(subject)
     subject.token_budget = 2
     paused, resumed = step(subject), step(subject)
-    assert paused.paused == [sids[2]] and paused.continuing == sids[:2]
-    assert resumed.paused == [sids[1]] and resumed.continuing == [sids[0]]
-    assert (resumed.sequences, resumed.tokens, resumed.offset, resumed.sample) == ([sids[2]], [[1]], [1], [True])
+    assert paused.change.paused == [sids[2]] and paused.continuing == sids[:2]
+    assert resumed.change.paused == [sids[1]] and resumed.continuing == [sids[0]]
+    assert resumed.change.rows == [StepRow(sids[2], [1], 1, True)]
     assert resumed.sampled == [sids[0], sids[2]]
 
 
@@ -116,14 +121,13 @@ def test_preempted_restarts_under_a_new_sid() -> None:
     first, young_sid = subject.add(old), subject.add(young)
     while young.sid == young_sid:
         plan = step(subject)
-    assert plan.left == [young_sid] and plan.continuing == [first]
+    assert plan.change.left == [young_sid] and plan.continuing == [first]
     assert young.state is SequenceState.WAITING and young.cached == 0
     produced = list(young.output)
     subject.drop(first)
     plan = step(subject)
-    assert plan.left == [first]
-    assert plan.sequences == [young.sid] and plan.offset == [0]
-    assert plan.tokens == [young.prompt + produced]
+    assert plan.change.left == [first]
+    assert plan.change.rows == [StepRow(young.sid, young.prompt + produced, 0, True)]
 
 
 def test_drop_reaches_the_ranks_once() -> None:
@@ -134,8 +138,8 @@ def test_drop_reaches_the_ranks_once() -> None:
     for sid in (known, unknown, unknown, 99):
         subject.drop(sid)
     last = subject.add(sequence(2))
-    assert step(subject).left == [known]
-    assert step(subject).left == []
+    assert step(subject).change.left == [known]
+    assert step(subject).change.left == []
     subject.drop(last)
     assert not subject.has_work
     subject.check_integrity()
@@ -151,7 +155,7 @@ def test_drop_while_the_step_runs() -> None:
     subject.applied(plan, dict.fromkeys(sids, 5))
     assert (gone.output, stays.output) == ([], [5])
     plan = step(subject)
-    assert plan.left == [sids[0]] and plan.continuing == [sids[1]]
+    assert plan.change.left == [sids[0]] and plan.continuing == [sids[1]]
 
 
 def test_sequence_without_a_token_is_dropped() -> None:
@@ -161,7 +165,7 @@ def test_sequence_without_a_token_is_dropped() -> None:
     plan = subject.plan()
     subject.applied(plan, {fine: 5})
     plan = step(subject)
-    assert plan.left == [failed] and plan.sampled == [fine]
+    assert plan.change.left == [failed] and plan.sampled == [fine]
 
 
 def test_what_can_never_fit_is_refused() -> None:
@@ -181,7 +185,7 @@ def test_waiting_is_first_in_first_out() -> None:
     assert step(subject).sampled == [running]
     assert subject.sequence(small).state is SequenceState.WAITING
     subject.drop(running)
-    assert step(subject).sequences == [large, small]
+    assert rows(step(subject)) == [large, small]
 
 
 def test_room_counts_what_waits() -> None:

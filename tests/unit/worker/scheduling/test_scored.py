@@ -29,19 +29,15 @@ def run(sequences: list[Sequence], kv_tokens: int, budget: int) -> tuple[Counter
         scheduler.add(one)
     while scheduler.has_work:
         plan = scheduler.plan()
-        fed = {
-            sid: range(at, at + len(tokens))
-            for sid, at, tokens in zip(plan.sequences, plan.offset, plan.tokens, strict=True)
-        }
-        for scored in plan.scored:
-            its, positions = scheduler.sequence(scored.sid), range(scored.start, scored.stop)
-            assert positions and positions[0] in fed[scored.sid] and positions[-1] in fed[scored.sid]
-            seen.update((its.rid, position) for position in positions)
-        for sid in plan.sequences:
-            its = scheduler.sequence(sid)
+        for row in plan.change.rows:
+            its, fed = plan.sequences[row.sid], range(row.offset, row.offset + len(row.tokens))
+            if row.scored is not None:
+                positions = range(*row.scored)
+                assert positions and positions[0] in fed and positions[-1] in fed
+                seen.update((its.rid, position) for position in positions)
             if its.unscored:
-                its.scored = min(len(its.prompt), fed[sid].stop + 1)
-        rows = [scheduler.sequence(sid) for sid in plan.sampled]
+                its.scored = min(len(its.prompt), fed.stop + 1)
+        rows = plan.to_sample
         scheduler.applied(plan, ranks.step(plan))
         for its in rows:
             if len(its.output) == MAX_TOKENS:

@@ -15,8 +15,8 @@ from control.messages import GenerationRequest, LogEntry
 from control.redis.connection import Call
 from control.replicas.lease import Lease
 from control.requests import PAGE_ENTRIES, Claimed, read_log, read_params
-from worker.leader.exchange import AWAY_S, Exchange
-from worker.leader.running import RunningRequest
+from worker.leader.requests.exchange import AWAY_S, Exchange
+from worker.leader.requests.running import RunningRequest
 
 log = structlog.get_logger()
 

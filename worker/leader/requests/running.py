@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import structlog
+
 from control.clock import now_ms
+from control.errors import Lost
 from control.messages import FinishReason, GenerationRequest, LogEntry, PromptToken, RequestState, TokenLogprobs
 from control.requests import Claimed, Emission
 from control.requests.token_log import TokenLog
 from worker.scheduling.sequence import Flow, Sequence, SequenceState
+
+log = structlog.get_logger()
 
 PROMPT_TOKENS_AN_ENTRY = 64
 """An entry is handed on whole, so its size is bounded."""
@@ -156,12 +161,13 @@ class RunningRequest:
         self.accepted += len(emission.entries)
         self.times.clear()
 
-    def rewind(self, emission: Emission, expected: int) -> bool:
-        """Redis refused it, as its log goes on with seq `expected`; False where that can't be served from memory."""
+    def send_again(self, emission: Emission, expected: int) -> None:
+        """Redis refused the emission, as the log goes on with seq `expected`. A log that has lost its end, as in a
+        failover, gets it from this memory with the next offer. Raises Lost for a log that is elsewhere."""
         if expected == emission.seq or expected > len(self.history) + 1:
-            return False
+            raise Lost(f"the token log of {self.rid} is elsewhere than this leader: it goes on with seq {expected}")
         self.accepted = expected - 1
-        return True
+        log.warning("the token log lost its end; sending it again", rid=self.rid, expected=expected)
 
 
 def offers(running: Iterable[RunningRequest]) -> dict[str, Emission]:

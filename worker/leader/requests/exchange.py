@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 
 from control import requests
 from control.errors import RedisUnavailable
+from control.messages import RequestState
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run, run_every
 from control.redis.outage import outage
 from control.replicas.commands import wait_for_work
 from control.replicas.lease import Lease
 from control.requests import Claims, Emission, EmitResult
+from worker.leader.requests.running import RunningRequest
 from worker.tp_group.courier import Courier
 
 LOOP = "leader"
@@ -86,6 +88,18 @@ class Exchange:
             return requests.merged(answers), claims
 
         return send
+
+    def emit_end(self, request: RunningRequest, state: RequestState = "finished") -> None:
+        """Emit a request's end by itself, outside a step's offer. Raises EpochOver."""
+        done = False
+        while not done:
+            emission = request.emission(state)
+            expected = self.held(requests.emit(self._lease, [emission])).behind.get(request.rid)
+            if expected is not None:
+                request.send_again(emission, expected)
+            else:
+                request.emitted(emission)
+                done = emission.done is not None
 
     def wait_for_work(self, bell: str, block_ms: int) -> None:
         """Return once the bell rang after `bell`, for a request, a cancel or poison, or after `block_ms`."""

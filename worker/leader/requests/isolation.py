@@ -17,8 +17,8 @@ from control.replicas import health
 from control.replicas.health import Poison
 from control.replicas.lease import Lease
 from control.requests import Claimed
-from worker.leader.running import RunningRequest
-from worker.leader.suspects import PROOF_TOKENS, Docket, decode_docket
+from worker.leader.requests.running import RunningRequest
+from worker.leader.requests.suspects import PROOF_TOKENS, Docket, decode_docket
 
 log = structlog.get_logger()
 

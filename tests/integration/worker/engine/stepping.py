@@ -1,0 +1,55 @@
+"""Commands, and an engine that runs them as a leader does: forward, sample, agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from control.messages import BatchChange, GenerateStep, StepRow
+from worker.engine.scoring import PromptScores, ScoreTarget
+from worker.engine.step import Engine
+
+Sample = Callable[[Tensor, list[int]], list[int]]
+"""(logits (rows, vocabulary), sids of the rows) → one token per row."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command came to on one rank."""
+
+    sids: list[int]
+    tokens: list[int]
+    checksum: int
+    scores: PromptScores = field(default_factory=PromptScores)
+
+
+def greedy(logits: Tensor, sids: list[int]) -> list[int]:
+    """The best token of each row."""
+    return logits.argmax(-1).tolist()
+
+
+def rows(*given: tuple[int, list[int], int], sample: bool = True) -> dict[str, Any]:
+    """Fields of a change with rows (sid, tokens, offset)."""
+    return {"rows": [StepRow(sid, tokens, offset, sample) for sid, tokens, offset in given]}
+
+
+def command(seq: int, *, repeat: bool = False, **change: Any) -> GenerateStep:
+    """A step with these fields of its change."""
+    return GenerateStep(epoch=1, seq=seq, model_id="tiny", change=BatchChange(**change), repeat=repeat)
+
+
+def run(
+    engine: Engine,
+    command: GenerateStep,
+    sample: Sample | None = greedy,
+    targets: dict[int, ScoreTarget] | None = None,
+) -> Ran:
+    """One forward of the command; only rank 0 samples and scores, and without `sample` it has no tokens."""
+    with engine.step(command) as step:
+        forward = step.forward(targets if step.rank == 0 else None)
+        samples = sample is not None and step.rank == 0 and forward.sids
+        step.agree(sample(forward.logits, forward.sids) if samples else [])
+    return Ran(forward.sids, step.tokens, step.checksum, forward.scores)

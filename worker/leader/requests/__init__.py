@@ -1,0 +1,1 @@
+"""Requests of a leader: claimed, read, run, tried after a crash, emitted."""

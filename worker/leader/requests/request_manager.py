@@ -1,0 +1,183 @@
+"""The requests that a leader runs: which of them are with the scheduler, what a step gave them, and how each ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+from control.errors import RequestTooLarge
+from control.messages import FinishReason, PromptToken
+from control.replicas.lease import Lease
+from worker.engine.scoring import PromptScores
+from worker.leader.requests.exchange import Exchange
+from worker.leader.requests.isolation import Isolation
+from worker.leader.requests.prompt_scores import prompt_entries
+from worker.leader.requests.running import RunningRequest
+from worker.sampling.grammars import Grammars
+from worker.sampling.step_sampler import StepTokens
+from worker.scheduling.finish import Finisher
+from worker.scheduling.scheduler import Scheduler, StepPlan
+from worker.scheduling.sequence import Sequence
+
+
+class RequestManager:
+    """One epoch's running requests. Their sequences are with the scheduler, unless a request is held or waits for its
+    grammar."""
+
+    def __init__(
+        self, lease: Lease, exchange: Exchange, scheduler: Scheduler, finisher: Finisher, grammars: Grammars
+    ) -> None:
+        self._exchange, self._scheduler = exchange, scheduler
+        self._finisher, self._grammars = finisher, grammars
+        self._running: dict[str, RunningRequest] = {}
+        self._uncompiled: set[str] = set()
+        """Requests that may run as soon as their grammar is compiled."""
+        self.isolation = Isolation(lease, exchange.held)
+        self.urgent = False
+        """Whether a client waits for what has not been offered to Redis: the first token of a choice, or its end."""
+
+    @property
+    def running(self) -> Mapping[str, RunningRequest]:
+        """By rid."""
+        return self._running
+
+    # --- beginning and pausing --------------------------------------------------------------------------------------
+
+    def add(self, request: RunningRequest) -> None:
+        """Let a request run that has been read, unless others are on trial."""
+        self._running[request.rid] = request
+        self.isolation.arrived(request)
+        if self.isolation.may_run(request.rid):
+            self._start(request)
+
+    def resume(self, reading: Collection[str]) -> None:
+        """Let those run whose grammar has been compiled, and those who were held for a trial that is over. `reading`
+        are the requests whose logs are being read: they take part in the isolation of a crash."""
+        # No sequence begins with what another has left meanwhile: what crashes must do so by itself.
+        self._scheduler.isolating = self.isolation.active or self.isolation.watching
+        self._uncompiled &= self._running.keys()
+        for rid in list(self._uncompiled):
+            self._start(self._running[rid])
+        known = self._running.keys() | reading
+        if not self.isolation.due(known):
+            return
+        trial = self.isolation.next_trial(known)
+        for rid in [rid for rid in trial or self._running if rid in self._running]:
+            if self._running[rid].held:
+                self._start(self._running[rid])
+
+    def _start(self, request: RunningRequest) -> None:
+        """Hand a request's sequences to the scheduler, from the start or from where they were; not before its grammar
+        is compiled."""
+        if not self._grammars.ready(request.params.sampling.grammar):
+            self._uncompiled.add(request.rid)
+            return
+        self._uncompiled.discard(request.rid)
+        try:
+            for sequence in request.live:
+                self._grammars.constrain(sequence)
+                self._scheduler.add(sequence)
+                self._finisher.adopt(sequence)
+        except RequestTooLarge as error:
+            for sequence in request.live:
+                self._scheduler.drop(sequence.sid)
+            request.end("error", str(error))
+            self._exchange.emit_end(request)
+            del self._running[request.rid]
+
+    def hold(self, rid: str) -> None:
+        """Take a request's sequences from the scheduler while others are on trial; it goes on later from what it has
+        produced."""
+        request = self._running[rid]
+        for sequence in request.live:
+            self._scheduler.drop(sequence.sid)
+        self._uncompiled.discard(rid)
+        request.restart()
+
+    def hold_all(self) -> None:
+        """Where suspects are to be tried: hold whatever runs."""
+        if self.isolation.active:
+            for rid in [rid for rid, request in self._running.items() if not request.held]:
+                self.hold(rid)
+
+    def wait_for_grammar(self, seconds: float) -> bool:
+        """Wait for a grammar that is being compiled, `seconds` at most; False at once where there is none."""
+        if self._uncompiled:
+            self._grammars.wait(seconds)
+        return bool(self._uncompiled)
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def before(self, plan: StepPlan) -> None:
+        """Note that the plan is about to run: the time of a first prefill, and whom a crash would accuse."""
+        for row in plan.change.rows:
+            self._running[plan.sequences[row.sid].rid].prefilling()
+        if self.isolation.watching:
+            self.isolation.before({sequence.rid for sequence in plan.sequences.values()})
+
+    def apply(self, plan: StepPlan, tokens: StepTokens, scores: PromptScores) -> None:
+        """Give each sequence of the plan what a forward brought it, and end the choices that end with that.
+
+        What is applied before all ranks have acknowledged the step is emitted after that only; where the step fails, it
+        is forgotten with the epoch.
+        """
+        sequences, failed = plan.sequences, scores.failed
+        sampled = {sid: token for sid, token in zip(plan.sampled, tokens.ids, strict=True) if sid not in failed}
+        self._scheduler.applied(plan, {sid: token for sid, token in sampled.items() if token >= 0})
+        for sid, why in failed.items():
+            self._end_choice(sequences[sid], "error", why)
+        for sid, scored in scores.tokens.items():
+            self._scored(sequences[sid], scored)
+        for sid, token in sampled.items():
+            if token < 0:
+                self._end_choice(sequences[sid], "error", tokens.failures[sid])
+            else:
+                self._sampled(sequences[sid], token, tokens)
+
+    def _sampled(self, sequence: Sequence, token: int, tokens: StepTokens) -> None:
+        """Note a sampled token, and decide whether its choice ends with it."""
+        if not sequence.sampling.max_tokens:
+            self._end_choice(sequence, "length")  # its prompt has been told, and that was all
+            return
+        end = self._finisher.decide(sequence, token)
+        finish, cause = end if end is not None else (None, None)
+        logprobs = tokens.logprobs.get(sequence.sid)
+        self.urgent |= end is not None or len(sequence.output) == 1
+        self._running[sequence.rid].append(sequence.choice, token, finish, cause, logprobs)
+        if end is not None:
+            self._scheduler.drop(sequence.sid)
+
+    def _scored(self, sequence: Sequence, scored: list[PromptToken]) -> None:
+        """Note the next tokens of a prompt, before any that is sampled after them."""
+        entries = prompt_entries(sequence, scored)
+        sequence.scored += len(entries)
+        self._running[sequence.rid].append_prompt(sequence.choice, entries)
+
+    def _end_choice(self, sequence: Sequence, finish: FinishReason, cause: str | None = None) -> None:
+        """End a choice without a token, and no other."""
+        self.urgent = True
+        self._running[sequence.rid].append(sequence.choice, None, finish, cause)
+        self._scheduler.drop(sequence.sid)
+
+    # --- leaving ----------------------------------------------------------------------------------------------------
+
+    def finished(self, rid: str) -> None:
+        """Redis has the request's end."""
+        del self._running[rid]
+
+    def end(self, rid: str, state: Literal["cancelled", "expired"], cause: str) -> None:
+        """End a running request from outside its own tokens."""
+        request = self._running.get(rid)
+        if request is None or not request.live:  # it ended by itself meanwhile, and the next offer says so
+            return
+        del self._running[rid]
+        for sequence in request.live:
+            self._scheduler.drop(sequence.sid)
+        request.end(state, cause)
+        self._exchange.emit_end(request, state)
+
+    def forget(self, rid: str) -> None:
+        """The request is not this replica's any more."""
+        request = self._running.pop(rid, None)
+        for sequence in request.live if request else []:
+            self._scheduler.drop(sequence.sid)
