@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from ops.chaos.system.topologies import ClusterTopology, SentinelTopology, cluster, sentinel
 from tests.servers import NEW, OLD, Server, serving
@@ -18,6 +19,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Read when Triton is loaded, which other libraries may do: without a GPU its kernels run in its interpreter.
 if not accelerators():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+# As in the product, tracebacks without local variables: those of a step hold its prompts, and take seconds to render.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ class StepPlan:
     change: BatchChange = field(default_factory=BatchChange)
     continuing: list[int] = field(default_factory=list)
     """Sids in ascending order that decode by themselves: sampled in the last step, without a row here."""
-    sequences: dict[int, Sequence] = field(default_factory=dict[int, Sequence])
+    sequences: dict[int, Sequence] = field(default_factory=dict[int, Sequence], repr=False)
     """All that the step feeds, by sid."""
 
     @property
