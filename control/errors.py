@@ -16,7 +16,7 @@ RankErrorKind = Literal[
     "load_failed",
     "forward_failed",
 ]
-"""What a rank may answer a command with; the wire's closed list."""
+"""Kinds of error that a rank may answer a command with; the wire's closed list."""
 
 
 class FurrowError(Exception):

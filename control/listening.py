@@ -10,7 +10,7 @@ from control.errors import SettingsError
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on `host`; a name other than `localhost` is taken not to be it."""
+    """True if only this machine can reach a listener on `host`; of names only `localhost` counts as such."""
     if host == "localhost":
         return True
     try:

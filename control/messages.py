@@ -14,7 +14,7 @@ import msgspec
 
 
 class Command(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
-    """What a leader sends to a rank. `seq` counts from 1 without a gap within an epoch."""
+    """A message from a leader to a rank. `seq` counts from 1 without a gap within an epoch."""
 
     epoch: int
     seq: int
@@ -149,7 +149,7 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice"]
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What every choice's text must be. `text` is JSON for `json_schema` (the schema) and `choice` (a list of texts),
+    """The grammar of every choice's text. `text` is JSON for `json_schema` (the schema) and `choice` (a list of texts),
     and empty for `json_object`."""
 
     kind: GrammarKind
@@ -185,7 +185,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a leader needs to generate; the `params` field of the request's hash."""
+    """The parameters of a generation; the `params` field of the request's hash."""
 
     prompt: list[int]
     sampling: Sampling
@@ -230,7 +230,7 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one request emitted in one step; an event is a JSON list of rows."""
+    """The entries that one request emitted in one step; an event is a JSON list of rows."""
 
     rid: str
     entries: list[LogEntry]
@@ -280,7 +280,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
-    """What an API process needs of a model, so that it needs only Redis."""
+    """The parts of a model that an API process needs, so that it reads no model files."""
 
     tokenizer_json: str
     tokenizer_config: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What a child process owes its parent, to die with it, and the operator, a name."""
+"""Child processes: their command and environment, their end with the parent, and their name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def die_with_parent() -> None:
 
 
 def name_process(name: str) -> None:
-    """What `ps -o comm` and `top` show for this process, 15 characters at most. Linux only; elsewhere nothing happens.
+    """Set the name that `ps -o comm` and `top` show for this process, at most 15 characters. Only Linux has it.
 
     Call it in the main thread: other threads have names of their own.
     """

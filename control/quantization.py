@@ -1,4 +1,4 @@
-"""What `--quant` may be, and beside which other options."""
+"""The values of `--quant`, and the options that each allows."""
 
 from __future__ import annotations
 

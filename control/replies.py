@@ -1,4 +1,4 @@
-"""What a rank answers: one reply per command, told apart by `op`, that echoes the command's `epoch` and `seq`."""
+"""Replies of a rank: one per command, told apart by `op`, that echoes the command's `epoch` and `seq`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from control.errors import RankErrorKind
 
 
 class Reply(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
-    """What a rank answers; `epoch` and `seq` are the command's."""
+    """A reply of a rank; `epoch` and `seq` are the command's."""
 
     epoch: int
     seq: int

@@ -15,7 +15,7 @@ LogFormat = Literal["auto", "json", "console"]
 
 
 def keeps_standby(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether agents that are started in this environment keep a standby process."""
+    """True if agents that are started in this environment keep a standby process."""
     return environment.get("FURROW_STANDBY") != "0"
 
 
@@ -31,7 +31,7 @@ def demo_model() -> Path | None:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What every process of the farm takes from its environment."""
+    """The settings that every process of the farm reads from its environment."""
 
     redis_url: str
     redis_wait_s: float = 30.0
@@ -39,9 +39,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = "auto"
     log_level: str = "info"
     standby: bool = True
-    """Whether an agent keeps a process ready to take a dead rank's place; it costs its host some 300 MB."""
+    """True: an agent keeps a process ready to take a dead rank's place; it costs its host some 300 MB."""
     shared_memory: bool = True
-    """Whether ranks on the CPUs of one host exchange through shared memory instead of sockets."""
+    """True: ranks on the CPUs of one host exchange through shared memory instead of sockets."""
     has_parent: bool = False
     """Started by another Furrow process, with which this one must end."""
 
@@ -78,7 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NAMING = "--redis URL, a file that holds the URL, or the data folder of a `furrow serve` that runs here"
-"""What names a Redis, on the command line and in the environment."""
+"""The ways to name a Redis, on the command line and in the environment."""
 _URL_FILE = "url"
 """In the data folder of a private server, while it runs."""
 

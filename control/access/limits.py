@@ -18,7 +18,7 @@ from control.redis.connection import Call, read
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What is left of a key's limits; a limit of 0 is none. `reset_*_ms`: until that limit is whole again."""
+    """The remainder of a key's limits; 0 means no limit. `reset_*_ms`: time until that limit is whole again."""
 
     limit_requests: int
     remaining_requests: int

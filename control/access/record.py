@@ -30,11 +30,11 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     tenant: str
-    """Whose turn its requests take, and who may see them. Several keys may share one; by default each has its own."""
+    """The tenant under which its requests are scheduled and visible. Keys may share one; by default each has one."""
     sha256: str
     created: int
     admin: bool = False
-    """Whether it opens the operator's routes."""
+    """True if it opens the operator's routes."""
     expires: int = 0
     revoked: int = 0
     rpm: int = 0
@@ -63,7 +63,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limited(self) -> bool:
-        """Whether its requests have to be counted before they may go on."""
+        """True if its requests are counted before they are admitted."""
         return bool(self.rpm or self.tpm or self.max_concurrent)
 
     def state(self, now: float) -> str:
@@ -109,7 +109,7 @@ def mint(
 
 
 def hash_secret(secret: str) -> str:
-    """What the farm keeps of a secret."""
+    """The hash that the farm stores of a secret."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

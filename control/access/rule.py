@@ -1,4 +1,4 @@
-"""Whether an API process asks its clients for a key: always where others than this machine can reach it."""
+"""The rule by which an API process requires a key: always, where other machines can reach it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def asks_for_key(host: str, api_keys: tuple[str, ...], keys: bool, no_auth: bool
 
 
 def why_asked(host: str, known: int, where: str = "") -> str:
-    """What an operator should know; `known`: how many keys there are, `where`: what `furrow keys` is to be given."""
+    """The reason for an operator; `known` counts the keys, `where` is an option for `furrow keys`."""
     reason = "" if is_loopback(host) else f"{host} can be reached from elsewhere, so "
     remedy = f"`furrow keys list{where}` shows them" if known else f"Make one with `furrow keys create{where}`"
     way_out = "" if is_loopback(host) else ", or let everybody in with --no-auth"

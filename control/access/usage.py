@@ -1,4 +1,4 @@
-"""What each key used, per model and day: counted by the very script that ends a request, so neither lost nor twice.
+"""Usage per key, model and day. The script that ends a request counts it, so no request is lost or counted twice.
 
 The counts of a model lie in its own slot, one hash for each UTC day, with a field per key and kind.
 """
@@ -20,7 +20,7 @@ _EPOCH = date(1970, 1, 1)
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one key did with one model on one day (UTC); `cached_tokens` of the prompts' tokens were not computed."""
+    """Usage of one model by one key on one day (UTC); `cached_tokens` of the prompts' tokens were not computed."""
 
     key: str
     date: str

@@ -1,4 +1,4 @@
-"""What an operator may ask of a model: that it is loaded, changed, started anew, made more or fewer, or taken out."""
+"""Operations on a model's specification: load, change, restart, scale and unload."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def known_hosts(client: SyncRedis) -> list[str]:
 
 
 def standbys(client: SyncRedis) -> list[str]:
-    """What each host that beats now says of its standby process: off, starting or ready."""
+    """The state of each living host's standby process: off, starting or ready."""
     hosts = known_hosts(client)
     said = run_every(client, [read("HGET", keys.host(name), "standby", parse=lambda word: word) for name in hosts])
     return [word for word in said if word]
@@ -89,7 +89,7 @@ def drain(client: SyncRedis, host_id: str, drained: bool = True) -> bool:
 
 
 def assignments(client: SyncRedis, host_id: str) -> list[Assignment]:
-    """What the host holds, tombstones included."""
+    """The host's assignments, tombstones included."""
 
     def parse(reply: list[str]) -> list[Assignment]:
         return [_decode_assignment(value) for value in reply]

@@ -57,8 +57,7 @@ Parts = dict[str, Assignment]
 
 
 class Room:
-    """What the hosts that take replicas have left while a plan is made: `free` accelerators and a count of replicas, by
-    host id."""
+    """The capacity that is left while a plan is made: `free` accelerators and a count of replicas, by host id."""
 
     def __init__(self, hosts: Iterable[Host]) -> None:
         self.hosts = [host for host in hosts if not host.drained]
@@ -72,7 +71,7 @@ class Room:
             self.free[host_id] = [device for device in self.free[host_id] if device not in devices]
 
     def without(self, parts: Parts) -> Room:
-        """What there would be if the replica of these `parts` were gone."""
+        """The capacity without the replica of these `parts`."""
         room = Room(self.hosts)
         room.crowd = self.crowd - Counter(parts.keys())
         for host in self.hosts:
@@ -147,7 +146,7 @@ def _several_hosts(spec: ModelSpec, missing: list[int], parts: Parts, room: Room
 
 
 def _device(spec: ModelSpec, rank: int, free: list[str], accelerated: bool) -> str | None:
-    """What a host with these `free` devices has for the rank, or None."""
+    """The devices among `free` for the ranks of the spec, or None."""
     if spec.devices:
         return spec.devices[rank] if spec.devices[rank] in ("cpu", *free) else None
     if not accelerated:

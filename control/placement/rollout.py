@@ -60,7 +60,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 def is_settled(
     specs: list[ModelSpec], hosts: list[Host], held: dict[str, list[Assignment]], kept: Set[Part] = frozenset()
 ) -> bool:
-    """Whether a plan needs to know nothing of how the replicas are: none is to go."""
+    """True if no replica is to be removed, so that a plan doesn't need the replicas' health."""
     _, replicas = _standing(hosts, held, kept)
     drained = _drained(hosts)
     for spec in specs:
@@ -78,7 +78,7 @@ def plan(
     failed: Set[Place] = frozenset(),
     kept: Set[Part] = frozenset(),
 ) -> list[Action]:
-    """What brings the farm nearer to `specs`.
+    """The actions that bring the farm nearer to `specs`.
 
     `held` maps a host id, living or not, to its assignments. A host that no longer beats loses what it holds, except
     for the parts that are `kept`: their ranks live, and only the host's agent is away. An assignment whose model has no
@@ -104,7 +104,7 @@ def plan(
 def _standing(
     hosts: list[Host], held: dict[str, list[Assignment]], kept: Set[Part]
 ) -> tuple[list[Action], dict[str, dict[str, Replica]]]:
-    """What is taken from hosts that are dead or came back too late; and what stands, by model and name."""
+    """Withdrawals from hosts that are dead or came back too late, and the remaining replicas by model and name."""
     living = {host.id for host in hosts}
     actions: list[Action] = []
     replicas: dict[str, dict[str, Replica]] = {}
@@ -172,7 +172,7 @@ class Rollout:
         return actions
 
     def _let_go(self) -> list[Action]:
-        """What is above the number that is wanted, and old replicas without which enough serve."""
+        """Replicas above the wanted number, and old replicas without which enough serve."""
         current, old = self._by_life["current"], self._by_life["old"]
         last_first = current[::-1]
         surplus = sorted(last_first, key=lambda one: one.name in self._serving)

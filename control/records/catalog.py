@@ -1,4 +1,4 @@
-"""What the farm should run, and what an API process must know of each model: plain fields, readable by hand."""
+"""The specification of each model, and the assets that an API process needs of it: plain fields, readable by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def list_specs(client: SyncRedis) -> list[ModelSpec]:
 
 
 def same(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether they ask for the same, whatever their revisions."""
+    """True if both specifications are equal apart from their revisions."""
     return msgspec.structs.replace(one, revision=0) == msgspec.structs.replace(other, revision=0)
 
 

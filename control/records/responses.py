@@ -46,7 +46,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one owner's stored responses may take."""
+    """Upper bounds on one owner's stored responses."""
 
     bytes: int
     number: int

@@ -89,7 +89,7 @@ def _sentinel_options(where: RedisUrl, options: dict[str, Any]) -> dict[str, Any
 
 
 def unavailable(client: SyncRedis | AsyncRedis, error: Exception) -> RedisUnavailable:
-    """What to raise for a failed round trip: names the server without its password, and the remedy."""
+    """The error to raise for a failed round trip: names the server without its password, and the remedy."""
     where = address(client)
     if isinstance(error, redis_errors.AuthenticationError):
         return RedisUnavailable(

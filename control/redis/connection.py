@@ -187,7 +187,7 @@ async def arun_all(client: AsyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
 
 
 class _Sending:
-    """Which of the calls are to be sent (again), and how: by the hash of their script, or by its text."""
+    """The calls that are still to be sent, each by the hash of its script or by its text."""
 
     def __init__(self, calls: Sequence[Call[Any]]) -> None:
         self._calls = calls
@@ -202,7 +202,7 @@ class _Sending:
         self._began = time.monotonic()
 
     def words(self) -> list[list[Any]]:
-        """What to send now; nothing once every call has an answer or has failed."""
+        """The commands to send now; none once every call has an answer or has failed."""
         self._sent = list(self._by_sha)
         return [self._calls[i].words(by_sha=by_sha) for i, by_sha in self._by_sha.items()]
 

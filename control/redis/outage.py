@@ -1,7 +1,7 @@
-"""Saying that Redis is away: once when it goes, every ten seconds how long, once when it is back.
+"""Log lines about an outage of Redis: one at its begin, one every ten seconds with its length, one at its end.
 
-One voice per process for all its loops, each known by a name of its own. A loop that meets RedisUnavailable says so in
-each of its turns, and says when it goes on; what of this is worth a line in the log is decided here alone.
+The process has one Outage for all its loops. A loop reports each RedisUnavailable under its own name, and reports when
+it continues; the Outage decides which reports become log lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SAY_EVERY_S = 10.0
 
 
 class Outage:
-    """Which loops wait for Redis, and since when. Safe to use from any thread."""
+    """The loops that wait for Redis, and the time since the first of them waits. Safe to use from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class Outage:
 
     @property
     def seconds(self) -> float:
-        """For how long the first of the waiting loops has waited; 0 while none does."""
+        """Time that the first of the waiting loops has waited; 0 while none waits."""
         with self._lock:
             return self._clock() - self._since if self._waiting else 0.0
 
@@ -46,7 +46,7 @@ class Outage:
                 log.warning("Redis is still away", action="redis_away", seconds=seconds, loops=loops, error=str(error))
 
     def goes_on(self, loop: str) -> None:
-        """`loop` did its turn, or has ended. Costs nothing while nobody waits."""
+        """`loop` did its turn, or has ended. Takes no lock while no loop waits."""
         if not self._waiting:
             return
         with self._lock:
@@ -58,4 +58,4 @@ class Outage:
 
 
 outage = Outage()
-"""This process's."""
+"""The Outage of this process."""

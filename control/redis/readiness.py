@@ -42,7 +42,7 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
 
 
 def _not_yet(client: SyncRedis, say: Callable[[str], None]) -> Exception | None:
-    """Why it can't be used just now, or None. Raises what waiting won't cure."""
+    """The error that makes Redis unusable for now, or None. Raises an error that waiting can't cure."""
     try:
         clustered = isinstance(client, Cluster)
         for server in client.primaries() if isinstance(client, Cluster) else [client]:
@@ -69,7 +69,7 @@ def _not_yet(client: SyncRedis, say: Callable[[str], None]) -> Exception | None:
 
 
 def _elects(client: SyncRedis) -> bool:
-    """Whether somebody makes another server the primary, so that a replica is only a matter of time."""
+    """True if Sentinels or the Cluster elect a new primary, so that a replica's role is only temporary."""
     return isinstance(client, Cluster) or hasattr(client.connection_pool, "sentinel_manager")
 
 

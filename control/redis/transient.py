@@ -15,7 +15,7 @@ _TYPES = (
     redis_errors.TryAgainError,
     redis_errors.AskError,
 )
-"""What redis-py tells by the type; it takes the first word away from their text."""
+"""Errors that redis-py reports by type; it removes the first word from their text."""
 _TEXT = re.compile(
     # At the beginning, or behind the dash that Redis 6.2 puts before an error inside a script.
     r"(?:^|-)(?:LOADING|OOM|MISCONF|READONLY|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNBLOCKED) "
@@ -26,10 +26,10 @@ _FULL = re.compile(r"(?:^|-)OOM ")
 
 
 def transient(error: Exception) -> bool:
-    """Whether the same may be served later, by itself or once the operator has seen to the server."""
+    """True if the same command may succeed later, by itself or after the operator repaired the server."""
     return isinstance(error, _TYPES) or _TEXT.search(str(error)) is not None
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether the server refused a write because it has reached its maxmemory."""
+    """True if the server refused a write because it has reached its maxmemory."""
     return isinstance(error, redis_errors.OutOfMemoryError) or _FULL.search(str(error)) is not None

@@ -1,4 +1,4 @@
-"""What a Redis URL says: one server, a primary that Sentinels know, or a Cluster."""
+"""Parsed Redis URLs: one server, a primary that Sentinels know, or a Cluster."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Commands from a leader to its ranks and the replies: one stream per rank and epoch, numbered without a gap.
 
 The epoch is in the key's name, so a stale command can't be read; the seq is the entry's id, so a repeated command
-can't be added twice. Whoever waits here also hears of the epoch's poison.
+can't be added twice. A process that waits here is woken by the epoch's poison too.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Mailbox:
 
 
 class Deadline:
-    """By when something must be there. Who waits may be told by another thread to wait less."""
+    """A time limit for a wait. Another thread may shorten it while the wait goes on."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._final = seconds, False
@@ -159,16 +159,16 @@ class Deadline:
         return max(0.0, self._until - time.monotonic())
 
     def excuse(self, seconds: float) -> None:
-        """So much time did not count."""
+        """Extend the limit by time that doesn't count, as an outage of Redis."""
         self._until += seconds
 
     def renew(self) -> None:
-        """There was progress: all of the time again, from now."""
+        """Restart the limit after progress."""
         if not self._final:
             self._until = max(self._until, time.monotonic() + self._seconds)
 
     def hurry(self, seconds: float) -> None:
-        """From now on wait no longer than this, progress or not."""
+        """Shorten the limit to `seconds` from now; progress extends it no more."""
         self._final = True
         if seconds < self.left():
             self._seconds, self._until = seconds, time.monotonic() + seconds

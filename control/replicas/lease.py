@@ -38,7 +38,7 @@ class Lease:
 
 
 def granted(reply: list[Any]) -> list[Any]:
-    """What a fenced script returned after its status.
+    """The reply of a fenced script without its status.
 
     Raises Lost, Fenced or Poisoned as the script found.
     """

@@ -13,13 +13,14 @@ from control.redis.connection import Call
 from control.replicas.lease import Lease, granted
 
 CALL_COST = 400
-"""What one call emits at most, in the cost of an entry: about two milliseconds of the server's time."""
+"""Upper bound of one call, in the cost of an entry: about two milliseconds of the server's time."""
 _ROW_COST = 4
 _END_COST = 20
 
 
 class Emission(msgspec.Struct, frozen=True):
-    """What one request emits in a step. Without entries it only asks: cancelled, expired, taken?"""
+    """The entries of one request in a step. Without entries the call only reads whether the request was cancelled, has
+    expired or was taken."""
 
     rid: str
     seq: int

@@ -23,21 +23,21 @@ _WORD = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
-    """What an API process puts into the queue. `rid` is fresh and unique: a uuid, never a client's text."""
+    """A request for the queue. `rid` is fresh and unique: a uuid, never a client's text."""
 
     rid: str
     model: str
     params: GenerationRequest
     tenant: str
     account: str = ""
-    """What its usage is counted under: the id of an API key; "" for nothing."""
+    """The id of the API key under which usage is counted; "" for none."""
     hold: str = ""
     """The id under which its API key's limits were taken, and are settled; "" for a key without limits."""
     priority: str = "normal"
     deadline_ms: int = 0
     """From now; 0: a day."""
     on_disconnect: str = "cancel"
-    """cancel, continue, or seconds to wait for somebody to follow again."""
+    """cancel, continue, or seconds to wait for a new follower."""
     api: str = ""
     """Id of the API process that follows it; "" for nobody."""
     idempotency_key: str = ""

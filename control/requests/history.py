@@ -21,7 +21,7 @@ decode_entries = msgspec.json.Decoder(list[LogEntry]).decode
 
 
 def read_params(model: str, rid: str) -> Call[GenerationRequest | None]:
-    """What was asked for; None where the request has ended or is gone."""
+    """The request's parameters; None where the request has ended or is gone."""
 
     def parse(reply: str | None) -> GenerationRequest | None:
         return None if reply is None else decode_request(reply)

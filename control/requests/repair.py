@@ -83,7 +83,7 @@ class _Repair:
         return read("HMGET", self._keys.request(self._rid), *fields, parse=parse)
 
     def _agrees(self, count: int) -> Steps[bool]:
-        """Whether the log's first `count` entries are what the api has."""
+        """True if the log's first `count` entries equal the api's."""
         at = 0
         while at < count:
             page: list[LogEntry] = yield read_log(self._model, self._rid, at, min(PAGE_ENTRIES, count - at))

@@ -50,7 +50,7 @@ class TokenLog(Sequence[LogEntry]):
             del self._tail[:packed]
 
     def since(self, index: int) -> list[LogEntry]:
-        """What follows the first `index` entries; at the end, where readers are, without a look further back."""
+        """The entries after the first `index`. Near the end, where readers are, the cost doesn't grow with the log."""
         packed = _BLOCK * len(self._blocks)
         return self._tail[index - packed :] if index >= packed else self[index:]
 

@@ -12,7 +12,7 @@ local function describe(base, rid)
   return {rid, f[1], f[2], f[3], f[4], f[5], whole(open), f[8] or '0'}
 end
 
--- What the claim with this id handed out, if this is that call again and its reply was lost; else nil.
+-- The requests that the claim with this id handed out, if this call repeats it because its reply was lost; else nil.
 local function repeated(base, token, last, call)
   local id, rids = string.match(redis.call('GET', last) or '', '^(%S+) ?(.*)$')
   if id ~= call then

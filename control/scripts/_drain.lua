@@ -50,8 +50,8 @@ local function account_for_end(base, n)
   end
 end
 
--- What a first token takes longer than the sequences ahead of it, in ms: its own prompt, and what the estimate is slow to
--- learn. The mean of about SLIP_FIRSTS requests that came while others waited.
+-- The delay of a first token beyond the sequences ahead of it, in ms: its own prompt, and the lag of the estimate. The
+-- mean of about SLIP_FIRSTS requests that came while others waited.
 local SLIP_FIRSTS = 32
 
 local function account_for_first(base, req, now)

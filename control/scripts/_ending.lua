@@ -20,8 +20,8 @@ local function note_settlement(base, account, hold, rid, tokens, ended)
   redis.call('PEXPIRE', settlements, SPENT_MS)
 end
 
--- What was used is counted under the request's account, in the model's own slot and with its end: neither lost nor twice.
--- What ended from outside before its first token was not served.
+-- Count the usage of an ended request under its account, in the model's slot and in the script that ends it, so that no
+-- request is lost or counted twice. A request that was ended from outside before its first token is not counted.
 local function count_usage(base, rid, account, prompt, state, now)
   if not account or account == '' then
     return
@@ -41,7 +41,7 @@ local function count_usage(base, rid, account, prompt, state, now)
   redis.call('PEXPIRE', usage, USAGE_MS)
 end
 
--- What every end has in common: out of the queue, prompt dropped, and only the retention left to live.
+-- Close a request, for every kind of end: remove it from the queue, drop its prompt, and set its TTL to the retention.
 local function close_request(base, rid, state, now)
   local req = base .. 'req:' .. rid
   local was = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens', 'idempotency', 'account',

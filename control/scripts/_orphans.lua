@@ -1,4 +1,4 @@
--- What becomes of a request that nobody follows; needs clock, bell, queue and ending.
+-- Apply `on_disconnect` to a request without a follower; needs clock, bell, queue and ending.
 
 -- Ask for the end of a request: a queued one ends at once, a running one at its leader's next step.
 local function cancel_request(base, rid, cause, now)

@@ -1,4 +1,4 @@
--- What both ways to repair a log have in common; needs clock, running, queue, drain, ended and ending.
+-- Functions that both repairs of a log share; needs clock, running, queue, drain, ended and ending.
 
 -- End a request all of whose choices have ended in what was written, as `state`; '' leaves it open.
 local function close_if_whole(base, rid, state, now)

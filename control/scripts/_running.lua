@@ -1,4 +1,4 @@
--- What a replica runs: `<replica>:running` holds a place `rid class entry tenant` for each request, in order of rid. So
+-- The requests that a replica runs: `<replica>:running` holds a place `rid class entry tenant` for each request, in order of rid. So
 -- a replica's requests are found without a look at any queue, and in batches: a place is where the next batch begins.
 
 local function running_on(base, replica)

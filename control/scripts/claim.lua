@@ -52,7 +52,7 @@ local looks, gone = HAND_OUT, 0
 local PASSES, PASSED_QUEUES = 16, 8
 local passes, passed, passed_queues = {}, {}, 0
 
--- Whether there is room for the first choice of a request; the others may follow it one by one.
+-- True if there is room for the first choice of a request; the others may follow it one by one.
 local function fits(tokens)
   return crowded or tokens <= room_tokens
 end

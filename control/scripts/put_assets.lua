@@ -1,4 +1,4 @@
--- What an api process needs of a model; a new epoch that publishes the same leaves `created` as it was.
+-- Store the assets of a model for API processes; a new epoch that publishes the same leaves `created` as it was.
 -- KEYS 1 assets (hash)
 -- ARGV field, value, …
 -- Returns 1 if something changed, else 0.

@@ -3,7 +3,7 @@
 -- ARGV 1 'change', 'again' for a new revision even so, or 'restore' to write only where there is none
 --      2 revision to begin with (int)  3… field, value, …
 -- Returns the revision that stands now.
--- What placement and agents follow without a new process.
+-- Fields that placement and agents apply without a new process.
 --@keys hash
 --@arguments change|again|restore count word text text=text…
 local FOLLOWED = {replicas = true, drain_s = true, surge = true}

@@ -1,5 +1,5 @@
--- What a request took of its API key's limits by estimate becomes what it took in truth, once it has ended. While it runs
--- it is charged what it took beyond the estimate.
+-- Replace the estimate that a request was charged of its API key's limits by its true usage, once it has ended. While it
+-- runs, charge its usage beyond the estimate.
 -- KEYS 1 bucket (hash)  2 what the hold took (hash request id -> tokens)  3 open (hash hold -> `ms model`)
 --      4 the key's record (hash)
 -- ARGV 1 hold: the id under which it was taken  2 request id  3 tokens so far (int)  4 1 if it has ended, else 0

@@ -1,4 +1,4 @@
--- What begins under one hold takes its share of its API key's limits, or is refused by one that has no room.
+-- Charge the requests of one hold to their API key's limits, or refuse them where a limit has no room.
 -- KEYS 1 bucket (hash)  2 what the hold took (hash request id -> tokens)  3 open (hash hold -> `ms model`)
 -- ARGV 1 hold: the id of the first of the requests  2 requests per minute (int, 0: any)
 --      3 tokens per minute (int, 0: any)  4 most at one time (int, 0: any)  5 model

@@ -22,8 +22,8 @@ MAX_CHARACTERS = 131_072
 """Of a grammar's text."""
 
 _WHITE_SPACE = r"( |\n[ ]{0,24})"
-"""What JSON may have between two of its words: a space, or a new line with its indentation. With more, a model that was
-not made for JSON stays in it for as long as it may."""
+"""White space that JSON may have between two tokens: a space, or a new line with its indentation. A model that was not
+trained on JSON would repeat longer white space up to its limit of tokens."""
 _LIMITS = LLParserLimits(verbose_errors=False)
 _MESSAGE_CHARACTERS = 400
 _NO_TOKENS = "<non-verbose/>"
@@ -105,7 +105,7 @@ def _bound(text: str) -> None:
 
 
 def error_of(matcher: LLMatcher) -> str:
-    """What went wrong, in the library's words, shortened."""
+    """The library's error message, shortened."""
     text = matcher.get_error().replace(_NO_TOKENS, "").strip()
     if text.startswith("NoExtension"):
         return "no token of this model's vocabulary goes on with it"

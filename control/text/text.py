@@ -11,7 +11,7 @@ Decode = Callable[[list[int]], str]
 """Token ids to text, special tokens skipped."""
 
 REPLACEMENT = "\ufffd"
-"""What a decoder writes for bytes that are not, or not yet, a character."""
+"""The character that a decoder writes for bytes that are not, or not yet, a character."""
 
 _CHARACTER_BYTES = 4
 """UTF-8's longest character; a token holds at least one byte, so no more tokens than that share one character."""
@@ -66,7 +66,7 @@ class Detokenizer:
         return fresh
 
     def flush(self) -> str:
-        """What was still held back, broken bytes as U+FFFD; nothing may be pushed afterwards."""
+        """The text that was still held back, broken bytes as U+FFFD; nothing may be pushed afterwards."""
         text = self._decode(self._tokens)
         if text.startswith(self._sent):
             return text[len(self._sent) :]

@@ -18,7 +18,7 @@ class _Model(msgspec.Struct):
 
 
 class _Definition(msgspec.Struct):
-    """What is read of a tokenizer.json here."""
+    """The fields of a tokenizer.json that are read here."""
 
     model: _Model = msgspec.field(default_factory=_Model)
     added_tokens: list[_AddedToken] = []
@@ -35,7 +35,7 @@ class TokenBytes:
 
 
 def is_byte_level(decoder: Any) -> bool:
-    """Whether a tokenizer with this `decoder` writes bytes as printable characters."""
+    """True if a tokenizer with this `decoder` writes bytes as printable characters."""
     return '"ByteLevel"' in msgspec.json.encode(decoder).decode()
 
 
@@ -83,7 +83,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 _ALPHABET = _byte_alphabet()
 _CHARACTERS = {byte: character for character, byte in _ALPHABET.items()}
-# What is no letter of the alphabet goes beyond latin-1, so that it is noticed.
+# Bytes outside the alphabet map beyond latin-1, so that encoding them fails.
 _BYTES = dict.fromkeys(range(256), 0xFFFF) | {ord(character): byte for character, byte in _ALPHABET.items()}
 
 

@@ -104,7 +104,7 @@ class Routing:
         self.replies: list[Any] = [None] * len(commands)
 
     def batches(self) -> list[Batch]:
-        """What to send now, for each node in the order of the commands. Call it with a table that is not stale."""
+        """The commands to send now, for each node in their order. Call it with a table that is not stale."""
         found: dict[tuple[Address, bool], list[int]] = {}
         for index, told in self._waiting.items():
             place = told or self._place(index)
@@ -122,7 +122,7 @@ class Routing:
         return self._shards.owner(key) if key is not None else next(iter(self._shards.primaries), None)
 
     def packed(self, batch: Batch) -> Iterator[Command]:
-        """What goes over the wire for a batch."""
+        """The words that go over the wire for a batch."""
         for index in batch.indices:
             if batch.asking:
                 yield Command(("ASKING",))

@@ -1,4 +1,4 @@
-"""The reason of a rank process's end in its own words; its agent sees no more than an exit status."""
+"""The error message with which a rank process ended; its agent sees no more than an exit status."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class EndReason(msgspec.Struct, frozen=True):
 
 
 def note_end(model: str, replica: str, rank: int, reason: EndReason) -> list[Call[int]]:
-    """Say it before the process exits; running the calls twice is harmless."""
+    """Store the reason before the process exits; the calls may be repeated."""
     key = ReplicaKeys(model, replica).ends
     text = msgspec.json.encode(reason).decode()
     return [read("HSET", key, str(rank), text, parse=int), read("PEXPIRE", key, END_REASON_MS, parse=int)]
 
 
 def end_reason(model: str, replica: str, rank: int, host: str, pid: int) -> Call[str | None]:
-    """What that process said, None where it said nothing."""
+    """The message that the process stored, or None."""
 
     def parse(reply: str | None) -> str | None:
         found = msgspec.json.decode(reply, type=EndReason) if reply else None

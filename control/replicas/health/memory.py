@@ -30,7 +30,7 @@ class ServerMemory:
 
     @property
     def nearly_full(self) -> bool:
-        """Whether new requests may soon be refused."""
+        """True if new requests may soon be refused."""
         return self.share >= NEARLY_FULL
 
     def __str__(self) -> str:

@@ -56,7 +56,7 @@ class Overview:
 
     @property
     def is_rolled_out(self) -> bool:
-        """Whether as many serve as are wanted, of the newest revision, and nothing else is left."""
+        """True if the wanted number of replicas serves the newest revision and no other replica is left."""
         return self.rolled_out == self.wanted == len(self.replicas)
 
 
@@ -99,7 +99,7 @@ def _overviews(client: SyncRedis, specs: Sequence[ModelSpec]) -> list[Overview]:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What is read of a model beside its replicas."""
+    """The fields of a model that are read besides its replicas."""
 
     spec: ModelSpec
     queued: int
@@ -108,7 +108,7 @@ class _Model:
 
 
 def _about(spec: ModelSpec) -> list[Call[Any]]:
-    """What a _Model is made of."""
+    """The calls that read a _Model."""
     model = ModelKeys(spec.name)
     return [
         read("HGET", model.load, "queued", parse=_count),

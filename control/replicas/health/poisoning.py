@@ -1,4 +1,4 @@
-"""Poison: an epoch whose device or collective state can't be trusted any more, said once by whoever notices first."""
+"""Poison: the mark of an epoch whose device or collective state can't be trusted; the first to notice sets it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from control.redis.streams import Entry
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """Why `epoch` must be left; `rank` is the culprit or the one who noticed, -1 for nobody in particular."""
+    """The reason for which `epoch` must be left; `rank` caused or noticed it, and is -1 where no rank did."""
 
     epoch: int
     rank: int
@@ -22,7 +22,7 @@ class Poison:
 
 
 def poison(model: str, replica: str, epoch: int, rank: int, kind: str, message: str) -> Call[bool]:
-    """True if this word is the one that counts; False if the epoch was poisoned before, or is over."""
+    """True if this poison was stored; False if the epoch was poisoned before, or is over."""
     keys = ReplicaKeys(model, replica)
     args = (epoch, rank, kind, message, ModelKeys(model).base)
     return Call("poison", (keys.poison, keys.poisons, keys.epoch), args, bool)

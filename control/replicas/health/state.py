@@ -1,4 +1,4 @@
-"""What a replica's and a model's state is, as a pure function of what Redis holds."""
+"""The state of a replica and of a model, as a pure function of what Redis holds."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def replica_state(view: ReplicaView) -> tuple[ReplicaState, str]:
 
 
 def _obstacle(view: ReplicaView) -> str | None:
-    """What keeps the replica from being loaded, or None."""
+    """The reason for which the replica is not loaded, or None."""
     if view.status is None and not view.locked:
         return "no worker has it yet"
     if not view.locked:

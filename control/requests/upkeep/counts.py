@@ -36,7 +36,7 @@ Flow = tuple[str, str]
 
 @dataclass
 class _Queue:
-    """What waits in one queue, and how many entries it has with those that run."""
+    """Counts of the requests that wait in one queue, and its length including those that run."""
 
     requests: int = 0
     tokens: int = 0

@@ -48,7 +48,7 @@ def reap(model: str, gone: Iterable[str] = (), grace_ms: int = GRACE_MS) -> Call
 
 
 def take_round(client: SyncRedis, api: str) -> bool:
-    """Whether the process makes the next round over all models: one in a second does, however many there are.
+    """True if this process makes the next round over all models; one process a second gets it.
 
     Raises RedisUnavailable.
     """
