@@ -183,7 +183,7 @@ def serve(settings: ApiSettings) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     app = create_app(settings)
     server = Server(app, app.state.process)
-    # What lives as long as the process is not looked through by each full collection, which every stream would feel.
+    # Full garbage collections skip objects that live as long as the process: scanning them would delay every stream.
     gc.collect()
     gc.freeze()
     # A thread that reads the catalog each second would keep the streams waiting for five milliseconds at a time.

@@ -37,7 +37,7 @@ from api.settings import ApiSettings
 
 
 def cross_origin(origins: tuple[str, ...]) -> CORSConfig | None:
-    """What lets pages of these origins call from a browser; None, and no browser may, where there are none.
+    """The CORS settings that let pages of these origins call from a browser; None where there are none: no page may.
 
     Keys come in a header, never in a cookie, so that a page can't use its visitor's rights without being told a key.
     """
@@ -50,7 +50,7 @@ def cross_origin(origins: tuple[str, ...]) -> CORSConfig | None:
 
 @get("/docs", include_in_schema=False)
 async def docs() -> Redirect:
-    """Where others have theirs."""
+    """Redirect from the path where other servers have their documentation."""
     return Redirect("/schema")
 
 

@@ -1,4 +1,4 @@
-"""What is left of a key's limits as headers, in OpenAI's and in Anthropic's names and formats."""
+"""The rest of a key's limits as headers, in OpenAI's and in Anthropic's names and formats."""
 
 from __future__ import annotations
 

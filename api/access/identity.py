@@ -1,4 +1,4 @@
-"""Who asks: the tenant, the key and the rights of one request, from its secret alone. No header can set them."""
+"""The tenant, the key and the rights of one request, from its secret alone. No header can set them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Identity:
 
     @property
     def limited(self) -> bool:
-        """Whether what it asks for counts against limits."""
+        """True if the request counts against limits."""
         return self.key is not None and self.key.limited
 
     def check_model(self, asked: str | None, model: str) -> None:
@@ -44,7 +44,7 @@ class Identity:
             raise ModelNotFound(asked or model, self.key.models)
 
     def may_use(self, asked: str | None, model: str) -> bool:
-        """Whether the key opens a model, by the name that the client used or by its own."""
+        """True if the key opens a model, by the name that the client used or by its own."""
         return self.key is None or not self.key.models or model in self.key.models or asked in self.key.models
 
     def priority(self, asked: str | None) -> str:

@@ -86,7 +86,7 @@ class Keyring:
             await self._bring_back()
             version = await self._batches.run(LANE, access.version())
         if version != self._version:
-            # What is read from here on has all changes up to this number; a later one shows at the next look.
+            # Reads from here on include all changes up to this number; the next look finds later ones.
             self._version = version
             await self._read_again(list(self._known))
         await self._read_again(self._growing_old())

@@ -24,7 +24,7 @@ from control.redis.connection import read
 log = structlog.stdlib.get_logger(__name__)
 
 EXPECTED_TOKENS = 1_024
-"""What a choice is taken to write at most when it begins; what it writes beyond that is charged while it runs."""
+"""The estimate of a choice's tokens when it begins. Tokens beyond it are charged while it runs."""
 _YOUNG_MS = 10_000
 """A request that is not there may be about to be queued."""
 _LAST_S = 5.0
@@ -32,7 +32,7 @@ _LAST_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What one call took of its key's limits, for each of its requests. Their ends settle it."""
+    """The share of its key's limits that one call took, for each of its requests. Their ends settle it."""
 
     limiter: Limiter
     key: ApiKey
@@ -89,7 +89,7 @@ class Limiter:
         try:
             return await self._batches.run(LANE, call)
         except RateLimited as error:
-            # What has ended a moment ago may not be settled yet.
+            # Requests that ended a moment ago may not be settled yet.
             settled = await self._settler.apply(model)
             freed = error.bound == "concurrent" and await self._free_places(key)
             if not (settled or freed):

@@ -1,4 +1,4 @@
-"""Who may use the operator's routes: a key with that right, or whoever is there on loopback, if no key is asked for."""
+"""Access to the operator's routes: a key with that right, or any caller on loopback if no key is asked for."""
 
 from __future__ import annotations
 

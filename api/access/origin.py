@@ -68,13 +68,13 @@ def host_name(host: str) -> str:
 
 
 def is_local_name(host: str) -> bool:
-    """Whether the name in a `Host` header can only mean this machine, whatever a name server says."""
+    """True if the name in a `Host` header can only mean this machine, whatever a name server says."""
     name = host_name(host).rstrip(".")
     return is_loopback(name) or name.endswith((".localhost", _CONTAINERS))
 
 
 def is_same_origin(origin: str, host: str) -> bool:
-    """Whether a page of `origin` was loaded from `host`. The scheme is not compared: a proxy may have ended TLS."""
+    """True if a page of `origin` was loaded from `host`. The scheme is not compared: a proxy may have ended TLS."""
     try:
         url = urlsplit(origin)
         own = urlsplit(f"{url.scheme}://{host}")

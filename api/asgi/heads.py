@@ -59,15 +59,15 @@ class BoundedConnection(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     """For the head that is awaited, or for the rest of a body that nobody reads."""
     _in_body = False
-    """Whether a head is complete and its body is not."""
+    """True while a head is complete and its body is not."""
     _refused = False
-    """Whether the connection was refused; what still comes is dropped."""
+    """True once the connection was refused; further bytes are dropped."""
     _head = 0
     _lines = 0
     _silent = 0
     """Bytes since a body's last byte, or since the head began: also of chunk extensions and trailers."""
     _muted = False
-    """Whether the parser is told a head that was read before."""
+    """True while the parser is fed a head that was read before."""
     _rest: int | None = None
     """Bytes that are still read of a body whose request was answered; None before that."""
     _answering: RequestResponseCycle | None = None
@@ -228,7 +228,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     @property
     def _busy(self) -> bool:
-        """Whether a request is being answered."""
+        """True while a request is being answered."""
         return self._answering is not None and not self._answering.response_complete
 
     def _await_head(self) -> None:

@@ -52,7 +52,7 @@ class BodyLimits:
 LEAST_TEXT_BYTES = 4 * MIB
 """A text route reads so much for any model."""
 OPERATOR_BYTES = 64 * KIB
-"""What the operator's routes read."""
+"""The largest body that the operator's routes read."""
 _ROOM_BYTES = 1 * MIB
 """For tools, schemas and what is not text."""
 _MOST_TOKEN_BYTES = 32

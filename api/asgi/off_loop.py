@@ -11,7 +11,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LARGE_BYTES = 16 * 1024
-"""What is smaller is read at once: a thread would cost more than it saves."""
+"""Smaller inputs are read on the event loop: a thread would cost more than it saves."""
 _THREADS = 2
 """Each thread that computes makes the event loop wait for the interpreter now and then."""
 

@@ -12,7 +12,7 @@ from control.errors import RequestError
 MOST_VALUES = 524_288
 """Values of one body: about 20 ms to decode."""
 _WEIGHT = 8
-"""What an object's member, an object or an array counts for, beside a plain value of an array."""
+"""The weight of an object's member, an object or an array, where a plain value of an array weighs 1."""
 _PIECE_BYTES = 64 * 1024
 """Looked through in less than a millisecond."""
 

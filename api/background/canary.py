@@ -1,4 +1,4 @@
-"""Proves that a model makes tokens: a request for one token, sent when nothing else has shown it lately."""
+"""Checks that a model makes tokens: sends a request for one token unless a recent token has shown it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Canary:
         self._singing: dict[str, asyncio.Lock] = {}
 
     async def check(self, served: ServedModel) -> str | None:
-        """None if the model has made a token in the last five seconds or makes one now; else why not. May wait 4 s."""
+        """None if the model has made a token in the last five seconds or makes one now; else why not. May take 4 s."""
         async with self._singing.setdefault(served.name, asyncio.Lock()):
             proved = max(self._proved.get(served.name, 0.0), self._follower.last_token(served.name))
             if time.monotonic() - proved < PROVED_FOR_S:

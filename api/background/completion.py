@@ -1,4 +1,4 @@
-"""Sees to it that stored responses are completed: those that run in the background, and those whose process has died.
+"""Completes stored responses that run in the background, and those whose process has died.
 
 A response that an HTTP handler follows to its end is stored by it. What runs in the background is followed by a task
 here. Everything else is found by the look that some API process takes at each open response every 20 seconds: its
@@ -71,12 +71,12 @@ class ResponseCompletion:
         self._task.start()
 
     async def stop(self) -> None:
-        """What runs in the background goes on, and is completed by another process, or by this one's successor."""
+        """Stop following. Requests go on; another process, or this one's successor, completes their responses."""
         await self._task.stop()
         await end(*self._following.values())
 
     def follow(self, session: Session) -> None:
-        """Have a request followed to its end with nobody at the other side."""
+        """Follow a request to its end without a client."""
         task = asyncio.create_task(self._follow(session))
         self._following[session.rid] = task
         task.add_done_callback(lambda _: self._following.pop(session.rid, None))

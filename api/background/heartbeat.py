@@ -1,4 +1,4 @@
-"""Tells the farm that this API process lives: when its heartbeat lapses, others care for the requests it followed."""
+"""Writes this API process's heartbeat. When it lapses, other processes take over the requests that it followed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from control.redis.outage import outage
 
 
 class Heartbeat:
-    """Beats four times in the life of the key, and forgets the process at its end."""
+    """Writes the key four times in its life time, and deletes it at the stop."""
 
     def __init__(self, client: AsyncRedis, settings: ApiSettings) -> None:
         self._client, self._settings = client, settings

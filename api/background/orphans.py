@@ -1,4 +1,4 @@
-"""Ends requests that nobody else ends: of clients that left and API processes that died, and of models that were given
+"""Ends orphaned requests: of clients that left and API processes that died, and of models that were given
 up while no agent lives."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GONE_AT_ONCE = 64
 
 
 class OrphanReaper:
-    """Runs in every api process, of which one makes a round in a second. The same work done twice is harmless."""
+    """Runs in every API process; one of them makes a round each second. The same work done twice is harmless."""
 
     def __init__(self, client: SyncRedis, api_id: str) -> None:
         self._client, self._api_id = client, api_id

@@ -41,7 +41,7 @@ class Prompt:
         return piece
 
     def take_rest(self) -> str:
-        """What is still to be shown before the answer."""
+        """The rest of the prompt that is shown before the answer."""
         return "" if self._text is None else self._text.take_rest()
 
 

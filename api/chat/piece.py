@@ -1,4 +1,4 @@
-"""What a token, or several, added to an answer: text, reasoning, calls of tools, and the log probabilities."""
+"""The part of an answer that one or more tokens added: text, reasoning, calls of tools, and log probabilities."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from control.text.vocabulary import byte_pieces, is_byte_level, piece_bytes
 
 _PIECE_CHARACTERS = 65_536
 _CUT_TOKENS = 1024
-"""What cutting a text may add at the two ends of a piece; far more than it does in practice."""
+"""Tokens that cutting a text may add at the two ends of a piece; far more than it does in practice."""
 
 
 class _AddedToken(msgspec.Struct):
@@ -107,7 +107,7 @@ class Vocabulary:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def knows(self, text: str) -> bool:
-        """Whether the text is a token of its own that was added to the vocabulary."""
+        """True if the text is a token of its own that was added to the vocabulary."""
         return self.tokenizer.token_to_id(text) in self._special
 
     def hidden(self, text: str) -> int | None:

@@ -38,14 +38,14 @@ class Feed:
         self.position: int | None = None
         """Place in the model's queue, from 1; None when it is not known."""
         self.error: Exception | None = None
-        """Why no more entries will come, where the log has no end of its own."""
+        """The reason why no more entries will come, where the log has no end of its own."""
         self.begun = False
-        """Whether Redis has had the request: it must be there from then on; before, its absence means nothing."""
+        """True once Redis has had the request. Only from then on does its absence mean that it was lost."""
         self._origin: bytes | None = None
         self.entries = TokenLog()
         """Everything that was handed out or is ready, from seq 1: what Redis must know too, or is told again."""
         self.diverged = False
-        """Whether something arrived that contradicts it: nothing more is taken until the log has been repaired."""
+        """True after entries that contradict the feed. It takes no more until the log has been repaired."""
         self.missing_since: float | None = None
         """Loop time at which Redis first did not know the request."""
         self._taken = 0
@@ -71,12 +71,12 @@ class Feed:
 
     @property
     def recoverable(self) -> bool:
-        """Whether `origin` is known."""
+        """True if `origin` is known."""
         return self._origin is not None
 
     @property
     def complete(self) -> bool:
-        """Whether the request has ended and all of its log is here."""
+        """True if the request has ended and all of its log is here."""
         ended = self.fields.get("state", "queued") not in ("queued", "running")
         return ended and self.have >= int(self.fields["seq"])
 
@@ -87,17 +87,17 @@ class Feed:
 
     @property
     def behind(self) -> bool:
-        """Whether entries exist that are not here: a gap in the live channel, or a reader that is slow."""
+        """True if entries exist that are not here: after a gap in the live channel, or with a slow reader."""
         return self._newest > self.have
 
     @property
     def waiting(self) -> bool:
-        """Whether the reader has taken all there is."""
+        """True if the reader has taken every entry."""
         return self._taken == self.have
 
     @property
     def ended_without_token(self) -> bool:
-        """Whether the first entry ends its choice with no token: refused by the leader, cancelled or expired."""
+        """True if the first entry ends its choice with no token: refused by the leader, cancelled or expired."""
         return (
             self._taken == 0 and bool(self.entries) and self.entries[0].token is None and bool(self.entries[0].finish)
         )
@@ -157,5 +157,5 @@ class Feed:
 
 
 def same(one: LogEntry, other: LogEntry) -> bool:
-    """Whether they are the same place of the same answer."""
+    """True if both entries are the same place of the same answer."""
     return (one.choice, one.token, one.finish) == (other.choice, other.token, other.finish)

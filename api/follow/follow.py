@@ -147,7 +147,7 @@ class Follower:
         self._hungry.clear()
         for feeds in self._feeds.values():
             due.update(feed for feed in feeds if feed.waiting and now - feed.heard_at >= self._patience(feed))
-        # What is not enqueued yet is not missing.
+        # A request that is not enqueued yet is not missing.
         return {feed for feed in due if feed.begun}
 
     def _patience(self, feed: Feed) -> float:

@@ -34,7 +34,7 @@ def bring_back(feed: Feed, now_ms: int) -> Steps[Enqueued] | None:
 
 
 def origin_of(feed: Feed, followed: Followed, api: str, now_ms: int) -> Enqueue | None:
-    """What was enqueued by whoever began the request, as `api` would enqueue it; None for one that has ended.
+    """The request as it was enqueued first, as `api` would enqueue it; None for one that has ended.
 
     Its deadline counts as `bring_back` reads it: from the moment of receipt on the other process's clock, and by this
     one's clock. What is left is known by the server's, so clocks that differ do no harm.
@@ -63,12 +63,12 @@ def origin_of(feed: Feed, followed: Followed, api: str, now_ms: int) -> Enqueue 
 
 
 def set_back(feed: Feed, followed: Followed, had: int) -> bool:
-    """Whether Redis has less of the request than this process `had` when it asked, or something else."""
+    """True if Redis has less of the request than this process `had` when it asked, or something else."""
     return feed.diverged or int(followed.fields["seq"]) < had
 
 
 class Recovery:
-    """What a process does about a feed of which Redis has lost something."""
+    """Restores requests and logs that Redis has lost from what the feeds of this process hold."""
 
     def __init__(self, client: AsyncRedis, api: str, lost_wait: float, read_again: Callable[[Feed], None]) -> None:
         """`lost_wait`: seconds for which another process is given the time to bring back what this one can't."""

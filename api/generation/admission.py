@@ -1,4 +1,4 @@
-"""What a request asks for, resolved against its model: sampling with every default filled in, lengths checked.
+"""Resolution of a request against its model: sampling parameters with every default filled in, lengths checked.
 
 Defaults: the request, then the model's generation_config.json, then OpenAI's.
 """

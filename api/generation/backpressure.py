@@ -1,4 +1,4 @@
-"""Who was just told that a queue is full is told so again, without the work of tokenising and asking once more."""
+"""Repeats a fresh refusal by a full queue, without tokenising the prompt and asking Redis again."""
 
 from __future__ import annotations
 

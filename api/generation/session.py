@@ -42,12 +42,12 @@ class Session:
     follower: Follower
     settings: ApiSettings
     interrupted: Callable[[], bool]
-    """Whether this process is about to end."""
+    """Returns True once this process is about to end."""
     stalled: Callable[[], bool]
-    """Whether the connection was cut because the client read nothing."""
+    """Returns True once the connection was cut because the client read nothing."""
     archive: Archive
     owner: str
-    """Whose quota the stored answer takes."""
+    """The owner whose quota the stored answer takes."""
     settle_limits: Callable[[], None] | None = None
     """Has the API key's limits settled soon after the end; None where it has none."""
     _warned: float = field(default=0.0, init=False)
@@ -62,7 +62,7 @@ class Session:
 
     @property
     def started(self) -> bool:
-        """Whether a leader has it, or its end is known already."""
+        """True once a leader has claimed the request, or its end is known."""
         return any(feed.have or feed.error or feed.fields.get("state", "queued") != "queued" for feed in self.feeds)
 
     async def wait(self, seconds: float) -> None:
@@ -87,7 +87,7 @@ class Session:
             self._alarm = None
 
     def take(self) -> Iterator[tuple[int, list[LogEntry]]]:
-        """What is ready of each member that one turn of the event loop may render; `wake` is set for the rest."""
+        """Entries of each member for one turn of the event loop; `wake` is set if more are ready."""
         left = _turn_of(self.renderer.view)
         for member, feed in enumerate(self.feeds):
             if not left:
@@ -98,7 +98,7 @@ class Session:
                 yield member, entries
 
     async def rest(self) -> None:
-        """Let the other streams have their turn, where more is ready at once."""
+        """Yield to the other streams if more entries are ready."""
         if self.wake.is_set():
             await asyncio.sleep(0)
 
@@ -152,7 +152,7 @@ class Session:
             await self.archive.complete(self.rid, self.owner, body)
 
     def warn_if_waiting(self) -> bool:
-        """Tell the log every two seconds that no token has come yet; True when it did."""
+        """Log every two seconds that no token has come yet; True if this call wrote the line."""
         request_log = self.request_log
         if not request_log.before_first_token or request_log.waited - self._warned < self.settings.wait_warning:
             return False

@@ -38,7 +38,7 @@ def sse_response(session: Session) -> Stream:
 
 
 async def events(session: Session) -> AsyncIterator[bytes]:
-    """All bytes of a stream. An exception never leaves the generator: it would cut the connection without a word."""
+    """All bytes of a stream. No exception leaves the generator: it would cut the connection without an error event."""
     renderer = session.renderer
     failure: BaseException | None = None
     try:

@@ -1,4 +1,4 @@
-"""Puts a checked request on its way, or takes up one that is on its way already."""
+"""Enqueues a request, or follows one that is enqueued already."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Submitter:
                     self._follower.close(feeds.pop())
                     feeds.append(self._follower.open(served.name, enqueued.rid, caller.tenant, wake))
                     first = enqueued.rid if member == 0 else first
-                # What was joined may have another seed than the one drawn here.
+                # The request that was joined may have another seed than the one drawn here.
                 feeds[-1].begin(origin if feeds[-1].rid == rid and first == caller.rid else None)
                 feeds[-1].position = enqueued.position
         except BaseException as error:

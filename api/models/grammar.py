@@ -34,7 +34,7 @@ Key = tuple[bytes, Grammar]
 
 
 def letters(vocabulary: Vocabulary, assets: ModelAssets) -> bytes:
-    """What a grammar can name of a vocabulary, as the checking process reads it."""
+    """The characters of a vocabulary that a grammar can name, as the checking process reads them."""
     added, single = vocabulary.added_tokens(), vocabulary.single_bytes()
     size = max([assets.vocab_size - 1, *added, *single, *assets.eos_ids]) + 1
     return msgspec.json.encode(Letters(size, single, added, assets.eos_ids))

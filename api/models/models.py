@@ -49,7 +49,7 @@ class ServedModel:
     assets: ModelAssets
     vocabulary: Vocabulary
     letters: bytes
-    """What a grammar can name of the vocabulary."""
+    """The part of the vocabulary that a grammar can name."""
     text_bytes: int
     """The size of a body that holds a text of a whole context."""
     forms: Forms
@@ -57,11 +57,11 @@ class ServedModel:
 
 
 Found = tuple[dict[str, health.Overview], dict[str, tuple[Fingerprint, ServedModel]], dict[str, float]]
-"""What a look at the farm finds: the models, those that can be served, and those that Redis has lost."""
+"""The result of a look at the farm: the models, those that can be served, and those that Redis has lost."""
 
 
 class Models:
-    """What the farm offers, as last seen."""
+    """The farm's models, as last seen."""
 
     def __init__(self, client: SyncRedis, settings: ApiSettings) -> None:
         self._client = client
@@ -76,12 +76,12 @@ class Models:
         """Models that Redis has lost: when that was seen, by the monotonic clock."""
         self._look: asyncio.Task[None] | None = None
         self._away: RedisUnavailable | None = None
-        """What the last look met; while the process looks by itself every second, requests need not try as well."""
+        """The error of the last look. While the periodic task runs, requests raise it and need not try as well."""
         self._task = PeriodicTask("look", self._keep_looking, LOOK_EVERY_S)
         self._read_at = 0.0
         """When this process read the overviews itself, by the monotonic clock."""
         self.seen = False
-        """Whether the farm answered when it was last looked at."""
+        """True if the farm answered when it was last looked at."""
 
     def start(self) -> None:
         self._task.start()
@@ -129,7 +129,7 @@ class Models:
 
     @property
     def most_text_bytes(self) -> int:
-        """What a text route reads of a body: it is not known yet for which model."""
+        """The most that a text route reads of a body: the model is not known before the body."""
         sizes = [served.text_bytes for _, served in self._served.values()]
         return min(max(sizes, default=LEAST_TEXT_BYTES), self._longest_text)
 
@@ -153,7 +153,7 @@ class Models:
         return self._real_name(name) in self._overviews
 
     def assets(self, name: str) -> ModelAssets | None:
-        """What the catalog holds of a model; None while it was never loaded."""
+        """A model's assets in the catalog; None while it was never loaded."""
         real = self._real_name(name)
         return self._served[real][1].assets if real is not None and real in self._served else None
 
@@ -248,7 +248,7 @@ class Models:
         return name if known and not self._serves(alias) else alias
 
     def _serves(self, name: str | None) -> bool:
-        """Whether the model was loaded once and takes requests now, if only to keep them until it has recovered."""
+        """True if the model was loaded once and takes requests now, if only to keep them until it has recovered."""
         overview = self._overviews.get(name) if name is not None else None
         return overview is not None and overview.state in _WAITING_STATES and name in self._served
 

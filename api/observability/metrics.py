@@ -1,4 +1,4 @@
-"""What one API process counts, as Prometheus text."""
+"""The counters of one API process as Prometheus text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The story of one HTTP request in the log: warnings while it waits, and exactly one terminal line."""
+"""The log lines of one HTTP request: warnings while it waits, and exactly one terminal line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 class RequestLog:
-    """Measures and tells one request. `end` may be called from several ends at once: the first one wins."""
+    """Measures one request and writes its lines. `end` may be called more than once: the first call counts."""
 
     def __init__(self, metrics: Metrics, *, path: str, client_request_id: str | None) -> None:
         self._metrics = metrics
@@ -54,7 +54,7 @@ class RequestLog:
         )
 
     def unexpected(self, error: Exception) -> None:
-        """An error that nobody foresaw: with its trace, once."""
+        """Log an unexpected error with its traceback."""
         log.error("request failed unexpectedly", action="http_error", exc_info=error, **self._facts)
 
     def end(

@@ -92,7 +92,7 @@ class Writer:
         )
 
     def _whole_prompt(self, pieces: list[Piece]) -> dict[str, Any]:
-        """What a whole body says of the prompt, beside its choices."""
+        """Fields of a whole body about the prompt, beside its choices."""
         return {}
 
     def _name(self, token: int) -> str:

@@ -1,4 +1,4 @@
-"""What tells an answer as a sequence of typed events, whose parts begin and end: /v1/responses and /v1/messages."""
+"""The protocol of the builders that turn an answer into typed events: /v1/responses and /v1/messages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Event = dict[str, Any]
 
 
 class EventBuilder(Protocol):
-    """A pure state machine: the same pieces give the same events, whichever process tells them."""
+    """A pure state machine: the same pieces give the same events in every process."""
 
     def begin(self) -> list[Event]:
-        """What is sent before the first token."""
+        """Events that are sent before the first token."""
         ...
 
     def tell(self, piece: Piece, usage: Usage) -> list[Event]:
-        """What one entry of the token log adds; `usage` counts up to it."""
+        """Events of one entry of the token log; `usage` counts up to it."""
         ...
 
     def end(self, usage: Usage, failure: BaseException | None, now_s: float) -> list[Event]:
-        """What ends the answer, in Unix seconds; called once."""
+        """Events that end the answer, at `now_s` in Unix seconds; called once."""
         ...
 
     def whole(self) -> dict[str, Any]:
@@ -31,5 +31,5 @@ class EventBuilder(Protocol):
         ...
 
     def interrupted(self, error: BaseException) -> Event:
-        """This process ends, and the answer goes on elsewhere."""
+        """The event for a process that stops while the answer goes on in another one."""
         ...

@@ -40,7 +40,7 @@ class StreamRenderer:
         """Events with numbers up to this one are not sent, where the endpoint numbers its events."""
 
     def prelude(self) -> bytes:
-        """What may be sent before the first token; it comes with it otherwise."""
+        """Bytes that may be sent before the first token; otherwise they come with it."""
         return b""
 
     @property

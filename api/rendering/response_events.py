@@ -156,7 +156,7 @@ class ResponseEventBuilder:
         self._begun = False
         self._finish: FinishReason | None = None
         self._settled: dict[str, Any] = {}
-        """What the end decided: status, error, usage …"""
+        """Fields that the end sets: status, error, usage …"""
 
     def begin(self) -> list[Event]:
         waits = self._view.told["background"]

@@ -1,4 +1,4 @@
-"""What the two generating endpoints share: from a raw request to a stream or a whole body."""
+"""The shared path of the generating endpoints: from a raw request to a stream or a whole body."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def identify(request: Http) -> None:
 
 
 def identity_of(request: Http) -> Identity:
-    """Who asks. Raises Unauthorized where a key is asked for and none of them came, RedisUnavailable."""
+    """The identity of the caller. Raises Unauthorized where a key is needed and none came, RedisUnavailable."""
     found = request.scope["state"][_IDENTITY]
     if isinstance(found, FurrowError):
         raise found
@@ -79,7 +79,7 @@ async def model_for(request: Http, name: str | None) -> ServedModel:
 
 
 def caller_of(request: Http) -> Caller:
-    """Who asks, with a fresh request id and a request log that has begun."""
+    """The caller, with a fresh request id and a request log that has begun."""
     client_request_id = request.headers.get("x-request-id")
     request_log = RequestLog(
         process_of(request).metrics, path=request.scope["path"], client_request_id=client_request_id
@@ -115,7 +115,7 @@ Accepted = Callable[[Session], Awaitable[Response[Any] | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a body asks for. `accepted` is called once the request is queued; what it returns answers it at once."""
+    """A parsed body. `accepted` is called once the request is queued; a response that it returns is sent at once."""
 
     body: Body
     accepted: Accepted | None = None

@@ -47,7 +47,7 @@ async def ready(request: Http) -> Response[bytes]:
 
 
 async def _obstacle(process: Process) -> str | None:
-    """Why no model can serve, or None as soon as one has shown that it can."""
+    """The reason why no model can serve; None if one can."""
     overviews = process.models.overviews
     if not overviews:
         return "no model is loaded: furrow models load MODEL"

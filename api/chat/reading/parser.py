@@ -29,12 +29,12 @@ class AnswerParser:
 
     @property
     def thinking(self) -> bool | None:
-        """Whether the next token belongs to the reasoning; None before that can be told."""
+        """True if the next token belongs to the reasoning; None while that is unknown."""
         return self._reasoning.thinking if self._reasoning is not None else False
 
     @property
     def called(self) -> bool:
-        """Whether a call has come."""
+        """True once a call has come."""
         return self._calls.count > 0
 
     def push(self, text: str, piece: Piece) -> None:

@@ -109,7 +109,7 @@ class QwenXmlParser(CallParser):
 
 
 def may_be_text(schema: Any) -> bool:
-    """Whether a text is a value of the schema; a schema that says nothing allows it."""
+    """True if a text is a value of the schema; a schema without a type allows it."""
     if not isinstance(schema, dict):
         return True
     kinds: Any = schema.get("type")
@@ -124,7 +124,7 @@ def may_be_text(schema: Any) -> bool:
 
 
 def _waits(text: str, tag: str) -> bool:
-    """Whether `text` may still become the tag."""
+    """True if `text` may still become the tag."""
     return len(text) < len(tag) and tag.startswith(text)
 
 

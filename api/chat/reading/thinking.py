@@ -16,17 +16,17 @@ class ThinkingParser:
         self._state: Literal["opening", "thinking", "gap", "after"] = "opening"
         self._held = ""
         self._said = False
-        """Whether any reasoning was given out."""
+        """True once any reasoning was given out."""
 
     @property
     def thinking(self) -> bool | None:
-        """Whether the next text is reasoning; None before that can be told."""
+        """True if the next text is reasoning; None while that is unknown."""
         if self._state == "opening":
             return True if self._begun else None
         return self._state == "thinking"
 
     def takes(self, mark: str) -> bool:
-        """Whether a mark that comes now opens or closes the reasoning."""
+        """True if a mark that comes now opens or closes the reasoning."""
         return mark == (self._close if self._state == "thinking" else self._open if self._state == "opening" else None)
 
     def push(self, text: str) -> tuple[str, str]:
@@ -43,7 +43,7 @@ class ThinkingParser:
         return reasoning, self._take() if self._state == "after" else ""
 
     def end(self) -> tuple[str, str]:
-        """What was held back, now that nothing follows."""
+        """The text that was held back, at the end of the answer."""
         if self._state == "opening":
             return (self._take(), "") if self._begun else ("", self._take())
         return (self._take(), "") if self._state == "thinking" else ("", "")
