@@ -15,10 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
 from worker.repository.files import INDEX, SINGLE, inspect
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger()
 
 Tell = Callable[[str], None]
 """Hears how far a download is."""

@@ -12,7 +12,7 @@ from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec,
 from control.records import catalog
 from control.replicas import health
 from control.requests import Enqueue
-from control.requests.history import read_log
+from control.requests.history import read_pages
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from worker.leader.leader import Leader
@@ -72,7 +72,7 @@ class LeaderScene:
         self.redis.run(call)
 
     def log(self, rid: str) -> list[LogEntry]:
-        return self.redis.run(read_log(MODEL, rid, 0))
+        return [entry for page in read_pages(self.redis.client, MODEL, rid) for entry in page]
 
     def state(self, rid: str) -> str | None:
         return self.redis.client.hget(self.keys.request(rid), "state")

@@ -40,7 +40,15 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def downloads() -> list[psutil.Process]:
     """The processes that download for this test's agent."""
     children = psutil.Process(os.getpid()).children()
-    return [child for child in children if "download" in child.cmdline()]
+    return [child for child in children if is_download(child)]
+
+
+def is_download(child: psutil.Process) -> bool:
+    """One that has ended, and was not reaped yet, has no command line any more."""
+    try:
+        return "download" in child.cmdline()
+    except psutil.Error:
+        return False
 
 
 def want(redis: ReplicaRedis, name: str, source: str) -> None:
