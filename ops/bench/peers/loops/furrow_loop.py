@@ -48,11 +48,11 @@ class FurrowLoop:
             with self._executor.step(GenerateStep(epoch=1, seq=self._seq, model_id=MODEL, change=plan.change)) as step:
                 pending = sampler.begin(rows, step.forward())
                 step.run_ahead(pending.on_device)
-                tokens = pending.wait()
-                step.agree(tokens.ids)
-            if tokens.failures:
-                raise Failed("; ".join(tokens.failures.values()))
-            sampled = dict(zip(plan.sampled, tokens.ids, strict=True))
+                chosen = pending.wait()
+                step.agree(chosen.ids)
+            if chosen.failures:
+                raise Failed("; ".join(chosen.failures.values()))
+            sampled = dict(zip(plan.sampled, chosen.ids, strict=True))
             scheduler.applied(plan, sampled)
             now = time.monotonic()
             for row in rows:
