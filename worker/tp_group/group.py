@@ -34,6 +34,7 @@ from control.replicas.health import Formation
 from control.replicas.lease import Lease
 from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
 from worker.engine.step import Step
+from worker.health.detectors import LOAD_STALL_S
 from worker.health.progress import Deadlines, Progress
 from worker.tp_group.address import check_reachable
 from worker.tp_group.courier import Courier
@@ -43,8 +44,6 @@ log = structlog.get_logger()
 
 FORM_DEADLINE_S = 180.0
 """For every rank to appear: a rank process may have to be started and to import its libraries."""
-LOAD_STALL_S = 120.0
-"""For a load to show progress, of weights that are read or memory that is filled: a slow disk may take hours."""
 PING_DEADLINE_S = 10.0
 DRAIN_S = 1.0
 
