@@ -169,6 +169,8 @@ class Link:
         """One end closed: so does the other, unless nobody may hear of it."""
         if self._silent and end is self.server:
             return
+        if self._silent and self.open:
+            self._proxy.counts.abandoned += 1
         self.open = False
         other = end.other
         if other is not None and other.transport is not None:

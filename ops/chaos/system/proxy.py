@@ -38,6 +38,8 @@ class Counts:
     """Replies of which only the first half arrived."""
     swallowed: int = 0
     """Bytes that vanished in a black hole."""
+    abandoned: int = 0
+    """Connections in a black hole that their client closed: it waited for an answer that never came."""
     delayed: int = 0
     """Chunks that were late."""
 

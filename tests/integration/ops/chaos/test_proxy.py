@@ -16,6 +16,7 @@ from control.redis.connection import connect, connect_blocking, run
 from control.redis.streams import read_streams
 from control.replicas.lease import acquire, holder
 from ops.chaos.system.proxy import Proxy
+from tests.farm import until
 from tests.servers import Server
 
 
@@ -135,6 +136,17 @@ def test_a_black_hole_answers_nothing_and_resets_nothing(proxy: Proxy) -> None:
         proxy.heal()
         assert client.ping()
         assert newcomer.ping()
+
+
+def test_a_client_that_gives_a_silent_connection_up_is_counted(proxy: Proxy) -> None:
+    """It had sent its command before the silence, so that no further byte of it shows the fault."""
+    with bare(proxy) as client, bare(proxy) as other:
+        client.ping()
+        assert proxy.black_hole(newcomers=False) == 1
+        other.ping()
+        client.close()
+        assert until(lambda: proxy.counts.abandoned == 1)
+        assert proxy.counts.swallowed == 0
 
 
 def test_a_server_that_is_away_is_a_closed_door(tmp_path: Path) -> None:
