@@ -21,12 +21,13 @@ from api.models.grammar import letters
 from api.schemas.how import CallFormat
 from api.settings import ApiSettings
 from control.errors import ModelNotFound, ModelUnavailable, RedisUnavailable
-from control.keys import METERED, ModelKeys
+from control.keys import METERED
 from control.messages import ModelAssets
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import read, run_all, run_every
+from control.redis.connection import read, run_every
 from control.replicas import health
+from control.replicas.health import AssetsMark
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -39,8 +40,6 @@ LOST_S = 10.0
 
 _WAITING_STATES = ("loading", "loaded", "poisoned", "recovering")
 """States in which requests are taken: during a recovery they wait."""
-
-Fingerprint = tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class ServedModel:
     """How the model writes its reasoning and its calls."""
 
 
-Found = tuple[dict[str, health.Overview], dict[str, tuple[Fingerprint, ServedModel]], dict[str, float]]
+Found = tuple[dict[str, health.Overview], dict[str, tuple[AssetsMark, ServedModel]], dict[str, float]]
 """The result of a look at the farm: the models, those that can be served, and those that Redis has lost."""
 
 
@@ -69,8 +68,8 @@ class Models:
         self._longest_text = settings.body_limits.text_bytes
         self._aliases, self._any_name = _aliases(settings.served_model_names)
         self._overviews: dict[str, health.Overview] = {}
-        self._served: dict[str, tuple[Fingerprint, ServedModel]] = {}
-        self._broken: dict[str, Fingerprint] = {}
+        self._served: dict[str, tuple[AssetsMark, ServedModel]] = {}
+        self._broken: dict[str, AssetsMark] = {}
         """Assets that could not be used, so that they are not tried, and told, every second."""
         self._lost: dict[str, float] = {}
         """Models that Redis has lost: when that was seen, by the monotonic clock."""
@@ -203,25 +202,19 @@ class Models:
         if not shared:
             self._read_at = time.monotonic()
         overviews = {overview.model: overview for overview in found}
-        served: dict[str, tuple[Fingerprint, ServedModel]] = {}
-        calls = [
-            read("HMGET", ModelKeys(name).assets, "created", "kv_tokens", "context_length", "vocab_size", parse=_print)
-            for name in overviews
-        ]
-        for name, fingerprint in zip(overviews, run_all(self._client, calls), strict=True):
-            if isinstance(fingerprint, Exception):
-                raise fingerprint
-            known = self._served.get(name)
-            if known is not None and known[0] == fingerprint:
-                served[name] = known
-            elif self._broken.get(name) == fingerprint:
+        served: dict[str, tuple[AssetsMark, ServedModel]] = {}
+        for name, overview in overviews.items():
+            known, mark = self._served.get(name), overview.assets
+            if mark is None or self._broken.get(name) == mark:
                 continue
+            if known is not None and known[0] == mark:
+                served[name] = known
             elif (assets := catalog.get_assets(self._client, name)) is not None:
                 try:
-                    served[name] = (fingerprint, self._serve(name, assets))
+                    served[name] = (mark, self._serve(name, assets))
                 except Exception as error:
                     # One model's broken tokenizer must not hide the others.
-                    self._broken[name] = fingerprint
+                    self._broken[name] = mark
                     log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
         return overviews, served, self._still_lost(overviews)
 
@@ -272,10 +265,6 @@ def _aliases(names: tuple[str, ...]) -> tuple[dict[str, str], bool]:
     """`public=model` and `public` (the only model) as a table, and whether `*` makes every name mean the only one."""
     pairs = [name.partition("=") for name in names if name != "*"]
     return {public: model for public, _, model in pairs}, "*" in names
-
-
-def _print(reply: list[str | None]) -> Fingerprint:
-    return tuple(reply)
 
 
 def _remedy(state: str, name: str) -> str:

@@ -88,13 +88,24 @@ def drain(client: SyncRedis, host_id: str, drained: bool = True) -> bool:
     return run(client, read("SADD" if drained else "SREM", keys.DRAINED, host_id, parse=bool))
 
 
-def assignments(client: SyncRedis, host_id: str) -> list[Assignment]:
+def assignments_of(host_id: str) -> Call[list[Assignment]]:
     """The host's assignments, tombstones included."""
 
     def parse(reply: list[str]) -> list[Assignment]:
         return [_decode_assignment(value) for value in reply]
 
-    return run(client, read("HVALS", keys.assignments(host_id), parse=parse))
+    return read("HVALS", keys.assignments(host_id), parse=parse)
+
+
+def assignments(client: SyncRedis, host_id: str) -> list[Assignment]:
+    """As `assignments_of`, run."""
+    return run(client, assignments_of(host_id))
+
+
+def all_assignments(client: SyncRedis) -> dict[str, list[Assignment]]:
+    """The assignments of every host that ever beat."""
+    hosts = known_hosts(client)
+    return dict(zip(hosts, run_every(client, [assignments_of(host) for host in hosts]), strict=True))
 
 
 def assign(client: SyncRedis, host_id: str, assignment: Assignment) -> None:
@@ -115,7 +126,7 @@ def withdraw(client: SyncRedis, host_id: str, assignment: Assignment, at_once: b
 
 def drain_replica(client: SyncRedis, model: str, replica: str) -> list[tuple[str, Assignment]]:
     """Ask every part of the replica to go; (host, assignment) of each. Raises SettingsError if no host has it."""
-    held = [(host, one) for host in known_hosts(client) for one in assignments(client, host)]
+    held = [(host, one) for host, given in all_assignments(client).items() for one in given]
     parts = [(host, one) for host, one in held if (one.spec.name, one.replica) == (model, replica)]
     if not parts:
         names = sorted({one.replica for _, one in held if one.spec.name == model})

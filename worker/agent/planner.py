@@ -40,7 +40,7 @@ class Planner:
     def turn(self) -> None:
         """Bring assignments in line with the desired models."""
         specs = catalog.list_specs(self._client)
-        held = {host: farm.assignments(self._client, host) for host in farm.known_hosts(self._client)}
+        held = farm.all_assignments(self._client)
         hosts = farm.living_hosts(self._client)
         living = {host.id for host in hosts}
         kept = self._kept(held, living)

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Mapping
 
 import structlog
 
 from control.errors import RedisUnavailable
-from control.messages import Assignment
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health, lease
+from worker.agent.host_replicas import HostReplicas
 from worker.agent.replica import DeathNotice, Exit, Failure, ReplicaProcesses
-from worker.agent.watch import Watch
+from worker.agent.reporter import Reporter
 from worker.health.exits import REFUSED, STOPPED, describe, poison_kind
 from worker.supervision.client import SupervisorClient
 
 log = structlog.get_logger()
-
-Place = tuple[str, str]
-"""Model and replica."""
-Report = Callable[[str, str, health.AgentState, str, Assignment], None]
-"""(model, replica, state, detail, assignment): the agent's word on a replica."""
 
 
 class RankExits:
@@ -34,15 +28,12 @@ class RankExits:
         client: SyncRedis,
         supervisor: SupervisorClient,
         host_id: str,
-        replicas: Mapping[Place, ReplicaProcesses],
-        watches: Mapping[Place, Watch],
-        report: Report,
+        replicas: HostReplicas,
+        reporter: Reporter,
     ) -> None:
         self._client, self._supervisor, self._host_id = client, supervisor, host_id
-        self._replicas, self._watches, self._report = replicas, watches, report
+        self._replicas, self._reporter = replicas, reporter
         self._untold: deque[DeathNotice] = deque()
-        self.queue: queue.SimpleQueue[Exit] = queue.SimpleQueue()
-        """Exits as they are reported, from any thread."""
 
     def tell_late(self) -> None:
         """Tell what could not be told while Redis was away."""
@@ -53,14 +44,14 @@ class RankExits:
     def wait(self, seconds: float) -> None:
         """Handle the next exit, if one is reported within that time."""
         try:
-            exit = self.queue.get(timeout=seconds)
+            exit = self._replicas.exits.get(timeout=seconds)
         except queue.Empty:
             return
         self._on_exit(exit)
 
     def _on_exit(self, exit: Exit) -> None:
         """A process ended: plan the next life, and tell the farm at once."""
-        replica = self._replicas.get(exit.place)
+        replica = self._replicas.by_place.get(exit.place)
         if replica is None or not replica.ended(exit) or exit.pid in replica.outdated:
             self._supervisor.forget(exit.pid)
             return
@@ -79,18 +70,18 @@ class RankExits:
         given_up = exit.status == REFUSED or not replica.pause()
         try:
             # The epoch of now may be a later one than that in which a rank died while there was no agent.
-            past = self._watches[exit.place].seen_in(exit.pid) if exit.past else None
+            past = self._replicas.detectors[exit.place].seen_in(exit.pid) if exit.past else None
             epoch = health.read_epoch(self._client, *exit.place) if past is None else past
             self._tell(DeathNotice(exit, what, epoch, given_up, killed_for))
         except RedisUnavailable:  # later the farm may be in another epoch: accuse only the one that the process was in
-            epoch = self._watches[exit.place].seen_in(exit.pid)
+            epoch = self._replicas.detectors[exit.place].seen_in(exit.pid)
             self._untold.append(DeathNotice(exit, what, epoch, given_up, killed_for))
             raise
 
     def _tell(self, notice: DeathNotice) -> None:
         """Poison the epoch, free a dead leader's lock, and say what happens next. May be repeated."""
         exit, (model, name) = notice.exit, notice.exit.place
-        replica, kind = self._replicas[exit.place], poison_kind(exit.status)
+        replica, kind = self._replicas.by_place[exit.place], poison_kind(exit.status)
         said = (
             run(self._client, health.end_reason(model, name, exit.rank, self._host_id, exit.pid)) or notice.killed_for
         )
@@ -104,7 +95,7 @@ class RankExits:
         replica.note(exit.rank, Failure(what, explained=said is not None, outside=kind == "exited"))
         if not notice.given_up:
             state = "draining" if replica.draining else "backoff" if replica.attempts > 1 else "running"
-            self._report(model, name, state, replica.cause, replica.assignment)
+            self._reporter.report(model, name, state, replica.cause, replica.assignment)
         elif exit.status == REFUSED:
             self._give_up(replica, said or what)
         else:
@@ -120,7 +111,7 @@ class RankExits:
     def _give_up(self, replica: ReplicaProcesses, why: str) -> None:
         """Failed after back-off: the ranks that are left end, the model answers 503 with this reason."""
         replica.give_up(why)
-        self._report(*replica.place, "failed", why, replica.assignment)
+        self._reporter.report(*replica.place, "failed", why, replica.assignment)
         log.error(
             "gave the replica up", model=replica.place[0], replica=replica.place[1], error=why, action="replica_fail"
         )

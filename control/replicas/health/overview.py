@@ -15,13 +15,15 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run_every
 from control.replicas.health.beats import Beat, epoch_of, read_beat
-from control.replicas.health.poisoning import Poison, poison_of
+from control.replicas.health.poisoning import poison_of
 from control.replicas.health.state import ReplicaState, ReplicaView, model_state, replica_state
 from control.replicas.health.status import status_of
 from control.replicas.lease import holder
 
 _TOGETHER = 64
 """Models that are read in the same round trips."""
+
+AssetsMark = tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class ReplicaOverview:
 @dataclass(frozen=True, slots=True)
 class Overview:
     """`queued` requests wait for the model; `revision` is its specification's, `wanted` how many replicas that asks
-    for, and `rolled_out` how many of this revision serve."""
+    for, and `rolled_out` how many of this revision serve. `assets` changes with the assets of the model; None while it
+    was never loaded."""
 
     model: str
     state: ReplicaState
@@ -52,26 +55,13 @@ class Overview:
     revision: int
     wanted: int
     rolled_out: int
+    assets: AssetsMark | None
     replicas: list[ReplicaOverview]
 
     @property
     def is_rolled_out(self) -> bool:
         """True if the wanted number of replicas serves the newest revision and no other replica is left."""
         return self.rolled_out == self.wanted == len(self.replicas)
-
-
-def look_at(client: SyncRedis, model: str, replica: str, tp: int) -> tuple[int, list[Beat | None], Poison | None]:
-    """A replica's newest epoch, the last word of each rank, and its poison, in one round trip.
-
-    Raises RedisUnavailable.
-    """
-    calls = [
-        epoch_of(model, replica),
-        *(read_beat(model, replica, rank) for rank in range(tp)),
-        poison_of(model, replica),
-    ]
-    epoch, *beats, poison = run_every(client, calls)
-    return epoch, beats, poison
 
 
 def overviews(client: SyncRedis) -> list[Overview]:
@@ -85,7 +75,7 @@ def overview(client: SyncRedis, model: str) -> Overview:
     """One model; an unknown one is loading, with the reason. Raises RedisUnavailable."""
     spec = catalog.get_spec(client, model)
     if spec is None:
-        return Overview(model, "loading", "the farm does not know the model yet", 0, 0, 0, 0, [])
+        return Overview(model, "loading", "the farm does not know the model yet", 0, 0, 0, 0, None, [])
     return _overviews(client, [spec])[0]
 
 
@@ -103,7 +93,7 @@ class _Model:
 
     spec: ModelSpec
     queued: int
-    served: bool
+    assets: AssetsMark | None
     assigned: dict[str, catalog.Assigned]
 
 
@@ -112,7 +102,7 @@ def _about(spec: ModelSpec) -> list[Call[Any]]:
     model = ModelKeys(spec.name)
     return [
         read("HGET", model.load, "queued", parse=_count),
-        read("EXISTS", model.assets, parse=bool),
+        read("HMGET", model.assets, "created", "kv_tokens", "context_length", "vocab_size", parse=_mark),
         catalog.replicas(spec.name),
     ]
 
@@ -128,13 +118,13 @@ def _of_replicas(model: _Model) -> list[Call[Any]]:
 
 
 def _overview(about: _Model, found: Iterator[Any]) -> Overview:
-    spec, served, known = about.spec, about.served, _known(about.spec, about.assigned)
+    spec, served, known = about.spec, about.assets is not None, _known(about.spec, about.assigned)
     replicas = [
         _replica(spec, served, name, revision, list(islice(found, 4 + tp))) for name, (revision, tp) in known.items()
     ]
     state, detail = model_state([(replica.state, replica.detail) for replica in replicas], spec.unload)
     done = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)
-    return Overview(spec.name, state, detail, about.queued, spec.revision, spec.replicas, done, replicas)
+    return Overview(spec.name, state, detail, about.queued, spec.revision, spec.replicas, done, about.assets, replicas)
 
 
 def _known(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) -> dict[str, tuple[int, int]]:
@@ -162,6 +152,10 @@ def _replica(spec: ModelSpec, served: bool, name: str, revision: int, found: lis
         seq=leader.seq if leader is not None and leader.epoch == epoch else 0,
         beats=beats,
     )
+
+
+def _mark(reply: list[str | None]) -> AssetsMark | None:
+    return tuple(reply) if any(reply) else None
 
 
 def _count(reply: str | None) -> int:

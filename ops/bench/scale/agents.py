@@ -24,10 +24,9 @@ from control.replicas.health import Beat
 from control.replicas.lease import Lease, acquire, holder
 from ops.bench.scale.crowd import Size
 from ops.bench.scale.rounds import Round, watch
-from worker.agent.adoption import record_key
+from worker.agent.adoption import ReplicaRecord, record_key
 from worker.agent.agent import TICK_S, Agent
 from worker.agent.planner import Planner
-from worker.agent.record import ReplicaRecord
 from worker.supervision.client import SupervisorClient
 from worker.supervision.version import VERSION
 from worker.supervision.wire import encode_line

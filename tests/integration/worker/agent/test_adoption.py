@@ -126,7 +126,7 @@ def test_ranks_are_adopted_and_can_be_unloaded(scene: Scene) -> None:
     pids = scene.served()
     scene.lose_agent()
     agent = scene.adopts()
-    assert agent._replicas[MODEL, REPLICA].pids() == pids
+    assert agent.replicas.by_place[MODEL, REPLICA].pids() == pids
     assert all(map(psutil.pid_exists, pids.values())) and scene.pids(0) == [pids[0]]
     assert catalog.tombstone(scene.redis.client, MODEL)
     until(lambda: catalog.get_spec(scene.redis.client, MODEL) is None, 40.0)
@@ -168,7 +168,7 @@ def test_a_replica_that_was_given_up_stays_given_up(scene: Scene) -> None:
     until(lambda: "could not load" in json.dumps(scene.host.clients[-1].kept), 40.0)
     scene.lose_agent()
     agent = scene.adopts()
-    replica = agent._replicas[MODEL, REPLICA]
+    replica = agent.replicas.by_place[MODEL, REPLICA]
     until(lambda: not replica.processes, 40.0)
     assert replica.failed is not None and replica.failed in why and len(scene.pids(1)) == tries
 
@@ -197,10 +197,10 @@ def test_ranks_of_another_version_end_when_one_of_them_must_be_replaced(
     scene.lose_agent()
     monkeypatch.setattr(replica_module, "VERSION", "another")
     agent = scene.adopts()
-    assert agent._replicas[MODEL, REPLICA].pids() == pids
+    assert agent.replicas.by_place[MODEL, REPLICA].pids() == pids
     os.kill(pids[1], signal.SIGKILL)
     until(lambda: len(scene.pids(0)) == len(scene.pids(1)) == 2, 40.0)
-    assert agent._replicas[MODEL, REPLICA].attempts == 1
+    assert agent.replicas.by_place[MODEL, REPLICA].attempts == 1
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [1]], ids=["leader", "peer"])

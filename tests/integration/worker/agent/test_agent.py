@@ -84,7 +84,7 @@ class AgentScene:
 
     def process(self, rank: int) -> ChildProcess:
         """As the agent holds it; the process may say that it is there a little before that."""
-        return until(lambda: self.agent._replicas[MODEL, REPLICA].processes.get(rank), 40.0)
+        return until(lambda: self.agent.replicas.by_place[MODEL, REPLICA].processes.get(rank), 40.0)
 
     def standby(self) -> str | None:
         """What the host says of its standby."""
@@ -206,7 +206,7 @@ def test_a_rank_that_keeps_failing_is_given_up_with_its_last_cause(scene: AgentS
     detail = scene.status()["detail"]
     assert "rank 1" in detail and "could not load" in detail and "3 times" in detail
     assert len(scene.pids(1)) == 4
-    until(lambda: not scene.agent._replicas[MODEL, REPLICA].processes, 40.0)
+    until(lambda: not scene.agent.replicas.by_place[MODEL, REPLICA].processes, 40.0)
     assert health.overview(scene.redis.client, MODEL).state == "failed"
 
 
@@ -277,7 +277,7 @@ def test_a_part_of_a_replica_follows_the_host_that_gave_it_up(scene: AgentScene)
     scene.thread.start()
     until(lambda: scene.pids(0), 40.0)
     health.write_status(scene.redis.client, MODEL, REPLICA, "failed", "no such device", host="other")
-    until(lambda: not scene.agent._replicas[MODEL, REPLICA].processes, 40.0)
+    until(lambda: not scene.agent.replicas.by_place[MODEL, REPLICA].processes, 40.0)
     assert scene.status()["detail"] == "no such device" and len(scene.pids(0)) == 1
     health.write_status(scene.redis.client, MODEL, REPLICA, "starting", "", host="third")
     until(lambda: len(scene.pids(0)) == 2, 40.0)

@@ -21,7 +21,7 @@ def models(*aliases: str, **states: ReplicaState) -> Models:
     client: Any = None
     subject = Models(client, ApiSettings(redis_url="redis://nowhere", served_model_names=aliases))
     for name, state in states.items():
-        subject._overviews[name] = Overview(name, state, "", 0, 1, 1, 0, [])
+        subject._overviews[name] = Overview(name, state, "", 0, 1, 1, 0, None, [])
         if state in SERVED:
             served: Any = ((), None)
             subject._served[name] = served

@@ -19,10 +19,10 @@ from control.replicas.lease import Lease
 from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import supervised
-from worker.agent import absence
-from worker.agent import watch as watch_module
+from worker.agent import failure_detector as detector_module
+from worker.agent.failure_detector import FailureDetector
+from worker.agent.host_view import read_host
 from worker.agent.replica import Exit, ReplicaProcesses
-from worker.agent.watch import Watch
 from worker.health import contact as contact_module
 from worker.supervision.client import ChildProcess, SupervisorClient
 from worker.supervision.wire import AT_ONCE
@@ -45,7 +45,7 @@ class Watched:
         self.replica = ReplicaProcesses(assignment, "/nowhere", "host", redis.url, supervisor, exits)
         for rank in range(WORLD):
             self.replica.processes[rank] = supervisor.spawn(["sleep", "60"], dict(os.environ), {}, AT_ONCE)
-        self.watch = Watch(redis.client, self.replica)
+        self.detector = FailureDetector(redis.client, self.replica)
         self.lease: Lease = redis.lead(WORLD)
 
     def beats(self, *ranks: int, phase: str = "ready") -> None:
@@ -70,6 +70,11 @@ class Watched:
     def poison(self, kind: str, rank: int) -> None:
         write_poison(self.redis.client, MODEL, REPLICA, self.lease.epoch, rank, kind, "because")
 
+    def look(self) -> None:
+        """As the agent does in a tick."""
+        view = read_host(self.redis.client, "host", {self.replica.place: WORLD})
+        self.detector.judge(view.looks[self.replica.place])
+
     def killed(self) -> list[int]:
         """The ranks whose process was ended; a signal that was sent is waited for."""
         ended = []
@@ -90,9 +95,9 @@ def test_a_rank_that_falls_silent_is_poison_and_killed(watched: Watched) -> None
     """It has beaten in this epoch, its process lives, and now it does not beat: it hangs."""
     for _ in range(3):  # a beat lapses where the machine stands still between it and the look
         watched.beats(0, 1)
-        watched.watch.look()
+        watched.look()
     watched.hush(1)
-    watched.watch.look()
+    watched.look()
     poison = read_poison(watched.redis.client, MODEL, REPLICA)
     assert poison is not None and (poison.kind, poison.rank) == ("silent", 1)
     assert watched.killed() == [1]
@@ -105,7 +110,7 @@ def busy(watched: Watched) -> ChildProcess:
     watched.replica.processes[1].wait()
     command = [sys.executable, "-S", "-c", "while True: pass"]
     process = watched.replica.supervisor.spawn(command, dict(os.environ), {}, AT_ONCE)
-    until(lambda: all(watch_module.wants_to_run(process.pid) for _ in range(20)), 40.0)
+    until(lambda: all(detector_module.wants_to_run(process.pid) for _ in range(20)), 40.0)
     watched.replica.processes[1] = process
     return process
 
@@ -115,24 +120,24 @@ def test_a_rank_that_waits_for_a_processor_is_spared(
 ) -> None:
     """On a machine that is too busy a pulse can be late; only one that stays silent is ended in the end."""
     watched.beats(0, 1)
-    watched.watch.look()
+    watched.look()
     watched.hush(1)
-    watched.watch.look()
+    watched.look()
     assert watched.killed() == [] and read_poison(watched.redis.client, MODEL, REPLICA) is None
-    monkeypatch.setattr(watch_module, "STARVED_S", -1.0)
-    watched.watch.look()
+    monkeypatch.setattr(detector_module, "STARVED_S", -1.0)
+    watched.look()
     assert watched.killed() == [1]
 
 
 def test_a_busy_rank_that_is_stopped_is_found(watched: Watched, busy: ChildProcess) -> None:
     """None of its threads wants to run any more."""
     watched.beats(0, 1)
-    watched.watch.look()
+    watched.look()
     busy.send_signal(signal.SIGSTOP)
-    until(lambda: not watch_module.wants_to_run(busy.pid), 40.0)
-    watched.watch.look()
+    until(lambda: not detector_module.wants_to_run(busy.pid), 40.0)
+    watched.look()
     watched.hush(1)
-    watched.watch.look()
+    watched.look()
     assert watched.killed() == [1]
 
 
@@ -140,7 +145,7 @@ def test_a_rank_that_runs_now_and_then_is_slow_and_not_stopped(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that gives it a twentieth of its time finds it stopped at every look; without a break it is killed."""
-    monkeypatch.setattr(absence, "STOPPED_S", 0.3)
+    monkeypatch.setattr(detector_module, "STOPPED_S", 0.3)
     rank = watched.replica.processes[1]
 
     def throttled(seconds: float) -> None:
@@ -151,16 +156,16 @@ def test_a_rank_that_runs_now_and_then_is_slow_and_not_stopped(
             rank.send_signal(signal.SIGSTOP)
             until(lambda: psutil.Process(rank.pid).status() == psutil.STATUS_STOPPED)
             watched.beats(0)
-            watched.watch.look()
+            watched.look()
 
     watched.beats(0, 1)
-    watched.watch.look()
+    watched.look()
     watched.hush(1)
     throttled(1.0)
     assert watched.killed() == [] and read_poison(watched.redis.client, MODEL, REPLICA) is None
 
     def found() -> bool:
-        watched.watch.look()
+        watched.look()
         return read_poison(watched.redis.client, MODEL, REPLICA) is not None
 
     until(found, 5.0)
@@ -170,16 +175,16 @@ def test_a_rank_that_runs_now_and_then_is_slow_and_not_stopped(
 def test_after_a_pause_of_redis_nobody_is_accused_at_once(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the agent could not look, the ranks may not have been able to beat: they get the life of a heartbeat."""
     watched.beats(0, 1)
-    watched.watch.look()
+    watched.look()
     watched.hush(1)
     monkeypatch.setattr(contact_module, "GAP_S", -1.0)
-    watched.watch.look()
+    watched.look()
     assert watched.killed() == []
     monkeypatch.undo()
 
     def poisoned() -> bool:
         watched.beats(0)
-        watched.watch.look()
+        watched.look()
         return read_poison(watched.redis.client, MODEL, REPLICA) is not None
 
     until(poisoned, 40.0)
@@ -189,28 +194,28 @@ def test_after_a_pause_of_redis_nobody_is_accused_at_once(watched: Watched, monk
 def test_a_rank_that_was_never_heard_is_not_judged(watched: Watched) -> None:
     """Starting takes as long as it takes: there is no word yet that could be missing."""
     watched.beats(0)
-    watched.watch.look()
-    watched.watch.look()
+    watched.look()
+    watched.look()
     assert read_poison(watched.redis.client, MODEL, REPLICA) is None and watched.killed() == []
 
 
 def test_a_redis_that_lost_everything_accuses_nobody(watched: Watched) -> None:
     """Without the epoch's key the silence is Redis's, not the ranks'."""
     watched.beats(0, 1)
-    watched.watch.look()
+    watched.look()
     watched.redis.client.flushall()
-    watched.watch.look()
+    watched.look()
     assert watched.killed() == []
 
 
 def test_a_word_of_an_older_epoch_is_not_missed_in_this_one(watched: Watched) -> None:
     """A rank that left with its epoch has not been heard in the new one, so it can't be silent there."""
     watched.beats(0, 1)
-    watched.watch.look()
+    watched.look()
     watched.redis.lapse()
     watched.lease = watched.redis.lead(WORLD)
     watched.hush(1)
-    watched.watch.look()
+    watched.look()
     assert watched.killed() == []
 
 
@@ -218,10 +223,10 @@ def test_a_stopped_rank_is_killed_in_any_epoch_or_none(watched: Watched, monkeyp
     """Between two epochs it has no heartbeat to be missed, and its leader would wait for it for minutes."""
     watched.replica.processes[1].send_signal(signal.SIGSTOP)
     until(lambda: psutil.Process(watched.replica.processes[1].pid).status() == psutil.STATUS_STOPPED)
-    watched.watch.look()
+    watched.look()
     assert watched.killed() == [], "somebody may let it go on at once"
-    monkeypatch.setattr(absence, "STOPPED_S", 0.0)
-    watched.watch.look()
+    monkeypatch.setattr(detector_module, "STOPPED_S", 0.0)
+    watched.look()
     assert watched.killed() == [1]
 
 
@@ -231,30 +236,30 @@ def test_who_does_not_come_to_the_next_epoch_is_killed(
 ) -> None:
     """It was in the one before and its process lives: it hangs where no deadline reaches it."""
     watched.beats(0, 1)
-    watched.watch.look()
+    watched.look()
     watched.redis.lapse()
     watched.lease = watched.redis.lead(WORLD)
     watched.hush(rank)
     if rank == 1:
         watched.beats(0, phase="forming")
-    watched.watch.look()
+    watched.look()
     assert watched.killed() == [], "it has time to come"
-    monkeypatch.setattr(absence, "LATE_S", 0.0)
-    watched.watch.look()
+    monkeypatch.setattr(detector_module, "LATE_S", 0.0)
+    watched.look()
     assert watched.killed() == [rank]
 
 
 def test_a_pause_in_looking_starts_the_wait_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """While Redis is away nobody can be seen to come."""
     watched.beats(0, 1)
-    watched.watch.look()
+    watched.look()
     watched.redis.lapse()
     watched.lease = watched.redis.lead(WORLD)
     watched.hush(0)
-    watched.watch.look()
-    monkeypatch.setattr(absence, "LATE_S", 0.0)
+    watched.look()
+    monkeypatch.setattr(detector_module, "LATE_S", 0.0)
     monkeypatch.setattr(contact_module, "GAP_S", -1.0)
-    watched.watch.look()
+    watched.look()
     assert watched.killed() == []
 
 
@@ -268,8 +273,8 @@ def test_only_who_let_a_deadline_pass_is_killed_at_once(
     """Ranks leave a poisoned epoch by themselves and keep their weights; one that hangs can't."""
     watched.beats(0, 1)
     watched.poison(kind, rank)
-    watched.watch.look()
-    watched.watch.look()
+    watched.look()
+    watched.look()
     assert watched.killed() == ends
 
 
@@ -277,12 +282,12 @@ def test_who_stays_in_a_poisoned_epoch_is_killed(watched: Watched, monkeypatch: 
     """A rank that still beats in it after the time to leave hangs, and its own deadman does too."""
     watched.beats(0, 1)
     watched.poison("forward_failed", 0)
-    watched.watch.look()
-    watched.watch.look()
+    watched.look()
+    watched.look()
     assert watched.killed() == [], "it has time to leave"
-    monkeypatch.setattr(watch_module, "POISON_IGNORED_S", -1.0)
+    monkeypatch.setattr(detector_module, "POISON_IGNORED_S", -1.0)
     watched.hush(0)
-    watched.watch.look()
+    watched.look()
     assert watched.killed() == [1]
 
 
@@ -293,7 +298,7 @@ def test_the_last_word_of_a_leader_that_has_ended_forgives_nothing(watched: Watc
     watched.beats(0)
     ended = watched.replica.processes.pop(0)
     try:
-        watched.watch.look()
+        watched.look()
         assert watched.replica.attempts == 1
         assert watched.redis.client.hget(watched.redis.keys.status, "state") == "backoff"
     finally:
@@ -306,10 +311,10 @@ def test_a_group_that_serves_is_forgiven(watched: Watched) -> None:
     watched.replica.pause()
     watched.replica.pause()
     watched.beats(0, phase="loading")
-    watched.watch.look()
+    watched.look()
     assert watched.replica.attempts == 2, "loading is not serving"
     watched.beats(0)
-    watched.watch.look()
+    watched.look()
     assert watched.replica.attempts == 0
     assert watched.redis.client.hget(watched.redis.keys.status, "state") == "running"
     assert overview(watched.redis.client, MODEL).model == MODEL

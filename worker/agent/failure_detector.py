@@ -1,27 +1,29 @@
-"""What an agent sees of its ranks through Redis: when they are ready, and when one hangs though its process lives."""
+"""The failure detector of one replica: finds ranks that hang although their processes live, by their heartbeats."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import structlog
 
 from control.redis.clients import SyncRedis
 from control.replicas import health
-from worker.agent.absence import Absence
+from control.replicas.health import Beat
 from worker.agent.replica import ReplicaProcesses
 from worker.health.contact import Contact
-from worker.health.detectors import POISON_IGNORED_S, RANK_SILENT_S, STARVED_S
+from worker.health.detectors import LATE_S, POISON_IGNORED_S, RANK_SILENT_S, STARVED_S, STOPPED_S
 from worker.health.scheduled import times_run
 
 log = structlog.get_logger()
 
 
 def wants_to_run(pid: int) -> bool:
-    """Whether a thread of the process runs, waits for a processor, or for a page: then its pulse may only be starved.
+    """True if a thread of the process runs, or waits for a processor or a page: then its heartbeat may only be late.
 
-    All threads of a stopped process are stopped, those of one that waits for ever sleep.
+    All threads of a stopped process are stopped; those of one that waits for ever sleep.
     """
     try:
         stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
@@ -30,14 +32,14 @@ def wants_to_run(pid: int) -> bool:
     return any(stat.rpartition(")")[2].split()[0] in ("R", "D") for stat in stats)
 
 
-class Watch:
-    """One replica's heartbeats and poison, looked at in every tick."""
+class FailureDetector:
+    """Judges one replica in every tick, by its heartbeats and its poison."""
 
     def __init__(self, client: SyncRedis, replica: ReplicaProcesses) -> None:
         self._client, self._replica = client, replica
         self._seen: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None
-        # After a gap Redis was away or slow, or this agent, and nobody's silence counts yet.
+        # After a gap Redis was away or slow, or this agent was: silence does not count yet.
         self._contact = Contact(grace_s=RANK_SILENT_S)
         self._silent_since: dict[int, float] = {}
         self._run: dict[int, int] = {}
@@ -60,10 +62,10 @@ class Watch:
         """The epoch in which the process beat last; 0 if it never did."""
         return self._seen.get(pid, 0)
 
-    def look(self) -> None:
-        """Forgive when ready, kill what hangs."""
+    def judge(self, look: health.Look) -> None:
+        """Forget failures of a group that is ready; kill ranks that hang. Raises RedisUnavailable."""
         model, name = self._replica.place
-        epoch, beats, poison = health.look_at(self._client, model, name, self._replica.assignment.spec.tp)
+        epoch, beats, poison = look.epoch, look.beats, look.poison
         if beats[0] is not None and beats[0].phase == "ready" and self._may_be_alive(beats[0]):
             if self._replica.attempts and not self._replica.draining:
                 health.write_status(self._client, model, name, "running", "")
@@ -75,7 +77,7 @@ class Watch:
             self._absence.forget()
         self._end_absent(epoch, beats)
         if poison is not None and poison.epoch == epoch:
-            self._judge(poison, beats)
+            self._judge_poisoned(poison, beats)
             return
         self._poisoned = None
         before, self._run = self._run, {pid: times_run(pid) for pid in self._replica.pids().values()}
@@ -87,13 +89,13 @@ class Watch:
             elif beat is None and self._seen.get(pid) == epoch:
                 self._silent(rank, pid, epoch, ran=before.get(pid) != self._run[pid])
 
-    def _may_be_alive(self, leader: health.Beat) -> bool:
+    def _may_be_alive(self, leader: Beat) -> bool:
         """Whether the leader's last word is not that of a process of this host which has ended since."""
         here = 0 in self._replica.assignment.ranks
         return not here or self._replica.pids().get(0) == leader.pid
 
-    def _end_absent(self, epoch: int, beats: list[health.Beat | None]) -> None:
-        """Kill who hangs where it has no heartbeat in this epoch that could be missed."""
+    def _end_absent(self, epoch: int, beats: list[Beat | None]) -> None:
+        """Kill ranks that hang and have no heartbeat in this epoch that could be missed."""
         pids = self._replica.pids()
         for rank, how in self._absence.judge(pids, self._seen, epoch, beats):
             self._end(rank, pids[rank], epoch, f"rank {rank} (pid {pids[rank]}) lives but {how}")
@@ -117,7 +119,7 @@ class Watch:
         self._seen.pop(pid, None)
         self._replica.kill(rank, message)
 
-    def _judge(self, poison: health.Poison, beats: list[health.Beat | None]) -> None:
+    def _judge_poisoned(self, poison: health.Poison, beats: list[Beat | None]) -> None:
         """Ranks leave a poisoned epoch and stop beating; the one that is accused, or stays, is killed."""
         if self._poisoned is None or self._poisoned[0] != poison.epoch:
             self._poisoned = (poison.epoch, time.monotonic())
@@ -134,3 +136,62 @@ class Watch:
                         action="rank_kill",
                     )
                     self._replica.kill(rank)
+
+
+class Absence:
+    """Ranks that hang where no heartbeat of theirs can be missed: between two epochs, or before they join one.
+
+    It knows since when each process has been stopped, or late, at every look of its agent.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int], float] = {}
+        self._run: dict[int, int] = {}
+        """How often each stopped process had run at the last look."""
+
+    def forget(self) -> None:
+        """Begin anew after an absence of Redis, or of this process."""
+        self._since.clear()
+
+    def judge(
+        self, pids: Mapping[int, int], seen: Mapping[int, int], epoch: int, beats: Sequence[Beat | None]
+    ) -> list[tuple[int, str]]:
+        """The ranks that hang, each with how. `seen` holds the epoch in which each pid beat last, `beats` the last word
+        of each rank."""
+        leader = beats[0]
+        led = leader is not None and leader.epoch == epoch
+        found: list[tuple[int, str]] = []
+        for rank, pid in pids.items():
+            # A leader that was heard before and is not; a rank that its leader waits for in an epoch it has not joined.
+            late = seen.get(pid, 0) > 0 and (leader is None if rank == 0 else led and seen[pid] != epoch)
+            if self._lasts("stopped", pid, self._stands(pid)) > STOPPED_S:
+                found.append((rank, f"has been stopped for {STOPPED_S:g} s"))
+            elif self._lasts("late", pid, late) > LATE_S:
+                found.append((rank, f"has not come to an epoch for {LATE_S:g} s"))
+        self._since = {key: since for key, since in self._since.items() if key[1] in pids.values()}
+        return found
+
+    def _stands(self, pid: int) -> bool:
+        """True if a signal holds the process, and it has not run since the last look."""
+        if not _is_stopped(pid):
+            self._run.pop(pid, None)
+            return False
+        now = times_run(pid)
+        before, self._run[pid] = self._run.get(pid, now), now
+        return before == now
+
+    def _lasts(self, what: str, pid: int, holds: bool) -> float:
+        """Seconds for which `what` has held of the process at every look."""
+        now = time.monotonic()
+        if not holds:
+            self._since.pop((what, pid), None)
+            return 0.0
+        return now - self._since.setdefault((what, pid), now)
+
+
+def _is_stopped(pid: int) -> bool:
+    """True if a signal holds the process; a debugger's hold does not count."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False

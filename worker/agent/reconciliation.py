@@ -1,0 +1,98 @@
+"""Reconciliation: the assignments of a host become processes, and what is withdrawn ends."""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from control.messages import Assignment
+from control.placement import farm
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run
+from control.replicas import health, lease
+from worker.agent.host_replicas import HostReplicas
+from worker.agent.host_view import HostView, Place
+from worker.agent.replica import ReplicaProcesses
+from worker.agent.reporter import Reporter
+from worker.repository.preparation import Preparations
+
+log = structlog.get_logger()
+
+
+class Reconciler:
+    """Brings the replicas of one host in line with its assignments, tick by tick."""
+
+    def __init__(self, client: SyncRedis, host_id: str, replicas: HostReplicas, reporter: Reporter) -> None:
+        self._client, self._host_id, self._replicas, self._reporter = client, host_id, replicas, reporter
+        self._preparing = Preparations(client, reporter.report)
+        self._refused: dict[Place, tuple[int, str]] = {}
+        """Revisions that no process was started for, and why."""
+
+    @property
+    def worlds(self) -> dict[Place, int]:
+        """The replicas to look at, with their numbers of ranks; a refused one has none."""
+        running = {place: one.assignment.spec.tp for place, one in self._replicas.by_place.items() if not one.stopping}
+        return dict.fromkeys(self._refused, 0) | running
+
+    @property
+    def preparing(self) -> bool:
+        """Whether files of a model are being resolved."""
+        return self._preparing.under_way
+
+    def close(self) -> None:
+        """End the downloads."""
+        self._preparing.close()
+
+    def reconcile(self, view: HostView) -> None:
+        """One tick. A missing assignment changes nothing: Redis may have lost it, so what runs is published again.
+
+        Raises RedisUnavailable.
+        """
+        for place, replica in self._replicas.by_place.items():
+            if place not in view.assignments and not replica.stopping:
+                again = msgspec.structs.replace(replica.assignment, withdrawn=replica.draining)
+                farm.assign(self._client, self._host_id, again)
+                catalog.restore_spec(self._client, replica.assignment.spec)
+        for place, assignment in view.assignments.items():
+            replica = self._replicas.by_place.get(place)
+            if assignment.withdrawn:
+                self._withdraw(place, assignment, replica)
+            elif replica is None:
+                self._start(place, assignment, view)
+            elif assignment.spec.revision == replica.assignment.spec.revision:
+                replica.assignment = assignment  # ranks of a host that was lost may have been added
+            elif not replica.stopping:
+                farm.assign(self._client, self._host_id, replica.assignment)  # an older one runs: it is to be replaced
+
+    def _start(self, place: Place, assignment: Assignment, view: HostView) -> None:
+        """Resolve the files and pass the gates off the main thread (a download may take long), then take it in."""
+        refused, why = self._refused.get(place, (None, ""))
+        if refused == assignment.spec.revision:
+            if place in view.looks:
+                self._reporter.repeat_failure(assignment, why, view.looks[place].status)
+            return
+        outcome = self._preparing.turn(place, assignment)
+        if isinstance(outcome, str):
+            self._refused[place] = assignment.spec.revision, outcome
+            self._reporter.report(*place, "failed", outcome, assignment)
+        elif outcome is not None:
+            self._replicas.start(assignment, str(outcome))
+
+    def _withdraw(self, place: Place, assignment: Assignment, replica: ReplicaProcesses | None) -> None:
+        self._refused.pop(place, None)
+        self._preparing.leave(place)
+        if replica is None:
+            farm.remove_assignment(self._client, self._host_id, *place)
+            health.clear_status(self._client, *place)
+        elif assignment.at_once:
+            replica.stop()
+        else:
+            self._drain(replica)
+
+    def _drain(self, replica: ReplicaProcesses) -> None:
+        model, name = replica.place
+        if not replica.draining:
+            log.info("replica drains", model=model, replica=name, action="replica_drain")
+            self._reporter.report(model, name, "draining", "finishes what it runs", replica.assignment)
+        replica.drain(led=run(self._client, lease.holder(model, name)) is not None)
