@@ -48,9 +48,9 @@ PASSED_OVER = 16
 """So many claims in a row may pass over a class that waits; the next one is its own."""
 STAGED_MS = 60_000
 """Life of a token log that is being written beside the one in use, refreshed by each page."""
-HAND_OUT = 16
-"""Requests that one script hands out, puts back or ends at most: about two milliseconds of the server's time."""
-HAND_OUT_CHOICES = 256
+HAND_OUT = 10
+"""Requests that one script hands out, puts back or ends at most: one to two milliseconds of the server's time."""
+HAND_OUT_CHOICES = 128
 """Choices after whose end a script ends no further request: each takes a log entry, and its part of an event."""
 DEBT_MS = 600_000
 """How long a tenant without requests keeps what it was served beyond its turn."""

@@ -15,7 +15,7 @@ from control.replicas.lease import Lease, granted
 CALL_COST = 400
 """Upper bound of one call, in the cost of an entry: about two milliseconds of the server's time."""
 _ROW_COST = 4
-_END_COST = 20
+_END_COST = 40
 
 
 class Emission(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from control.errors import RequestNotFound
 from control.keys import ModelKeys
 from control.messages import LogEntry
 from control.redis.connection import Call
-from control.requests.history import PAGE_ENTRIES, decode_entries
+from control.requests.history import FOLLOW_ENTRIES, decode_entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def not_found(rid: str) -> RequestNotFound:
 
 
 def follow(
-    model: str, rid: str, api: str, tenant: str, have: int, params: bool = False, most: int = PAGE_ENTRIES
+    model: str, rid: str, api: str, tenant: str, have: int, params: bool = False, most: int = FOLLOW_ENTRIES
 ) -> Call[Followed]:
     """From now on `api` gets this request's events; `have` is the last seq that it has, `most` bounds the entries.
 

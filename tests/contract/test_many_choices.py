@@ -17,7 +17,7 @@ from control.requests import Adopted
 from tests.contract.conftest import MODEL, Farm, token
 
 CHOICES = 128
-MOST_IN_A_CALL = 3 * CHOICES
+MOST_IN_A_CALL = 2 * CHOICES
 RIDS = [f"wide-{index:02}" for index in range(HAND_OUT)]
 
 Again = Callable[[], bool]
