@@ -16,6 +16,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from control.errors import GrammarRefused
 from control.messages import Grammar
+from control.text.json_schema import for_library
 from control.text.vocabulary import TokenBytes
 
 MAX_CHARACTERS = 131_072
@@ -77,7 +78,7 @@ def as_lark(grammar: Grammar) -> str | None:
         case "json_object":
             return _json_in_lark({"type": "object"})
         case "json_schema":
-            return _json_in_lark(json.loads(grammar.text))
+            return _json_in_lark(for_library(json.loads(grammar.text)))
         case "choice":
             return _quoted(json.loads(grammar.text))
         case "regex":
@@ -91,7 +92,7 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     _bound(grammar.text)
     try:
         text = _for_library(grammar)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GrammarRefused(str(error)) from None
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
     if matcher.is_error():
@@ -117,7 +118,7 @@ def _for_library(grammar: Grammar) -> str:
         case "json_object":
             return _schema('{"type": "object"}')
         case "json_schema":
-            return _schema(grammar.text)
+            return _schema(json.dumps(for_library(json.loads(grammar.text)), ensure_ascii=False))
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "choice":
