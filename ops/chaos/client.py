@@ -140,7 +140,7 @@ async def _connection(base: Base, attempt: Attempt, key: str) -> None:
 
 async def _read(response: Response, attempt: Attempt, silence: asyncio.Timeout) -> None:
     transcript, loop = attempt.transcript, asyncio.get_running_loop()
-    async for event_id, data in response.events():
+    async for event_id, data, _ in response.events():
         attempt.heard.append(time.monotonic())
         silence.reschedule(loop.time() + SILENCE_LIMIT_S)
         if data == b"[DONE]":

@@ -24,6 +24,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.replicas import health
 from control.settings import keeps_standby
+from ops.client.events import parsed
 
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
 STRUCK = "Count from 1 to 100."
@@ -151,9 +152,9 @@ def stream(address: str, question: str) -> Iterator[tuple[str, str | None]]:
     response = connection.getresponse()
     if response.status != 200:
         raise RuntimeError(f"HTTP {response.status}: {response.read().decode()}")
-    for line in response:
-        if match := re.match(rb"data: (\{.*\})", line):
-            for choice in json.loads(match[1]).get("choices", []):
+    for event in parsed(response):
+        if event.data.startswith(b"{"):
+            for choice in json.loads(event.data).get("choices", []):
                 yield choice["delta"].get("content") or "", choice["finish_reason"]
     connection.close()
 

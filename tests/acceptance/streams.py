@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ops.client.events import parsed
+
 
 @dataclass
 class Received:
@@ -41,14 +43,10 @@ def open_stream(address: str, body: dict[str, Any], headers: dict[str, str] | No
 
 def receive(response: http.client.HTTPResponse, into: Received) -> Iterator[Received]:
     """Read events into `into`, yielding after each; returns at [DONE] or when the connection is cut."""
-    event_id = ""
     with response:
-        for raw in response:
-            line = raw.decode().rstrip("\n")
-            if line.startswith("id: "):
-                event_id = line[4:]
-            elif line == "data: [DONE]":
+        for event in parsed(response):
+            if event.data == b"[DONE]":
                 return
-            elif line.startswith("data: "):
-                into.take(event_id, json.loads(line[6:]))
+            if event.data:
+                into.take(event.id or into.last_id, json.loads(event.data))
                 yield into

@@ -87,7 +87,7 @@ async def _read_whole(response: Response, answer: Answer) -> None:
 
 async def _read_stream(response: Response, answer: Answer) -> None:
     done = False
-    async for _, data in response.events():
+    async for _, data, _ in response.events():
         if data == b"[DONE]":
             done = True
             continue

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 from urllib.parse import urlsplit
+
+from ops.client.events import Event, EventParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,6 @@ class Base:
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(f"{url!r} is not http://HOST:PORT")
         return cls(parts.hostname, parts.port or 80)
-
-
-class Event(NamedTuple):
-    """One server-sent event; `id` is empty where it has none."""
-
-    id: str
-    data: bytes
 
 
 @dataclass(slots=True)
@@ -55,15 +49,11 @@ class Response:
 
     async def events(self) -> AsyncIterator[Event]:
         """Each server-sent event; comments are skipped. Ends where the body ends."""
-        rest = b""
+        parser = EventParser()
         async for chunk in self.chunks():
-            *blocks, rest = (rest + chunk).split(b"\n\n")
-            for block in blocks:
-                lines = block.split(b"\n")
-                data = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-                if data:
-                    named = next((line[3:].strip() for line in lines if line.startswith(b"id:")), b"")
-                    yield Event(named.decode(), b"\n".join(data))
+            for event in parser.feed(chunk):
+                if event.data:
+                    yield event
 
 
 @asynccontextmanager

@@ -168,7 +168,7 @@ def bearer(turn: int) -> dict[str, str]:
 
 async def first_text(response: Response) -> None:
     """Read until some text has come. Raises EOFError where the stream ends without."""
-    async for _, data in response.events():
+    async for _, data, _ in response.events():
         if data != b"[DONE]" and any(choice["delta"].get("content") for choice in json.loads(data).get("choices", [])):
             return
     raise EOFError("the stream ended without any text")

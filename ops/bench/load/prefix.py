@@ -118,7 +118,7 @@ async def ask(base: Base, model: str, prompt: list[int]) -> Turn:
             raise click.ClickException(
                 f"the farm answered {response.status}: {kind_of(json.loads(await response.read()))}"
             )
-        async for _, data in response.events():
+        async for _, data, _ in response.events():
             first = first or time.perf_counter()
             if data != b"[DONE]":
                 usage = json.loads(data).get("usage") or usage

@@ -1,14 +1,15 @@
-"""Reading server-sent events by hand, byte for byte."""
+"""Server-sent events as the tests look at them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import msgspec
+
+from ops.client.events import parsed
 
 
 @dataclass
@@ -29,21 +30,17 @@ class Event:
 
 
 def events(lines: Iterable[str]) -> Iterator[Event]:
-    identity: str | None = None
-    for line in lines:
-        if line.startswith("id: "):
-            identity = line[4:]
-        elif line.startswith(": "):
-            yield Event(None, None, comment=line[2:])
-        elif line == "data: [DONE]":
-            yield Event(identity, None, done=True)
-        elif line.startswith("data: "):
-            yield Event(identity, msgspec.json.decode(line[6:]))
+    for identity, data, raw in parsed(f"{line}\n".encode() for line in lines):
+        if raw.startswith(b":"):
+            yield Event(None, None, comment=raw[1:].decode().strip())
+        elif data:
+            done = data == b"[DONE]"
+            yield Event(identity or None, None if done else msgspec.json.decode(data), done)
 
 
 def blocks(text: str) -> list[str]:
     """The events of a stream as they were sent, comments aside."""
-    return [block for block in re.sub(r"(?m)^:.*\n", "", text).split("\n\n") if block.startswith("id: ")]
+    return [event.raw.decode().rstrip("\n") for event in parsed([text.encode()]) if event.id]
 
 
 def read_all(response: httpx.Response) -> list[Event]:

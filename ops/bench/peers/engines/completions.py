@@ -42,7 +42,7 @@ async def complete(base: Base, fields: dict[str, Any], prompt: list[int], tokens
 
 
 async def _read(response: Response, stream: Stream, prompt_tokens: int) -> None:
-    async for _, data in response.events():
+    async for _, data, _ in response.events():
         if data == b"[DONE]":
             return
         now = time.monotonic()

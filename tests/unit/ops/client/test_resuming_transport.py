@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from ops.client import AsyncResumingTransport, ResumeRefused, ResumingTransport
+from ops.client.events import parsed
 
 BODY = {"messages": [], "stream": True}
 EVENTS = [
@@ -94,7 +94,7 @@ def read(api: ScriptedApi, *also: str, **request: Any) -> bytes:
 
 
 def events_of(data: bytes) -> list[bytes]:
-    return [event for event in re.sub(rb"(?m)^:.*\n", b"", data).split(b"\n\n") if event]
+    return [event.raw for event in parsed([data]) if event.data]
 
 
 @pytest.mark.parametrize("broken", [True, False], ids=["broken", "ended"])
