@@ -141,12 +141,17 @@ RETRY_AFTER_S = 5.0
 """After which a model that is not available may be asked for again."""
 
 
+def state_in_words(state: str) -> str:
+    """A model's state as the predicate of a sentence."""
+    return "failed to load" if state == "failed" else f"is {state}"
+
+
 class ModelUnavailable(FurrowError):
     """The model is known but can't serve: failed after back-off, draining, unloading, or no asset yet."""
 
     def __init__(self, model: str, state: str, detail: str, retry_after: float = RETRY_AFTER_S) -> None:
         remedy = f". Repair the cause, then run `furrow models load {model}` again" if state == "failed" else ""
-        super().__init__(f"The model '{model}' is {state}: {detail}{remedy}")
+        super().__init__(f"Model '{model}' {state_in_words(state)}: {detail}{remedy}")
         self.model, self.state, self.detail, self.retry_after = model, state, detail, retry_after
 
 

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from api.process import Process
-from api.routes.generation import process_of
-from control.errors import RedisUnavailable
-
-Http = Request[Any, Any, Any]
+from api.routes.generation import Http, process_of
+from control.errors import RedisUnavailable, state_in_words
 
 
 @get("/health")
 async def health(request: Http) -> dict[str, str]:
-    """200 as long as this process answers at all."""
+    """200 while this process runs."""
     return {"status": "draining" if process_of(request).draining else "ok"}
 
 
 @get("/ready")
 async def ready(request: Http) -> Response[bytes]:
-    """200 only if Redis answers now and a model has made a token in the last five seconds, or makes one now.
-
-    Otherwise 503, with the reason.
-    """
+    """200 if Redis answers and a model has made a token in the last five seconds, or makes one now; else 503."""
     process = process_of(request)
     try:
         if process.draining:
@@ -54,7 +47,7 @@ async def _obstacle(process: Process) -> str | None:
     loaded = [overview.model for overview in overviews if overview.state == "loaded"]
     if not loaded:
         return "no model is ready: " + "; ".join(
-            f"{one.model} is {one.state}{f': {one.detail}' if one.detail else ''}" for one in overviews
+            f"{one.model} {state_in_words(one.state)}{f': {one.detail}' if one.detail else ''}" for one in overviews
         )
     found = [
         await process.canary.check(served) for served in await process.models.all_served() if served.name in loaded

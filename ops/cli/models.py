@@ -108,7 +108,7 @@ def wait_until_rolled_out(client: SyncRedis, name: str) -> None:
             return
         for replica in overview.replicas:
             if replica.state == "failed" and replica.revision == overview.revision:
-                raise ModelUnavailable(name, f"failed (replica {replica.replica})", replica.detail)
+                raise ModelUnavailable(name, "failed", f"replica {replica.replica}: {replica.detail}")
         time.sleep(TICK_S)
 
 

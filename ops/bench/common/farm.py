@@ -75,7 +75,7 @@ def _wait(client: SyncRedis, names: list[str], address: tuple[str, int], supervi
         states = [(overview.model, replica) for overview in overviews for replica in overview.replicas]
         for model, replica in states:
             if replica.state == "failed" or time.monotonic() > until:
-                raise ModelUnavailable(model, f"{replica.state} (replica {replica.replica})", replica.detail)
+                raise ModelUnavailable(model, replica.state, f"replica {replica.replica}: {replica.detail}")
         loaded = states and all(replica.state == "loaded" for _, replica in states)
         if loaded and is_ready(address) and (not standby or farm.standbys(client) == ["ready"]):
             return

@@ -14,7 +14,7 @@ from tests.integration.api.sse import chat
 from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 
-WHY = "The model 'tiny' is failed: replica r0 was given up: Model folder '/models/m' does not exist"
+WHY = "Model 'tiny' failed to load: replica r0 was given up: Model folder '/models/m' does not exist"
 KEYS = ModelKeys("tiny")
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": chat("x"),

@@ -224,17 +224,20 @@ def test_redis_loses_everything(tmp_path: Path) -> None:
 
 
 def test_ready_and_failed(http: httpx.Client, leader: ScriptedLeader, redis_client: Any) -> None:
-    """/ready says what the farm can do, and a failed model answers 503 naming state and remedy."""
+    """/ready says what the farm can do, and a failed model answers 503 with the cause and the remedy."""
     assert http.get("/ready").json()["ready"] is True
     health.write_status(redis_client, "tiny", "r0", "failed", "the weights are gone")
     try:
         ready = http.get("/ready")
         assert ready.status_code == 503
-        assert "tiny is failed" in ready.json()["reason"]
+        assert "tiny failed to load: the weights are gone" in ready.json()["reason"]
         refused = http.post(CHAT, json=chat("x"))
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
-        assert "the weights are gone" in refused.json()["error"]["message"]
+        assert refused.json()["error"]["message"] == (
+            "Model 'tiny' failed to load: the weights are gone. "
+            "Repair the cause, then run `furrow models load tiny` again"
+        )
     finally:
         health.clear_status(redis_client, "tiny", "r0")
     assert http.get("/ready").status_code == 200
