@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 from types import FrameType
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
@@ -37,15 +37,7 @@ from control.settings import Settings
     multiple=True,
     help="NAME for the only model, NAME=MODEL for one of several, or * to let any name mean the only one. Repeatable.",
 )
-@click.option(
-    "--api-key",
-    "api_keys",
-    multiple=True,
-    envvar=access.FIXED_KEYS_VARIABLE,
-    help=f"A fixed key that clients may bring. Repeatable [default: the words of ${access.FIXED_KEYS_VARIABLE}].",
-)
-@click.option("--keys", is_flag=True, help="Ask for an API key, as is done anyway where others can reach --host.")
-@click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
+@access.key_options
 @cors_option
 @click.option("--grace", default=30.0, show_default=True, help="Seconds that open streams may go on after SIGTERM.")
 @click.option(
@@ -88,7 +80,14 @@ from control.settings import Settings
     help="MiB of all bodies that are read at one time; each tenant has a quarter.",
 )
 @click.option("--keep-alive", default=10.0, show_default=True, help="Seconds of silence after which a comment is sent.")
-@click.option("--max-queued", default=4096, show_default=True, type=click.IntRange(1), help="Requests; beyond it 429.")
+@click.option(
+    "--max-queued",
+    "max_queued_requests",
+    default=4096,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Requests; beyond it 429.",
+)
 @click.option(
     "--max-queue-wait",
     default=60.0,
@@ -113,67 +112,50 @@ def main(
     redis_url: str | None,
     host: str,
     port: int,
-    served_model_names: tuple[str, ...],
     api_keys: tuple[str, ...],
     keys: bool,
     no_auth: bool,
-    cors_origins: tuple[str, ...],
-    grace: float,
-    reader_timeout: float,
     header_timeout: float,
     max_connections: int,
     max_body: float,
     body_memory: float,
-    keep_alive: float,
-    max_queued: int,
-    max_queue_wait: float,
-    response_ttl: float,
-    response_bytes: int | None,
-    response_number: int,
-    tool_parser: CallFormat | None,
+    **options: Any,
 ) -> None:
     """Run one HTTP API process."""
     if redis_url:
         os.environ["FURROW_REDIS_URL"] = redis_url
     try:
-        settings = Settings.from_environment()
-        if settings.has_parent:
+        environment = Settings.from_environment()
+        if environment.has_parent:
             die_with_parent()
         asks = access.asks_for_key(host, api_keys, keys, no_auth)
         port = free_port(host, port)
-        logs.configure(settings.log_format, settings.log_level)
-        client = connect(settings.redis_url)
-        wait_until_ready(client, settings.redis_wait_s, lambda line: click.echo(line, err=True))
+        logs.configure(environment.log_format, environment.log_level)
+        known = count_keys(environment)
         if asks and not (keys or api_keys):
-            click.echo(f"furrow api: {access.why_asked(host, run(client, access.count()))}", err=True)
-        client.close()
+            click.echo(f"furrow api: {access.why_asked(host, known)}", err=True)
     except FurrowError as error:
         click.echo(f"furrow api: {error}", err=True)
         sys.exit(1)
-    serve(
-        ApiSettings(
-            redis_url=settings.redis_url,
-            host=host,
-            port=port,
-            served_model_names=served_model_names,
-            api_keys=api_keys,
-            require_keys=asks,
-            cors_origins=cors_origins,
-            grace=grace,
-            reader_timeout=reader_timeout,
-            connection_limits=ConnectionLimits(head_timeout=header_timeout, connections=max_connections),
-            body_limits=BodyLimits(
-                text_bytes=round(max_body * MIB), memory_bytes=round(body_memory * MIB), grace=header_timeout
-            ),
-            keep_alive=keep_alive,
-            max_queued_requests=max_queued,
-            max_queue_wait=max_queue_wait,
-            response_ttl=response_ttl,
-            response_bytes=response_bytes or 0,
-            response_number=response_number,
-            tool_parser=tool_parser,
-        )
+    text_bytes, memory_bytes = round(max_body * MIB), round(body_memory * MIB)
+    settings = ApiSettings(
+        redis_url=environment.redis_url,
+        host=host,
+        port=port,
+        api_keys=api_keys,
+        require_keys=asks,
+        connection_limits=ConnectionLimits(head_timeout=header_timeout, connections=max_connections),
+        body_limits=BodyLimits(text_bytes=text_bytes, memory_bytes=memory_bytes, grace=header_timeout),
+        **options,
     )
+    serve(settings)
+
+
+def count_keys(environment: Settings) -> int:
+    """The number of the farm's API keys, once its Redis has answered. Raises RedisUnavailable."""
+    with connect(environment.redis_url) as client:
+        wait_until_ready(client, environment.redis_wait_s, lambda line: click.echo(line, err=True))
+        return run(client, access.count())
 
 
 def serve(settings: ApiSettings) -> None:

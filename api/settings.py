@@ -27,7 +27,7 @@ class ApiSettings:
     api_keys: tuple[str, ...] = ()
     """Fixed secrets that open this process, beside the farm's own keys. If any are given, a key is asked for."""
     require_keys: bool = False
-    """Whether a request must bring a key."""
+    """True if a request must have a key."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call from a browser; `*`: all."""
     tool_parser: CallFormat | None = None
@@ -50,8 +50,8 @@ class ApiSettings:
     """How long a client waits for a request that Redis has lost, and that another process may bring back."""
     response_ttl: float = 86_400.0
     """How long a stored response is kept, from its end or from its last use by a later one; 0: none is stored."""
-    response_bytes: int = 0
-    """What one owner's stored responses may take; 0: a part of Redis' memory (`api.generation.archive`)."""
+    response_bytes: int | None = None
+    """Quota of one owner's stored responses; None: a part of Redis' memory (`api.generation.archive`)."""
     response_number: int = 100_000
     """How many stored responses one owner may have."""
     grace: float = 30.0
@@ -66,5 +66,5 @@ class ApiSettings:
 
     @property
     def farm_open(self) -> bool:
-        """Whether the operator's routes need no key: only where nobody else can come, and no key is asked for."""
+        """True if the operator's routes need no key: on loopback only, where no key is asked for."""
         return not self.asks_for_key and is_loopback(self.host)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import click
+
 from control.errors import SettingsError
 from control.listening import is_loopback
 
 FIXED_KEYS_VARIABLE = "FURROW_API_KEYS"
 """Fixed secrets in the environment, which a list of processes doesn't show."""
+
+
+def key_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--api-key`, `--keys` and `--no-auth`, which `asks_for_key` reads."""
+    text = f"A fixed key that clients may bring. Repeatable [default: the words of ${FIXED_KEYS_VARIABLE}]."
+    fixed = click.option("--api-key", "api_keys", multiple=True, envvar=FIXED_KEYS_VARIABLE, help=text)
+    asked = "Ask for an API key, as is done anyway where others can reach --host."
+    keys = click.option("--keys", is_flag=True, help=asked)
+    no_auth = click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
+    return fixed(keys(no_auth(function)))
 
 
 def asks_for_key(host: str, api_keys: tuple[str, ...], keys: bool, no_auth: bool) -> bool:

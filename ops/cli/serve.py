@@ -48,15 +48,7 @@ GRACE_S = "5"
 @model_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option(
-    "--api-key",
-    "api_keys",
-    multiple=True,
-    envvar=access.FIXED_KEYS_VARIABLE,
-    help=f"A fixed key that clients may bring. Repeatable [default: the words of ${access.FIXED_KEYS_VARIABLE}].",
-)
-@click.option("--keys", is_flag=True, help="Ask for an API key, as is done anyway where others can reach --host.")
-@click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
+@access.key_options
 @cors_option
 @quota_options
 @redis_option
