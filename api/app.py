@@ -10,37 +10,17 @@ from litestar.openapi import OpenAPIConfig
 from litestar.response import Redirect
 
 from api.errors.message_errors import handle_in_shape
-from api.openapi.document import ServedDocument, ServedPage
+from api.openapi.document import served
 from api.openapi.openapi import add_bodies
 from api.process import Process
-from api.routes.chat import create_chat_completion
-from api.routes.completions import create_completion
-from api.routes.embeddings import create_embedding
+from api.routes import chat, completions, embeddings, health, messages, models, requests, responses, tokens, usage
 from api.routes.farm import farm_routes
 from api.routes.generation import identify
-from api.routes.health import health, metrics, ready
-from api.routes.messages import count_message_tokens, create_message
-from api.routes.models import list_models, retrieve_model
-from api.routes.requests import cancel_request, delete_request, follow_request, show_request
-from api.routes.responses import (
-    cancel_response,
-    compact_response,
-    count_input_tokens,
-    create_response,
-    delete_response,
-    list_input_items,
-    retrieve_response,
-)
-from api.routes.tokens import detokenize, tokenize, tokenizer_info
-from api.routes.usage import own_usage
 from api.settings import ApiSettings
 
 
 def cross_origin(origins: tuple[str, ...]) -> CORSConfig | None:
-    """The CORS settings that let pages of these origins call from a browser; None where there are none: no page may.
-
-    Keys come in a header, never in a cookie, so that a page can't use its visitor's rights without being told a key.
-    """
+    """CORS for pages of these origins; None without any. Keys are headers: a page has no rights of its visitor."""
     if not origins:
         return None
     return CORSConfig(
@@ -55,33 +35,15 @@ async def docs() -> Redirect:
 
 
 ROUTES = [
-    create_chat_completion,
-    create_completion,
-    create_embedding,
-    create_response,
-    compact_response,
-    count_input_tokens,
-    retrieve_response,
-    delete_response,
-    cancel_response,
-    list_input_items,
-    create_message,
-    count_message_tokens,
-    list_models,
-    retrieve_model,
-    show_request,
-    follow_request,
-    delete_request,
-    cancel_request,
-    tokenize,
-    detokenize,
-    tokenizer_info,
-    own_usage,
-    farm_routes,
-    health,
-    ready,
-    metrics,
-    docs,
+    *(chat.create_chat_completion, completions.create_completion, embeddings.create_embedding),
+    *(responses.create_response, responses.compact_response, responses.count_input_tokens),
+    *(responses.retrieve_response, responses.delete_response, responses.cancel_response, responses.list_input_items),
+    *(messages.create_message, messages.count_message_tokens),
+    *(models.list_models, models.retrieve_model),
+    *(requests.show_request, requests.follow_request, requests.delete_request, requests.cancel_request),
+    *(tokens.tokenize, tokens.detokenize, tokens.tokenizer_info),
+    *(usage.own_usage, farm_routes),
+    *(health.health, health.ready, health.metrics, docs),
 ]
 
 
@@ -113,7 +75,7 @@ def create_app(settings: ApiSettings) -> Litestar:
             version="1",
             path="/schema",
             use_handler_docstrings=True,
-            render_plugins=[ServedPage(), ServedDocument()],
+            render_plugins=served(),
         ),
         logging_config=None,
         state=State({"process": process}),

@@ -15,6 +15,8 @@ from api.background.orphans import OrphanReaper
 from api.errors.errors import ShuttingDown
 from api.follow.follow import Follower
 from api.generation.archive import Archive
+from api.generation.existing import ExistingRequests
+from api.generation.sessions import Sessions
 from api.generation.submit import Submitter
 from api.models.grammar import GrammarChecks
 from api.models.models import Models
@@ -52,18 +54,10 @@ class Process:
         self.canary = Canary(self.batches, self.models, self.follower, settings)
         self.grammars = GrammarChecks()
         self.archive = Archive(self.batches, settings)
-        self.submitter = Submitter(
-            self.batches,
-            self.models,
-            self.follower,
-            self.archive,
-            self.grammars,
-            self.limiter,
-            self.settler,
-            settings,
-            lambda: self.interrupted,
-        )
-        self.completion = ResponseCompletion(self.client, self.sync_client, self.archive, self.submitter, self.metrics)
+        sessions = Sessions(self.follower, self.archive, self.settler, settings, lambda: self.interrupted)
+        self.submitter = Submitter(self.batches, self.models, sessions, self.grammars, self.limiter, settings)
+        self.existing = ExistingRequests(self.batches, self.models, sessions, settings, lambda: self.interrupted)
+        self.completion = ResponseCompletion(self.client, self.sync_client, self.archive, self.existing, self.metrics)
 
     def start(self) -> None:
         self.heartbeat.start()

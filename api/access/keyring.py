@@ -1,7 +1,7 @@
-"""The farm's API keys as this process knows them, so that a request needs no read of its own.
+"""The farm's API keys in this process's memory, so that a request needs no read of its own.
 
-Once a second one number tells whether any key has changed; then those in memory are read again. While Redis is away the
-known ones go on working for a while, and nobody new gets in. A number that is lower than before tells of a loss.
+Once a second the keys' version is read; if it is another one, the keys in memory are read again, and if it is lower,
+Redis has lost changes. While Redis is away known keys work for a while, and unknown ones are refused.
 """
 
 from __future__ import annotations
@@ -110,12 +110,11 @@ class Keyring:
         ]
 
     async def _read_again(self, ids: list[str]) -> None:
-        found = await self._batches.run_all(LANE, [access.get(key_id) for key_id in ids])
-        for outcome in found:
-            if isinstance(outcome, Exception):
-                # Not learnt: the next look must not take them to be as they were.
-                self._version = -1
-                raise outcome
+        try:
+            found = await self._batches.run_every(LANE, [access.get(key_id) for key_id in ids])
+        except Exception:
+            self._version = -1  # the next look reads them again
+            raise
         self._keep(zip(ids, found, strict=True))
 
     def _keep(self, found: Iterable[tuple[str, ApiKey | None]]) -> None:
@@ -135,9 +134,7 @@ class Keyring:
         lost = [known.key for known in self._known.values() if known.key is not None]
         log.warning("Redis has lost API keys; those known here are written back", action="restore_keys", keys=len(lost))
         for key in lost:
-            for outcome in await self._batches.run_all(LANE, access.restore(key)):
-                if isinstance(outcome, Exception):
-                    raise outcome
+            await self._batches.run_every(LANE, access.restore(key))
 
     async def _note_used(self) -> None:
         now = time.monotonic()

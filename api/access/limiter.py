@@ -1,13 +1,9 @@
-"""The limits of an API key at work: an estimate is taken before a request is queued, and settled once it has ended.
-
-A key without limits costs nothing here, not even a read.
-"""
+"""Limits of an API key: an estimate is charged before a request is queued, and settled once it has ended."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import structlog
 
@@ -30,22 +26,12 @@ _YOUNG_MS = 10_000
 _LAST_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """The share of its key's limits that one call took, for each of its requests. Their ends settle it."""
-
-    limiter: Limiter
-    key: ApiKey
-    rid: str
-    rids: Sequence[str]
-
-    def refund(self, first: int = 0) -> None:
-        """The requests from the `first` one on were never queued: nothing of them counts. Returns at once."""
-        self.limiter.refund(self.key, self.rid, self.rids[first:])
+Refund = Callable[[int], None]
+"""Refunds the requests from this number on: they were never queued, and nothing of them counts. Returns at once."""
 
 
 class Limiter:
-    """Takes and gives back; `stop` waits for what is under way."""
+    """Charges estimates to keys, and refunds them; `stop` waits for refunds under way."""
 
     def __init__(self, batches: Batches, settler: Settler) -> None:
         self._batches, self._settler = batches, settler
@@ -57,13 +43,13 @@ class Limiter:
         model: str,
         members: Mapping[str, GenerationRequest],
         tell: Callable[[Allowance], None],
-    ) -> Hold | None:
-        """Take what `members` will need, by request id, and tell what is left; None for a key without limits.
+    ) -> Refund:
+        """Charge the estimates of `members`, by request id, and tell what is left; a key without limits costs no read.
 
-        Raises RateLimited, RequestTooLarge for what the limits can never let in, RedisUnavailable.
+        Raises RateLimited, RequestTooLarge, RedisUnavailable.
         """
         if key is None or not key.limited:
-            return None
+            return lambda first: None
         rids = list(members)
         estimates = dict(zip(rids, estimate(key, list(members.values())), strict=True))
         try:
@@ -73,12 +59,13 @@ class Limiter:
                 tell(error.allowance)
             raise
         tell(allowance)
-        return Hold(self, key, rids[0], rids)
 
-    def refund(self, key: ApiKey, hold: str, rids: Sequence[str]) -> None:
-        task = asyncio.create_task(self._refund(key, hold, rids))
-        self._refunding.add(task)
-        task.add_done_callback(self._refunding.discard)
+        def refund(first: int) -> None:
+            task = asyncio.create_task(self._refund(key, rids[0], rids[first:]))
+            self._refunding.add(task)
+            task.add_done_callback(self._refunding.discard)
+
+        return refund
 
     async def stop(self) -> None:
         if self._refunding:
@@ -97,7 +84,7 @@ class Limiter:
         return await self._batches.run(LANE, call)
 
     async def _free_places(self, key: ApiKey) -> bool:
-        """Give back the places of requests whose end Redis does not know any more; whether there were any."""
+        """Free the places of requests whose end Redis has forgotten; True if there were any."""
         held = await self._batches.run(LANE, open_requests(key))
         looks = [
             read("HGET", ModelKeys(model).request(rid), "state", parse=lambda state: state)
@@ -124,10 +111,7 @@ class Limiter:
 
 
 def estimate(key: ApiKey, members: Sequence[GenerationRequest]) -> list[int]:
-    """Tokens that each request is taken to need: its prompt, and what its choices may write, within the key's limit.
-
-    Raises RequestTooLarge where the limit could never let it in.
-    """
+    """Tokens that each request may need, within the key's limit. Raises RequestTooLarge where that never lets it in."""
     prompt = sum(len(member.prompt) for member in members)
     if key.tpm and prompt > key.tpm:
         raise RequestTooLarge(

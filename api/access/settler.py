@@ -1,7 +1,4 @@
-"""Applies settlements of API keys' limits: at once where a request of this process may have ended, else now and then.
-
-Every API process does this for all requests, whoever began or followed them. The same work done twice is harmless.
-"""
+"""Applies settlements of API keys' limits, for the requests of all processes. The same work done twice is harmless."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ HOT_EVERY_S = 0.25
 
 
 class Settler:
-    """Owns the looking. `stop` applies what is there once more."""
+    """Looks at once at a model of which a request may have ended, now and then at all models, and at `stop`."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
@@ -48,7 +45,7 @@ class Settler:
         self._task.wake()
 
     async def apply(self, model: str) -> bool:
-        """Apply all settlements of a model; whether there were any. Raises RedisUnavailable."""
+        """Apply all settlements of a model; True if there were any. Raises RedisUnavailable."""
         found = False
         while True:
             settlements = await self._batches.run(model, pending(model))

@@ -61,7 +61,7 @@ class Bodies:
         upload, structure = _Upload(owner, self._limits.grace), Structure()
         self._uploads[upload] = None
         try:
-            # What has come counts, not what is announced: a client that sends nothing must not keep others out.
+            # Received bytes count, not announced ones: a client that sends nothing must not keep others out.
             more = True
             while more:
                 chunk, more = await self._next(request, upload)

@@ -19,10 +19,7 @@ STALLED = "furrow.stalled"
 
 
 class ClientConnection(BoundedConnection):
-    """Cuts a client that takes nothing for `reader_timeout` seconds while data waits for it.
-
-    What waits is bounded meanwhile: the transport's buffer is above its mark (64 KiB), so the stream's generator rests.
-    """
+    """Cuts a client that takes nothing for `reader_timeout` seconds while data waits in the transport's buffer."""
 
     _looking: asyncio.TimerHandle | None = None
     _left = 0

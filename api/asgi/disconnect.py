@@ -12,10 +12,7 @@ from litestar import Request
 
 @contextmanager
 def disconnect_watched(request: Request[Any, Any, Any], wake: asyncio.Event) -> Generator[Callable[[], bool]]:
-    """Yields what tells whether the client has left; `wake` is set when it does.
-
-    The request's body must have been read: after it the only message left is the disconnect.
-    """
+    """Yields a function: True once the client has left, which sets `wake`. The body must have been read before."""
     leaving = asyncio.ensure_future(_disconnected(request))
     leaving.add_done_callback(lambda _: wake.set())
     try:

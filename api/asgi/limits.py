@@ -45,7 +45,7 @@ class BodyLimits:
 
     @property
     def share_bytes(self) -> int:
-        """What one tenant's bodies, or those of all callers without a key, take."""
+        """Bytes for the bodies of one tenant, or of all callers without a key."""
         return max(self.memory_bytes // 4, self.text_bytes)
 
 

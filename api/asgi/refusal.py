@@ -6,26 +6,15 @@ import http
 
 import msgspec
 
-from api.errors.errors import ErrorBody, ErrorDetail, Problem
+from api.errors.errors import problem_of
 from api.errors.message_errors import PATH, anthropic_error
 from api.errors.request_ids import new_rid
 
 
 def refusal_bytes(url: bytes, status: int, message: str, code: str, retry_after: float | None = None) -> bytes:
     """The response, after which the connection closes. `url` is as much of the request's as has come."""
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    found = Problem(
-        status=status,
-        body=ErrorBody(error=ErrorDetail(message=message, type=kind, param=None, code=code)),
-        retry_after=retry_after,
-    )
-    rid = new_rid()
-    headers = {
-        "content-type": "application/json",
-        "connection": "close",
-        "x-request-id": rid,
-        **found.headers,
-    }
+    found, rid = problem_of(status, message, code, retry_after), new_rid()
+    headers = {"content-type": "application/json", "connection": "close", "x-request-id": rid, **found.headers}
     content = found.encode()
     if url.startswith(PATH.encode()):
         content = msgspec.json.encode(anthropic_error(found, rid))

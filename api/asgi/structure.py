@@ -1,7 +1,4 @@
-"""How many values a JSON body has, counted before it is decoded: decoding takes time per value, not only per byte.
-
-A decoder holds the interpreter until it is through, so that no other thread and no stream goes on meanwhile.
-"""
+"""Counts the values of a JSON body before it is decoded: decoding takes time for each, and holds the interpreter."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from api.errors.request_ids import new_rid
+from api.follow.feeds import Feeds
 from api.follow.follow import Follower
 from api.models.models import Models, ServedModel
 from api.schemas.view import View
@@ -48,28 +49,26 @@ class Canary:
         """Ask for one token, ahead of the queue. None once it came."""
         await self._follower.subscribe(served.name)
         steps = self._models.steps(served.name)
-        wake, rid = asyncio.Event(), new_rid()
-        feed = self._follower.open(served.name, rid, TENANT, wake)
+        feeds = Feeds(self._follower, served.name, TENANT, new_rid())
+        feed = feeds.open(feeds.rid)
         try:
-            request = self._request(served, rid)
+            request = self._request(served, feeds.rid)
             await self._batches.run(served.name, requests.enqueue(request))
             feed.begin(request)
             deadline = time.monotonic() + PATIENCE_S
             while (left := deadline - time.monotonic()) > 0:
-                wake.clear()
+                feeds.wake.clear()
                 if entries := feed.take():
                     return None if entries[0].token is not None else f"a trial token failed: {entries[0].cause}"
                 if feed.error is not None:
                     return f"a trial token failed: {feed.error}"
-                timer = asyncio.get_running_loop().call_later(left, wake.set)
-                await wake.wait()
-                timer.cancel()
+                await feeds.wait(left)
             await self._models.look()
             if self._models.steps(served.name) != steps:
                 return None  # busy with others' requests: full is not broken
             return f"no token came within {PATIENCE_S:g} s and no step was made, though every rank says it is well"
         finally:
-            self._follower.leave(feed, None)
+            feeds.leave()
 
     def _request(self, served: ServedModel, rid: str) -> requests.Enqueue:
         vocabulary = served.vocabulary

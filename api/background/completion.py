@@ -1,8 +1,8 @@
 """Completes stored responses that run in the background, and those whose process has died.
 
-A response that an HTTP handler follows to its end is stored by it. What runs in the background is followed by a task
-here. Everything else is found by the look that some API process takes at each open response every 20 seconds: its
-request is followed, or its token log, which outlives its end by two minutes, is turned into the response.
+A response that an HTTP handler follows to its end is stored by it. A background response is followed by a task here.
+Each other open response is looked at every 20 seconds by some API process: its request is followed, or its token log,
+which outlives its end by two minutes, is turned into the response.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from api.asgi.tasks import PeriodicTask, end
 from api.errors.errors import StreamInterrupted, problem
 from api.generation.archive import Archive
 from api.generation.caller import Caller
+from api.generation.existing import ExistingRequests
 from api.generation.session import TURN_SCORED, Session
-from api.generation.submit import Submitter
 from api.observability.metrics import Metrics
 from api.observability.request_log import RequestLog
 from api.rendering.event_rendering import EventRenderer, renderer_of
@@ -58,10 +58,15 @@ class ResponseCompletion:
     """Runs in every API process."""
 
     def __init__(
-        self, client: AsyncRedis, sync_client: SyncRedis, archive: Archive, submitter: Submitter, metrics: Metrics
+        self,
+        client: AsyncRedis,
+        sync_client: SyncRedis,
+        archive: Archive,
+        existing: ExistingRequests,
+        metrics: Metrics,
     ) -> None:
         self._client, self._sync_client = client, sync_client
-        self._archive, self._submitter, self._metrics = archive, submitter, metrics
+        self._archive, self._existing, self._metrics = archive, existing, metrics
         self.servers: list[ServerMemory] = []
         """Redis' memory at the last look."""
         self._task = PeriodicTask("look_after", self._look_after, EVERY_S)
@@ -114,7 +119,7 @@ class ResponseCompletion:
 
     async def _rebuild(self, stored: StoredResponse) -> dict[str, Any]:
         """The response from its token log; stored, if that has its end."""
-        served, fields = await self._submitter.find(stored.rid, stored.tenant, stored.model)
+        served, fields = await self._existing.find(stored.rid, stored.tenant, stored.model)
         view = decode_view(fields["view"])
         renderer = renderer_of(stored.rid, view, served.vocabulary, int(fields["prompt_tokens"]))
         assert isinstance(renderer, EventRenderer)
@@ -123,7 +128,7 @@ class ResponseCompletion:
                 renderer.collect([], 0, page[at : at + TURN_SCORED])
                 await asyncio.sleep(0)
         if renderer.finished and "t_last" not in fields:  # it ended while its log was read
-            _, fields = await self._submitter.find(stored.rid, stored.tenant, stored.model)
+            _, fields = await self._existing.find(stored.rid, stored.tenant, stored.model)
         if not renderer.finished or "t_last" not in fields:
             return {**renderer.so_far(), "status": "queued" if fields["state"] == "queued" else "in_progress"}
         renderer.ended_s = int(fields["t_last"]) / 1000
@@ -181,7 +186,7 @@ class ResponseCompletion:
             await arun(self._client, close_response(rid, owner))
             return
         try:
-            _, fields = await self._submitter.find(rid, stored.tenant, stored.model)
+            _, fields = await self._existing.find(rid, stored.tenant, stored.model)
             if fields["state"] not in ("queued", "running"):
                 await self._rebuild(stored)
                 return
@@ -193,4 +198,4 @@ class ResponseCompletion:
             identity = Identity(stored.tenant, account="" if owner == KEYLESS else stored.tenant)
             caller = Caller(request_log=request_log, tenant=stored.tenant, identity=identity, stalled=lambda: False)
             log.info("follows a response that nobody follows", action="follow_response", rid=rid, model=stored.model)
-            self.follow(await self._submitter.resume(Cursor(rid, []), caller, stored.model))
+            self.follow(await self._existing.resume(Cursor(rid, []), caller, stored.model))

@@ -11,7 +11,7 @@ from control import constants, keys
 from control.errors import RedisUnavailable
 from control.placement import farm
 from control.redis.clients import AsyncRedis
-from control.redis.connection import arun, arun_all, read
+from control.redis.connection import arun, arun_every, read
 from control.redis.outage import outage
 
 
@@ -43,6 +43,4 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         url = f"http://{self._settings.host}:{self._settings.port}"
-        for outcome in await arun_all(self._client, farm.beat_api(self._settings.api_id, url, self._started)):
-            if isinstance(outcome, Exception):
-                raise outcome
+        await arun_every(self._client, farm.beat_api(self._settings.api_id, url, self._started))

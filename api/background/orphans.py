@@ -1,5 +1,4 @@
-"""Ends orphaned requests: of clients that left and API processes that died, and of models that were given
-up while no agent lives."""
+"""Ends requests of clients that left, of API processes that died, and of failed models while no agent lives."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""From log entries to text: what one request's choices said so far, as a pure function of the entries.
-
-Fed the same entries, an `Answer` gives the same pieces, whichever process does it: that is what makes a stream
-resumable.
-"""
+"""From log entries to the text of a request's choices: a pure function, so that any process can resume a stream."""
 
 from __future__ import annotations
 
@@ -53,7 +49,7 @@ class _Choice:
         self._ends_with_call = reading is not None and reading.calling is not None and not reading.calling.named
         self._undecided = 0
         self._plain = reading is None and not view.stop
-        """Whether text is sent as it comes, so that most tokens need no look at anything else."""
+        """True if text is sent as it comes, so that most tokens need no other check."""
         self.reasoning_tokens = 0
         self.finish: FinishReason | None = None
 
@@ -90,7 +86,7 @@ class _Choice:
             if entry.logprobs is not None:
                 self._waiting.append(ScoredToken(entry.token, entry.logprobs, start, self._produced))
         elif entry.token is not None and entry.logprobs is not None and self._view.echo:
-            # Whoever scores an echoed prompt takes it for granted that each generated token has its entry, the end too.
+            # Programs that score an echoed prompt expect an entry for each generated token, the end too.
             self._waiting.append(ScoredToken(entry.token, entry.logprobs, self._produced, self._produced))
         if entry.finish is not None and not stopped:
             rest, stopped = self._text(self._detokenizer.flush())
@@ -122,7 +118,7 @@ class _Choice:
             self._undecided = 0
 
     def _text(self, text: str) -> tuple[str, bool]:
-        """What of new text may be sent, and whether a stop string was completed."""
+        """The part of new text that may be sent, and True if a stop string was completed."""
         self._produced += len(text)
         if self._unsearched > 0:
             self._unsearched -= 1
@@ -131,7 +127,7 @@ class _Choice:
         return certain + (stop or "") if self._view.include_stop else certain, stop is not None
 
     def _ends_without_text(self, entry: LogEntry) -> bool:
-        """Whether a stop id ended the choice: its text is not part of the answer, that of a stop string's token is."""
+        """True if a stop id ended the choice: its text is not part of the answer, that of a stop string's token is."""
         return entry.finish == "stop" and entry.token in self._stop_ids and not self._view.include_stop
 
 

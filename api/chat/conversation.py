@@ -33,7 +33,7 @@ class ChatPrompt:
     text: str
     reading: Reading | None
     asked: Asked | None = None
-    """What the answer must look like, where it is not free."""
+    """The grammar of the answer, where it is not free."""
 
 
 def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabulary, forms: Forms) -> ChatPrompt:
@@ -55,7 +55,7 @@ def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabular
 def _asked(
     request: ChatRequest, offer: Offer | None, forms: Forms, thinking: Thinking | None, vocabulary: Vocabulary
 ) -> tuple[Asked | None, bool]:
-    """What constrains the answer, and whether reasoning may come before it.
+    """The grammar of the answer, and True if reasoning may come before it.
 
     Raises RequestError where a call is demanded and something else as well.
     """

@@ -71,7 +71,7 @@ class PromptText:
         return start, self._at, self._text[start : self._at]
 
     def _first(self, token: int, piece: str) -> str:
-        """What the first piece is of the text, which may lack its beginning."""
+        """The first piece as it is in the text, which may lack its beginning."""
         if self._text.startswith(piece):
             self._begun = bool(piece)
             return piece

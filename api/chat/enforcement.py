@@ -27,7 +27,7 @@ def answer_grammar(
     vocabulary: Vocabulary,
     answer: str | None = None,
 ) -> str | None:
-    """What the answer must look like; None where the model is free.
+    """The grammar of the answer; None where the model is free.
 
     `thinking` are the marks of a reasoning that the answer may begin with, `answer` is what it has to be where it is
     no call, as Lark. Where neither a call nor that is demanded, strict functions still are what they say, if the

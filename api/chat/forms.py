@@ -1,4 +1,4 @@
-"""In which form a model writes its reasoning and its calls: told by its chat template and its special tokens."""
+"""The forms of a model's reasoning and calls, from its chat template and its special tokens."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ class Forms:
 
 
 def forms_of(template: str | None, vocabulary: Vocabulary, calls: CallFormat | None = None) -> Forms:
-    """The template shows how earlier calls and reasoning are written; some marks only the tokenizer knows.
-
-    Where the form of `calls` is given, it is that one.
-    """
+    """The forms in the template, or of marks that only the tokenizer has; `calls`, if given, is that of calls."""
     source = template or ""
     return Forms(calls or _calls(source, vocabulary), _thinking(source, vocabulary))
 

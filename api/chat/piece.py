@@ -12,10 +12,7 @@ from control.messages import FinishReason, PromptToken, TokenLogprobs
 
 @dataclass(slots=True)
 class ScoredToken:
-    """A token with its log probability, and where its text lies in all that the choice produced (in characters).
-
-    The first token of a prompt has none.
-    """
+    """A token, its log probability (a prompt's first token has none), and the place of its text in its choice's."""
 
     token: int
     logprobs: TokenLogprobs | None
@@ -35,7 +32,7 @@ class CallDelta:
 
 
 class Piece(msgspec.Struct):
-    """What one entry of the log, or several consecutive ones of one choice, added to the answer.
+    """The part of an answer that one entry of the log, or several consecutive ones of one choice, added.
 
     Reasoning comes before text, text before calls: pieces are joined only where that is the order of what was said.
     """

@@ -1,7 +1,4 @@
-"""Text to token ids with exactly one beginning-of-sequence token, and single tokens to bytes.
-
-`Vocabulary` wraps a model's tokenizer.json; it is immutable once built and shared by all requests of the process.
-"""
+"""A model's tokenizer.json: text to token ids with one beginning-of-sequence token, and single tokens to bytes."""
 
 from __future__ import annotations
 
@@ -27,14 +24,14 @@ class _AddedToken(msgspec.Struct):
 
 
 class _Definition(msgspec.Struct):
-    """What is read of a tokenizer.json here; the rest, up to hundreds of thousands of entries, is not kept."""
+    """The fields of tokenizer.json that are read here; the rest, hundreds of thousands of entries, is not kept."""
 
     added_tokens: list[_AddedToken] = []
     decoder: Any = None
 
 
 class Vocabulary:
-    """A model's tokenizer and what the API derives from it."""
+    """A model's tokenizer and what the API derives from it; immutable, and shared by all requests."""
 
     def __init__(self, assets: ModelAssets) -> None:
         self.tokenizer = Tokenizer.from_str(assets.tokenizer_json)
@@ -47,8 +44,7 @@ class Vocabulary:
         self._hidden = {token.id for token in definition.added_tokens if token.special}
         kind = definition.decoder.get("type") if isinstance(definition.decoder, dict) else None
         self.alone = self._whole_text if kind == "ByteLevel" else None
-        """The text of a token that means the same wherever it stands, None for others; None for decoders where none
-        does."""
+        """The text of a token that means the same in any place, None for others; None for decoders without any."""
         self._whole: dict[int, str | None] = {}
         self._byte_level = is_byte_level(definition.decoder)
 
@@ -71,14 +67,13 @@ class Vocabulary:
         return token if token in leading else leading[0]
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """Ids of a prompt, exactly one BOS in front unless told otherwise. Special tokens that the text spells out are
-        special."""
+        """Ids of a prompt, with exactly one BOS if `bos`. Special tokens that the text spells out are special."""
         # Of the tokenizer's calls only those for a batch let other threads run meanwhile.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return self._with_one_bos(encoding.ids) if bos else encoding.ids
 
     def exceeds(self, text: str, tokens: int) -> bool:
-        """Whether `text` is certainly longer than `tokens`, found in pieces: time and memory follow `tokens`.
+        """True if `text` is certainly longer than `tokens`, found in pieces: time and memory follow `tokens`.
 
         False says only that `encode` is cheap enough to tell.
         """

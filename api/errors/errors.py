@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -54,11 +55,9 @@ class ClientDisconnected(Exception):
 
 
 class GenerationFailed(errors.FurrowError):
-    """A request ended in an error after it was accepted: a failure in the group, a cancel, its deadline, a model that
-    was given up.
+    """A request ended in an error after it was accepted: a failure in the group, a cancel, a deadline, a failed model.
 
-    `status` is what a client sees when no byte was sent yet; `code` is the machine-readable reason; `retry_after` in
-    seconds, where trying again can help.
+    `status` is for a client to which no byte was sent yet; `retry_after` in seconds, where trying again can help.
     """
 
     def __init__(self, message: str, *, code: str, status: int, retry_after: float | None = None) -> None:
@@ -82,10 +81,7 @@ class StreamInterrupted(errors.FurrowError):
 
 
 class Problem(msgspec.Struct):
-    """An error as HTTP tells it. `retry_after` in seconds, where trying again can help.
-
-    `final`: trying again can't help, though SDKs would by the status alone; they obey x-should-retry.
-    """
+    """An error over HTTP. `retry_after` in seconds, where trying again can help; `final`: SDKs must not try again."""
 
     status: int
     body: ErrorBody
@@ -117,94 +113,80 @@ _LONGEST_MESSAGE, _LONGEST_PARAM = 2000, 200
 _LONGEST_RETRY_S = 60.0
 """SDKs wait no longer, whatever they are told."""
 
-_STATUS: list[tuple[type[errors.RequestError], int]] = [
-    (Unauthorized, 401),
-    (Forbidden, 403),
-    (errors.ModelNotFound, 404),
-    (errors.RequestNotFound, 404),
-    (errors.KeyNotFound, 404),
-    (errors.LetterNotFound, 404),
-    (errors.LogConflict, 409),
-    (errors.IdempotencyConflict, 409),
-    (errors.RequestTooLarge, 413),
-    (errors.TemplateFailed, 422),
-]
-
-
-_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-
-
-def problem(error: BaseException, asked: str = "this request") -> Problem:
-    """Map any error to its status and body; what nobody foresaw is a 500 that tells nothing of the inside.
-
-    `asked`: method and path, for the refusals that are about them.
-    """
-    if isinstance(error, errors.RequestError):
-        status = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
-        kind = _KINDS.get(status, "invalid_request_error")
-        found = _problem(status, str(error), kind, error.param, error.code or _default_code(error))
-        found.final = status == 409
-        return found
-    if isinstance(error, errors.QueueFull):
-        return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(error.retry_after))
-    if isinstance(error, errors.RateLimited):
-        return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", error.retry_after)
-    if isinstance(error, TooManyBodies):
-        return _problem(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", _spread(1.0))
-    if isinstance(error, BodyTooSlow):
-        return _problem(408, str(error), "invalid_request_error", None, "request_timeout")
-    if isinstance(error, ClientDisconnected):
-        return _problem(CLIENT_LEFT, CLIENT_LEFT_TEXT, "invalid_request_error", None, "client_disconnected")
-    if isinstance(error, (errors.SettingsError, errors.DevicesError)):
-        return _problem(400, str(error), "invalid_request_error", None, "invalid_setting")
-    if isinstance(error, errors.ModelUnavailable):
-        return _problem(503, str(error), "server_error", None, "model_unavailable", error.retry_after)
-    if isinstance(error, errors.RedisFull):
-        return _problem(503, str(error), "server_error", None, "redis_full", _spread(5.0))
-    if isinstance(error, errors.RedisUnavailable):
-        return _problem(
-            503, "The farm's Redis can't be reached. Retry shortly.", "server_error", None, "unavailable", 1.0
-        )
-    if isinstance(error, ShuttingDown):
-        return _problem(503, str(error), "server_error", None, "shutting_down", 1.0)
-    if isinstance(error, StreamInterrupted):
-        return _problem(503, str(error), "server_error", None, "stream_interrupted", 1.0)
-    if isinstance(error, GenerationFailed):
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
-        found = _problem(error.status, str(error), kind, None, error.code, error.retry_after)
-        found.final = error.retry_after is None
-        return found
-    if isinstance(error, HTTPException):
-        return _framework_problem(error, asked)
-    return _problem(500, "The server failed on this request; it is logged.", "server_error", None, "internal_error")
-
 
 def _spread(seconds: float) -> float:
     """Up to a quarter more: the clients that were refused together must not come back together."""
     return min(_LONGEST_RETRY_S, seconds * random.uniform(1.0, 1.25))
 
 
-def _default_code(error: errors.RequestError) -> str | None:
-    names: dict[type[errors.RequestError], str] = {
-        errors.RequestNotFound: "request_not_found",
-        errors.IdempotencyConflict: "idempotency_conflict",
-        errors.RequestTooLarge: "request_too_large",
-        errors.TemplateFailed: "template_failed",
-        Unauthorized: "invalid_api_key",
-        Forbidden: "forbidden",
-    }
-    return names.get(type(error))
+_REFUSED: list[tuple[type[errors.RequestError], int, str | None]] = [
+    (Unauthorized, 401, "invalid_api_key"),
+    (Forbidden, 403, "forbidden"),
+    (errors.ModelNotFound, 404, None),
+    (errors.RequestNotFound, 404, "request_not_found"),
+    (errors.KeyNotFound, 404, None),
+    (errors.LetterNotFound, 404, None),
+    (errors.LogConflict, 409, None),
+    (errors.IdempotencyConflict, 409, "idempotency_conflict"),
+    (errors.RequestTooLarge, 413, "request_too_large"),
+    (errors.TemplateFailed, 422, "template_failed"),
+    (errors.RequestError, 400, None),
+]
+"""Status and default code of errors in a request; the first class that fits counts."""
+_FAILED: list[tuple[type[Exception], int, str, Callable[[Any], float | None]]] = [
+    (errors.QueueFull, 429, "rate_limit_exceeded", lambda error: _spread(error.retry_after)),
+    (errors.RateLimited, 429, "rate_limit_exceeded", lambda error: error.retry_after),
+    (TooManyBodies, 429, "rate_limit_exceeded", lambda _: _spread(1.0)),
+    (BodyTooSlow, 408, "request_timeout", lambda _: None),
+    (ClientDisconnected, CLIENT_LEFT, "client_disconnected", lambda _: None),
+    (errors.SettingsError, 400, "invalid_setting", lambda _: None),
+    (errors.DevicesError, 400, "invalid_setting", lambda _: None),
+    (errors.ModelUnavailable, 503, "model_unavailable", lambda error: error.retry_after),
+    (errors.RedisFull, 503, "redis_full", lambda _: _spread(5.0)),
+    (errors.RedisUnavailable, 503, "unavailable", lambda _: 1.0),
+    (ShuttingDown, 503, "shutting_down", lambda _: 1.0),
+    (StreamInterrupted, 503, "stream_interrupted", lambda _: 1.0),
+]
+"""Status, code and seconds until a retry of other errors; the first class that fits counts."""
+_TEXTS: dict[str, str] = {
+    "client_disconnected": CLIENT_LEFT_TEXT,
+    "unavailable": "The farm's Redis can't be reached. Retry shortly.",
+}
+"""Messages in place of the error's own, by code."""
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def problem(error: BaseException, asked: str = "this request") -> Problem:
+    """Map any error to its status and body; an unexpected one is a 500 that tells nothing of the inside.
+
+    `asked`: method and path, for the refusals that are about them.
+    """
+    if isinstance(error, errors.RequestError):
+        status, code = next((status, code) for kind, status, code in _REFUSED if isinstance(error, kind))
+        found = problem_of(status, str(error), error.code or code, param=error.param)
+        found.final = status == 409
+        return found
+    for kind, status, code, retry_after in _FAILED:
+        if isinstance(error, kind):
+            return problem_of(status, _TEXTS.get(code, str(error)), code, retry_after(error))
+    if isinstance(error, GenerationFailed):
+        found = problem_of(error.status, str(error), error.code, error.retry_after)
+        found.final = error.retry_after is None
+        return found
+    if isinstance(error, HTTPException):
+        return _framework_problem(error, asked)
+    return problem_of(500, "The server failed on this request; it is logged.", "internal_error")
 
 
 _ELSEWHERE = re.compile(
     r"/v1/(messages/batches|assistants|audio|batches|chatkit|containers|conversations|engines|evals|files|fine_tuning|images|moderations"
     r"|organization|realtime|rerank|score|threads|uploads|vector_stores|videos)\b"
 )
-"""What OpenAI or its neighbours have under /v1 and this server has not."""
+"""Routes under /v1 of OpenAI or other servers that this one has not."""
 
 
 def _framework_problem(error: HTTPException, asked: str) -> Problem:
-    """What the framework refused before a handler ran: no such route, wrong method, body too large, bad path."""
+    """A refusal by the framework before a handler ran: no such route, wrong method, body too large, bad path."""
     status = error.status_code
     elsewhere = _ELSEWHERE.search(asked)
     hint = (
@@ -220,8 +202,8 @@ def _framework_problem(error: HTTPException, asked: str) -> Problem:
         405: f"Method not allowed: {asked}. Use {_allowed(error) or 'another method'}.",
     }.get(status, str(error.detail))
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(status)
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    found = _problem(status, text, kind, None, code)
+    # OpenAI says so of an unknown URL too.
+    found = problem_of(status, text, code, kind="invalid_request_error" if status < 500 else None)
     if status == 405:
         found.allow = _allowed(error)
     return found
@@ -233,7 +215,7 @@ def _wrong_parameter(error: HTTPException) -> Problem | None:
     if not isinstance(wrong, dict) or "key" not in wrong:
         return None
     text = f"Invalid value for '{wrong['key']}' in the URL: {wrong.get('message', 'it can not be read')}."
-    return _problem(400, text, "invalid_request_error", wrong["key"], "invalid_type")
+    return problem_of(400, text, "invalid_type", param=wrong["key"])
 
 
 def _allowed(error: HTTPException) -> str | None:
@@ -241,11 +223,19 @@ def _allowed(error: HTTPException) -> str | None:
     return headers.get("allow") or headers.get("Allow")
 
 
-def _problem(
-    status: int, message: str, kind: str, param: str | None, code: str | None, retry_after: float | None = None
+def problem_of(
+    status: int,
+    message: str,
+    code: str | None,
+    retry_after: float | None = None,
+    *,
+    param: str | None = None,
+    kind: str | None = None,
 ) -> Problem:
+    """An error by its status; `kind` is the error's type, by default that of the status."""
     if len(message) > _LONGEST_MESSAGE:
         message = f"{message[: _LONGEST_MESSAGE // 2]} … {message[-_LONGEST_MESSAGE // 2 :]}"
+    kind = kind or _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     detail = ErrorDetail(message=message, type=kind, param=param and param[:_LONGEST_PARAM], code=code)
     return Problem(status=status, body=ErrorBody(error=detail), retry_after=retry_after)
 

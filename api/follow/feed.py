@@ -22,7 +22,7 @@ class Feed:
     """Delivers a request's log entries from seq 1, in order, each once.
 
     Entries arrive from the live channel and from reads of the log, in any mixture and with repeats; what does not fit
-    is forgotten and fetched again. What was handed out is kept, packed, until the reader is done: after a
+    is forgotten and fetched again. Entries that were handed out are kept, packed, until the reader is done: after a
     failover it may be the only copy.
     """
 
@@ -63,10 +63,7 @@ class Feed:
 
     @property
     def origin(self) -> Enqueue | None:
-        """Enough to bring the request back after a loss of data.
-
-        Kept packed, a few bytes for each token of the prompt: it is needed rarely, and every open stream has one.
-        """
+        """The enqueue that brings the request back after a loss of data; kept packed, since it is needed rarely."""
         return None if self._origin is None else _unpack(self._origin)
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from typing import Any
 
 import structlog
 
@@ -25,7 +24,7 @@ from control.errors import RedisUnavailable, RequestNotFound
 from control.messages import EventRow, LogEntry
 from control.redis.batches import Batches
 from control.redis.clients import AsyncRedis
-from control.redis.connection import Call, arun_all
+from control.redis.connection import Call, arun_every
 from control.redis.outage import outage
 
 log = structlog.stdlib.get_logger(__name__)
@@ -90,11 +89,9 @@ class Follower:
         return True
 
     def leave(self, feed: Feed, delivered_ms: int | None, grace_ms: int = 0) -> None:
-        """Close a feed and tell Redis: the last follower's leaving applies the request's on_disconnect.
+        """Close a feed and tell Redis, which applies on_disconnect when the last follower leaves. Returns at once.
 
         `grace_ms`: the least time that the client gets to come back, where it was this process that left.
-
-        Returns at once, so that it can be called while a cancelled handler unwinds.
         """
         if self.close(feed):
             self._unfollows.add(feed, delivered_ms, grace_ms)
@@ -175,10 +172,7 @@ class Follower:
         await self._tell_positions(model, feeds)
 
     async def meet(self, feeds: list[Feed]) -> None:
-        """Take up requests that other processes began, and learn of each what it takes to bring it back.
-
-        Raises RequestNotFound, RedisUnavailable.
-        """
+        """Take up requests that other processes began, with their origins. Raises RequestNotFound, RedisUnavailable."""
         unmet = feeds
         while True:
             await self.refresh(unmet)
@@ -221,14 +215,13 @@ class Follower:
                 feed.wake.set()
 
     async def _take_rest(self, feed: Feed, have: int) -> None:
-        """All that a log still has, page by page: the prompt of a request that has ended is gone, so that nobody could
-        have it computed again."""
+        """Read a log to its end, page by page: a request that has ended has no prompt, and can't be computed again."""
         async for page in requests.aread_pages(self._client, feed.model, feed.rid, have):
             feed.offer(page, asyncio.get_running_loop().time(), rest=len(page) < requests.PAGE_ENTRIES, whole=True)
 
     async def _read_logs(self, model: str, feeds: list[Feed]) -> None:
         had = [feed.have for feed in feeds]
-        entries = await self._run_all([_read_log(model, feed.rid, feed.have) for feed in feeds])
+        entries = await arun_every(self._client, [_read_log(model, feed.rid, feed.have) for feed in feeds])
         now = asyncio.get_running_loop().time()
         lost: list[Feed] = []
         for feed, before, found in zip(feeds, had, entries, strict=True):
@@ -242,20 +235,12 @@ class Follower:
 
     async def _tell_positions(self, model: str, feeds: list[Feed]) -> None:
         queued = [feed for feed in feeds if feed.fields.get("state") == "queued"]
-        positions = await self._run_all([requests.position(model, feed.rid) for feed in queued])
+        positions = await arun_every(self._client, [requests.position(model, feed.rid) for feed in queued])
         for feed, position in zip(queued, positions, strict=True):
             if position is None:
                 feed.fields = {**feed.fields, "state": "running"}
             feed.position = position
             feed.wake.set()
-
-    async def _run_all(self, calls: list[Call[Any]]) -> list[Any]:
-        """The answers of plain reads; raises the first error among them."""
-        outcomes = await arun_all(self._client, calls) if calls else []
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
-        return outcomes
 
 
 def _read_log(model: str, rid: str, have: int) -> Call[list[LogEntry]]:

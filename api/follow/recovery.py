@@ -19,10 +19,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 def bring_back(feed: Feed, now_ms: int) -> Steps[Enqueued] | None:
-    """Enqueue the request again under its own id, the delivered prefix in its log; None if its parameters are unknown.
-
-    The seed is one of them, so what comes after the prefix is what would have come.
-    """
+    """Enqueue the request again under its id, seed and delivered prefix; None if its parameters are unknown."""
     origin = feed.origin
     if origin is None:
         return None
@@ -37,7 +34,7 @@ def origin_of(feed: Feed, followed: Followed, api: str, now_ms: int) -> Enqueue 
     """The request as it was enqueued first, as `api` would enqueue it; None for one that has ended.
 
     Its deadline counts as `bring_back` reads it: from the moment of receipt on the other process's clock, and by this
-    one's clock. What is left is known by the server's, so clocks that differ do no harm.
+    one's clock. The time left is known by the server's clock, so clocks that differ do no harm.
     """
     if not followed.params:
         return None

@@ -28,8 +28,6 @@ def admit(
 ) -> GenerationRequest:
     """Check a tokenised prompt against the model's limits and fill in the sampling parameters.
 
-    `grammar` has been checked.
-
     Raises ContextLengthExceeded, RequestTooLarge, or RequestError for token ids outside the vocabulary.
     """
     if not prompt:

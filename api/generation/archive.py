@@ -29,7 +29,6 @@ from control.records.responses import (
     watch_response,
 )
 from control.redis.batches import Batches
-from control.redis.connection import Call
 from control.replicas.health.memory import ServerMemory, in_words
 
 log = structlog.stdlib.get_logger(__name__)
@@ -97,7 +96,7 @@ class Archive:
         """Keep what was asked; from here on a process completes it, whatever becomes of this one."""
         for _ in range(_MOST_CALLS):
             keep = keep_response(stored, self.ttl_ms, self.quota)
-            kept, *_ = await self._all([keep, *watch_response(stored.rid, stored.owner)])
+            kept, *_ = await self._batches.run_every(_LANE, [keep, *watch_response(stored.rid, stored.owner)])
             if kept:
                 return
         raise RedisUnavailable("there is no room for another stored response")
@@ -114,7 +113,7 @@ class Archive:
 
     async def look_up(self, identity: str, who: Identity, param: str | None = None) -> StoredResponse:
         """Raises RequestNotFound for a response that is unknown, expired, deleted, or another tenant's."""
-        found = await self.find(rid_of(identity), who) if identity.startswith("resp_") else None
+        found = await self.find(identity, who) if identity.startswith("resp_") else None
         if found is None:
             raise self._gone(f"Response with id '{identity}' not found", param)
         return found
@@ -127,12 +126,9 @@ class Archive:
             code="response_not_found",
         )
 
-    async def referred(self, identity: str, who: Identity) -> StoredResponse | None:
-        """The record that an item's id was derived from, or None."""
-        return await self.find(rid_of(identity), who)
-
-    async def find(self, rid: str, who: Identity) -> StoredResponse | None:
-        """The record of a request, or None where the tenant has none."""
+    async def find(self, identity: str, who: Identity) -> StoredResponse | None:
+        """The record for the id of a response, or of an item of it; None where the tenant has none."""
+        rid = rid_of(identity)
         found = await self._batches.run(_LANE, read_response(rid, who.owner)) if rid else None
         return found if found is not None and found.tenant == who.tenant else None
 
@@ -144,13 +140,13 @@ class Archive:
         found: list[StoredResponse | None] = []
         rids: list[str] = []
         for page in _pages(await self._ancestors(last, param)):
-            found += await self._all([read_response(rid, last.owner) for rid in page])
+            found += await self._batches.run_every(_LANE, [read_response(rid, last.owner) for rid in page])
             rids += page
         for rid, record in zip(rids, found, strict=True):
             if record is None or record.tenant != last.tenant:
                 text = f"Response with id 'resp_{rid}', which 'resp_{last.rid}' continues, is gone"
                 raise self._gone(text, param)
-        await self._all(use_responses([*rids, last.rid], last.owner, self.ttl_ms))
+        await self._batches.run_every(_LANE, use_responses([*rids, last.rid], last.owner, self.ttl_ms))
         return [*(record for record in found if record is not None), last]
 
     async def _ancestors(self, last: StoredResponse, param: str) -> list[tuple[str, int]]:
@@ -171,7 +167,7 @@ class Archive:
         return found[:0:-1]
 
     async def drop(self, rid: str, owner: str) -> None:
-        await self._all(drop_response(rid, owner))
+        await self._batches.run_every(_LANE, drop_response(rid, owner))
 
     async def trim(self, owner: str) -> None:
         """Hold an owner to its quota, and tell operators what it stores."""
@@ -180,14 +176,7 @@ class Archive:
             stored = await self._batches.run(_LANE, trim_responses(owner, self.quota))
             if stored.done:
                 break
-        await self._all(note_bytes(owner, stored))
-
-    async def _all(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        outcomes = await self._batches.run_all(_LANE, calls)
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
-        return outcomes
+        await self._batches.run_every(_LANE, note_bytes(owner, stored))
 
 
 def _pages(sized: list[tuple[str, int]]) -> Iterator[list[str]]:

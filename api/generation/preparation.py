@@ -30,7 +30,7 @@ from control.requests import Enqueue
 from control.requests.bounds import LONGEST_S, RANGES, shown
 
 _PART_BYTES = 256
-"""What a part of a message counts for, however short it is."""
+"""The least that a part of a message counts for."""
 _SURELY_CHARACTERS = 8
 """Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
 _PROMPT_SCORES = 262_144
@@ -64,14 +64,14 @@ class PreparedRequest:
         return sum(len(member.prompt) for member in self.members)
 
     def tell_allowance(self, allowance: Allowance) -> None:
-        """What the caller's key has left goes into the response, also in Anthropic's words where these are spoken."""
+        """Put the key's remaining limits into the response's headers, in Anthropic's form too on its endpoint."""
         headers = self.caller.headers
         headers.update(ratelimit_headers(allowance))
         if isinstance(self.body, Converted) and self.body.endpoint == "messages":
             headers.update(anthropic_ratelimit_headers(allowance, time.time()))
 
     def enqueue(self, first: str, member: int, settings: ApiSettings) -> Enqueue:
-        """What to enqueue for one member of the answer whose first request is `first`."""
+        """The enqueue of one member of the answer whose first request is `first`."""
         key = self.caller.idempotency_key
         return Enqueue(
             rid=member_rid(first, member),
@@ -90,7 +90,7 @@ class PreparedRequest:
             received_ms=self.caller.request_log.received_ms,
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
-            # What is low may wait as long as it takes: it is the class for work that nobody looks at.
+            # The class low is for work without a reader: it may wait for any time.
             max_queue_wait_ms=0 if self.priority == "low" else round(1000 * settings.max_queue_wait),
         )
 

@@ -65,12 +65,13 @@ async def events(session: Session) -> AsyncIterator[bytes]:
 
 async def _tokens(session: Session) -> AsyncIterator[bytes]:
     """Bytes until every choice has ended. Raises what ended the request from outside."""
-    renderer, settings, request_log = session.renderer, session.settings, session.request_log
+    feeds, renderer, request_log = session.feeds, session.renderer, session.caller.request_log
+    settings = session.settings
     sent_at, told = request_log.waited, None
     if prelude := renderer.prelude():
         yield prelude
     while True:
-        session.wake.clear()
+        feeds.wake.clear()
         session.check_interrupted()
         data = b""
         for member, entries in session.take():
@@ -81,16 +82,14 @@ async def _tokens(session: Session) -> AsyncIterator[bytes]:
             sent_at = request_log.waited
         if renderer.finished:
             return
-        if session.wake.is_set():
-            await session.rest()
+        if feeds.wake.is_set():
+            await feeds.rest()
             continue
-        for feed in session.feeds:
-            if feed.error is not None:
-                raise feed.error
+        feeds.check()
         pause = settings.keep_alive - (request_log.waited - sent_at)
-        await session.wait(min(pause, settings.wait_warning) if request_log.before_first_token else pause)
-        session.warn_if_waiting()
-        position = session.position if request_log.before_first_token else None
+        await feeds.wait(min(pause, settings.wait_warning) if request_log.before_first_token else pause)
+        position = feeds.position if request_log.before_first_token else None
+        request_log.warn_if_waiting(settings.wait_warning, position)
         if position is not None and position != told:
             told = position
             yield b": queue position %d\n" % position

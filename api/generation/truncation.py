@@ -15,7 +15,7 @@ from control.errors import ContextLengthExceeded
 _ANSWER_SHARE = 4
 """Where something must go and the request sets no limit, one part in so many of the context is left for the answer."""
 _ITEM_BYTES = 256
-"""What an item counts for, however short it is: so many are converted in a thread."""
+"""The least that an item counts for when the work is moved to a thread."""
 _MOST_CHARACTERS = 32
 """Per token of context: beyond so many no text fits, so what is older than them is not even tokenised."""
 
@@ -27,7 +27,7 @@ async def fitted(
 
     `size` is that of the body in which the newest of them came.
 
-    Raises RequestError as `conversation` does. What does not fit with all dropped that may be is refused later.
+    Raises RequestError as `conversation` does. One that is too long with all dropped that may be is refused later.
     """
     size += _ITEM_BYTES * len(items)
     if asked.truncation != "auto":
@@ -60,7 +60,7 @@ async def _fits(request: Converted, served: ServedModel, size: int, room: int) -
 
 
 def droppable(items: list[Item]) -> list[list[int]]:
-    """What may go, in the order in which it goes: places of items that go together.
+    """Places of items that may be dropped, in the order in which they are; those of one step are dropped together.
 
     First whole turns, each from a user's message up to the next one, so that what is left begins with a user. Then of
     the last turn what the assistant said and called, a call never without its result. System messages stay, and so do
@@ -94,7 +94,7 @@ def _turns(items: list[Item]) -> list[list[int]]:
 
 
 def _answers(items: list[Item], turn: list[int]) -> list[list[int]]:
-    """What follows the question of a turn, cut before everything that the assistant begins after a result."""
+    """The items after the question of a turn, cut before everything that the assistant begins after a result."""
     steps: list[list[int]] = []
     after_result = True
     for index in turn:

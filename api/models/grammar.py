@@ -1,7 +1,4 @@
-"""Checks a request's grammar before it is enqueued: compiled in a process of its own, in bounded time, once.
-
-What a leader is given has been compiled with the same limits, so none meets a grammar that it can't compile.
-"""
+"""Checks a request's grammar before it is enqueued: it is compiled in another process, with the leaders' limits."""
 
 from __future__ import annotations
 

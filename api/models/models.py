@@ -105,7 +105,7 @@ class Models:
                 raise ModelUnavailable(lost, "loading", "its specification is not in Redis just now; retry shortly")
             raise ModelNotFound(name or "(none given)", self.names)
         if overview.state not in _WAITING_STATES:
-            raise ModelUnavailable(real, overview.state, overview.detail or _remedy(overview.state, real))
+            raise ModelUnavailable(real, overview.state, overview.detail or _remedy(overview.state))
         if real not in self._served:
             raise ModelUnavailable(real, overview.state, "its tokenizer is not there yet; retry shortly")
         return self._served[real][1]
@@ -147,9 +147,6 @@ class Models:
     def real_name(self, name: str) -> str:
         """The catalog's name for what a client wrote; what it wrote where the farm knows no such model."""
         return self._real_name(name) or name
-
-    def knows(self, name: str) -> bool:
-        return self._real_name(name) in self._overviews
 
     def assets(self, name: str) -> ModelAssets | None:
         """A model's assets in the catalog; None while it was never loaded."""
@@ -228,10 +225,7 @@ class Models:
         await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)
 
     def _real_name(self, name: str | None) -> str | None:
-        """The catalog's name for what a client wrote, or None.
-
-        A model's own name goes before an alias, unless the model does not serve and the alias leads to one that does.
-        """
+        """The catalog's name for a client's, or None. A model's own name precedes an alias, unless only that serves."""
         if not name:  # some clients send "" for none
             return self._only()
         known = name in self._overviews
@@ -267,7 +261,7 @@ def _aliases(names: tuple[str, ...]) -> tuple[dict[str, str], bool]:
     return {public: model for public, _, model in pairs}, "*" in names
 
 
-def _remedy(state: str, name: str) -> str:
+def _remedy(state: str) -> str:
     if state == "failed":
         return "`furrow models list` shows the reason"
     return "it is being taken out of service; use another model"

@@ -20,6 +20,7 @@ class RequestLog:
         self._metrics = metrics
         self._started = time.perf_counter()
         self._first: float | None = None
+        self._warned = 0.0
         self._facts: dict[str, object] = {"path": path}
         if client_request_id:
             self._facts["client_request_id"] = client_request_id
@@ -44,7 +45,11 @@ class RequestLog:
     def before_first_token(self) -> bool:
         return self._first is None
 
-    def still_waiting(self, position: int | None) -> None:
+    def warn_if_waiting(self, every_s: float, position: int | None) -> None:
+        """Log that no token has come yet, at most once in `every_s` seconds."""
+        if self._first is not None or self.waited - self._warned < every_s:
+            return
+        self._warned = self.waited
         log.warning(
             "request waits",
             action="request_waits",

@@ -1,4 +1,4 @@
-"""What /v1/responses and /v1/messages answer, as types for the OpenAPI document; see answers.py."""
+"""Types of the answers of /v1/responses and /v1/messages for the OpenAPI document; see answers.py."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class IncompleteDetails(Shape):
 
 
 class ResponseAnswer(Shape):
-    """`output` grows while it runs; most of the rest repeats the request, with its defaults filled in."""
+    """`output` grows while the response runs; most other fields repeat the request, defaults filled in."""
 
     id: str
     object: Literal["response"]
@@ -226,7 +226,7 @@ class MessageErrorObject(Shape):
     message: str
     code: str | Unset | None = UNSET
     details: dict[str, Any] | Unset = UNSET
-    """What a client may act upon by itself, under an `error_code`."""
+    """Machine-readable facts, under an `error_code`."""
 
 
 class MessageError(Shape):

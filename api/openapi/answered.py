@@ -1,4 +1,4 @@
-"""Which type each operation answers with, where its handler writes bytes; the others' types are their annotations."""
+"""Types of the answers of handlers that write bytes; the others have annotations."""
 
 from __future__ import annotations
 
@@ -26,15 +26,12 @@ from api.openapi.answers import (
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What an operation answers with status 200: a body, or events with data of these types, or as was asked.
-
-    Neither: it always refuses.
-    """
+    """The answer of an operation with status 200: a body, events with data of these types, or both; neither: none."""
 
     whole: Any = None
     events: tuple[Any, ...] = ()
     unready: Any = None
-    """The body with status 503, where that is no error but an answer, too."""
+    """The body with status 503, where that is not an error."""
     refusal: Any = Error
 
 
@@ -55,7 +52,7 @@ ANSWERED: dict[str, Answered] = {
     "/health": Answered(Health),
     "/ready": Answered(Readiness, unready=Readiness),
 }
-"""By path, or by method and path where another method of it is described by its annotation."""
+"""By path, or by method and path."""
 
 
 def answered(method: str, path: str) -> Answered | None:

@@ -1,7 +1,4 @@
-"""What is answered, as types: they are the OpenAPI document's, and tests hold what is served against them.
-
-Answers are written as bytes in chunks.py, not from these: a chunk is formatted once per token and client.
-"""
+"""Types of answers for the OpenAPI document; the code that writes the answers does not use them, tests do."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class Shape(msgspec.Struct, forbid_unknown_fields=True):
-    """Nothing is sent that is not named."""
+    """An answer has no other fields."""
 
 
 # --- errors ---
@@ -24,12 +21,12 @@ class ErrorObject(Shape):
     message: str
     type: str
     param: str | None
-    """The parameter at fault."""
+    """The parameter at fault, if any."""
     code: str | None
 
 
 class Error(Shape):
-    """OpenAI's error body; after a stream's first byte it comes as an event."""
+    """OpenAI's error body; after a stream's first byte it is the data of an event."""
 
     error: ErrorObject
 
@@ -71,7 +68,7 @@ class AnswerFunctionDelta(Shape):
 
 
 class AnswerCallDelta(Shape):
-    """A part of a call; id, type and name only in its first."""
+    """A part of a call; only the first has id, type and name."""
 
     index: int
     function: AnswerFunctionDelta

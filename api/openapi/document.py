@@ -1,11 +1,12 @@
-"""The OpenAPI document as it is served: what the framework found, with what handlers write by themselves.
+"""The OpenAPI document as it is served.
 
 The framework knows paths, parameters and annotated answers. Bodies that are written as bytes, the events of streams,
-the headers of generating requests and the one shape of all errors are added here.
+the headers of generating requests and the shape of all errors are added here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,25 +25,25 @@ _ERROR = {"$ref": "#/components/responses/Error"}
 _HEADERS: list[JsonObject] = [
     {
         "name": "Last-Event-ID",
-        "description": "The id of the last event that came: the stream goes on behind it, on any API process.",
+        "description": "The id of the last event received: the stream continues after it, on any API process.",
         "schema": {"type": "string", "pattern": r"^[0-9a-f]{32}:[0-9]{1,9}\.[0-9]{1,9}(,[0-9]{1,9}\.[0-9]{1,9})*$"},
         "example": "1f0c8a52e9d24c0f9e6a7b3d5c418f20:17.1",
     },
     {
         "name": "Idempotency-Key",
-        "description": "The same key with the same body joins the request that runs; with another body it is a 409.",
+        "description": "The same key with the same body joins the existing request; with another body it is a 409.",
         "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
     },
     {
         "name": "X-On-Disconnect",
-        "description": "What becomes of the request when its last client leaves: cancel, continue, or after seconds.",
+        "description": "Action when the last client leaves: cancel, continue, or cancel after a number of seconds.",
         "schema": {"anyOf": [{"enum": ["cancel", "continue"]}, {"type": "string", "pattern": "^[0-9]{1,8}$"}]},
     },
 ]
 
 
 def complete(document: JsonObject) -> JsonObject:
-    """A copy of the framework's document with all that it does not know."""
+    """A copy of the framework's document with these additions."""
     found: JsonObject = msgspec.json.decode(msgspec.json.encode(document))
     components = found.setdefault("components", {})
     references, schemas = _schemas()
@@ -51,7 +52,7 @@ def complete(document: JsonObject) -> JsonObject:
         raise ValueError(f"two types are named alike, and one would be shown for the other: {', '.join(twice)}")
     components["schemas"] = dict(sorted((others | schemas).items()))
     content = {"application/json": {"schema": references[Error]}}
-    components["responses"] = {"Error": {"description": "What went wrong, in OpenAI's shape.", "content": content}}
+    components["responses"] = {"Error": {"description": "The error, in OpenAI's shape.", "content": content}}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "An API key."}}
     found["security"] = [{"key": []}, {}]
     for path, methods in found["paths"].items():
@@ -83,7 +84,7 @@ def _complete_operation(operation: JsonObject, told: Answered | None, references
         return
     if told.refusal is not Error:
         content = {"application/json": {"schema": references[told.refusal]}}
-        refusal: JsonObject = {"description": "What went wrong.", "content": content}
+        refusal: JsonObject = {"description": "The error.", "content": content}
         operation["responses"] |= {"4XX": refusal, "5XX": refusal}
     content = {}
     if told.whole is not None:
@@ -105,32 +106,24 @@ def _complete_operation(operation: JsonObject, told: Answered | None, references
 
 
 def _stream(kinds: list[JsonObject]) -> JsonObject:
-    """Server-sent events; what the data of one is, OpenAPI 3.1 has no word for."""
-    text = "Events with `id: <request>:<seq>.<part>`, comments while there is none, `data: [DONE]` at the end."
+    """Server-sent events; OpenAPI 3.1 has no field for the types of their data."""
+    text = "Events with `id: <request>:<seq>.<part>`, comments between them, `data: [DONE]` at the end."
     return {"schema": {"type": "string", "description": text}, "x-event-data": {"anyOf": kinds}}
 
 
-class ServedDocument(OpenAPIRenderPlugin):
-    """`/schema/openapi.json`."""
+class Served(OpenAPIRenderPlugin):
+    """One form of the document, made when it is first asked for."""
 
-    def __init__(self) -> None:
-        super().__init__(path="/openapi.json", media_type=MediaType.JSON)
-        self._bytes: bytes | None = None
+    def __init__(self, path: str, media_type: MediaType, form: Callable[[JsonObject], bytes]) -> None:
+        super().__init__(path=path, media_type=media_type)
+        self._form = form
+        self._bytes = b""
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: JsonObject) -> bytes:
-        if self._bytes is None:
-            self._bytes = msgspec.json.encode(complete(openapi_schema))
+        self._bytes = self._bytes or self._form(complete(openapi_schema))
         return self._bytes
 
 
-class ServedPage(OpenAPIRenderPlugin):
-    """The same for people, at `/schema`; it loads nothing from anywhere."""
-
-    def __init__(self) -> None:
-        super().__init__(path="/", media_type=MediaType.HTML)
-        self._bytes: bytes | None = None
-
-    def render(self, request: Request[Any, Any, Any], openapi_schema: JsonObject) -> bytes:
-        if self._bytes is None:
-            self._bytes = page(complete(openapi_schema))
-        return self._bytes
+def served() -> list[Served]:
+    """`/schema/openapi.json`, and for people `/schema`, a page that loads nothing from any host."""
+    return [Served("/", MediaType.HTML, page), Served("/openapi.json", MediaType.JSON, msgspec.json.encode)]

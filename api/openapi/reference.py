@@ -24,7 +24,7 @@ b.method { display: inline-block; min-width: 4.5rem; } :target { outline: 2px so
 
 
 def page(document: JsonObject) -> bytes:
-    """The whole page, every operation and every type; references are links within it."""
+    """The page with all operations and types; references are links within it."""
     info = document["info"]
     title = escape(f"{info['title']} {info['version']}")
     body = [f"<h1>{title}</h1>", '<p>The same for programs: <a href="/schema/openapi.json">openapi.json</a></p>']

@@ -1,7 +1,4 @@
-"""The bytes of answers: stream chunks written around preformatted text, and whole bodies.
-
-A chunk is formatted once per token and client, so only the parts that change are encoded.
-"""
+"""The bytes of answers: whole bodies, and stream chunks, of which only the parts that change are encoded each time."""
 
 from __future__ import annotations
 
@@ -123,7 +120,7 @@ class Writer:
         return self._joined(self._encoded(tokens))
 
     def _encoded(self, tokens: list[ScoredToken]) -> list[Any]:
-        """What `_joined` puts together, for each token."""
+        """One value for each token, for `_joined`."""
         raise NotImplementedError
 
     def _joined(self, encoded: list[Any]) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, post
+from litestar import Response, post
 
-from api.openapi.openapi import CompletionOperation
-from api.routes.generation import generate
-from api.schemas.completions import parse_completion
+from api.openapi.openapi import taking
+from api.routes.generation import Http, generate
+from api.schemas.completions import CompletionRequest, parse_completion
 
 
-@post("/v1/completions", status_code=200, operation_class=CompletionOperation)
-async def create_completion(request: Request[Any, Any, Any]) -> Response[Any]:
+@post("/v1/completions", status_code=200, operation_class=taking(CompletionRequest))
+async def create_completion(request: Http) -> Response[Any]:
     """Continue one or several prompts, as one body or as server-sent events."""
     return await generate(request, parse_completion)

@@ -1,21 +1,21 @@
-"""POST /v1/embeddings: a clear refusal, since the models that are served here generate text."""
+"""POST /v1/embeddings: a refusal, since the served models generate text."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from litestar import Request, post
+from litestar import post
 
-from api.openapi.openapi import EmbeddingOperation
-from api.routes.generation import authenticate, process_of, text_of
+from api.openapi.openapi import taking
+from api.routes.generation import Http, authenticate, process_of, text_of
 from api.schemas.decoding import decode_body
 from api.schemas.embeddings import EmbeddingRequest
 from control.errors import RequestError
 
 
-@post("/v1/embeddings", status_code=200, operation_class=EmbeddingOperation)
-async def create_embedding(request: Request[Any, Any, Any]) -> NoReturn:
-    """Always 400 for a model that is served: it generates text and has no embeddings to give."""
+@post("/v1/embeddings", status_code=200, operation_class=taking(EmbeddingRequest))
+async def create_embedding(request: Http) -> NoReturn:
+    """Always 400: the served models generate text and have no embeddings."""
     authenticate(request)
     process = process_of(request)
     async with text_of(request) as body:

@@ -39,10 +39,7 @@ def process_of(request: Http) -> Process:
 
 
 async def identify(request: Http) -> None:
-    """Before any handler: who asks, or why that can't be told, is kept until somebody wants to know.
-
-    Raises Forbidden for a request of a foreign page.
-    """
+    """Before any handler: keep the caller's identity, or the error, for `identity_of`. Raises Forbidden by origin."""
     process = process_of(request)
     process.origins.check(request.method, request.headers)
     try:
@@ -125,7 +122,7 @@ Read = Callable[[bytes, Caller], Awaitable[Asked]]
 
 
 async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[Any]:
-    """Serve one POST whose body says all that there is to know."""
+    """Serve one POST whose body is the whole request."""
 
     async def read(body: bytes, _: Caller) -> Asked:
         return Asked(body=await off_loop(len(body), parse, body))
@@ -160,9 +157,8 @@ async def serve(request: Http, read: Read) -> Response[Any]:
 
 
 async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bool, Accepted | None]:
-    """Put the request on its way; whether it streams. Body and prompt end here: the answer needs neither."""
-    submitter = process_of(request).submitter
-    tenant, key = authenticate(request), _idempotency_key(request)
+    """Submit or resume; the session, and True for a stream. Body and prompt are freed: the answer needs neither."""
+    process, tenant, key = process_of(request), authenticate(request), _idempotency_key(request)
     async with text_of(request) as body:
         caller = caller.identified(tenant, body, key)
         asked = await read(body, caller)
@@ -171,10 +167,10 @@ async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bo
             text = "Last-Event-ID continues a stream. Send 'stream': true with it, or leave it out."
             raise RequestError(text, param="last-event-id", code="invalid_event_id")
         if not last:
-            return await submitter.submit(asked.body, caller), bool(asked.body.stream), asked.accepted
+            return await process.submitter.submit(asked.body, caller), bool(asked.body.stream), asked.accepted
         model = asked.body.model
     del body, asked  # a request that Redis has lost is waited for
-    return await submitter.resume(parse_cursor(last), caller, model), True, None
+    return await process.existing.resume(parse_cursor(last), caller, model), True, None
 
 
 def streamed(session: Session, caller: Caller) -> Response[Any]:
@@ -204,14 +200,14 @@ def refused(error: Exception, caller: Caller, session: Session | None) -> Respon
 
 async def _whole(request: Http, session: Session) -> Response[Any]:
     """Collect every choice, unless the client leaves first."""
-    with disconnect_watched(request, session.wake) as left:
+    with disconnect_watched(request, session.feeds.wake) as left:
         pieces = await session.collect(left)
     await session.store()
     if session.renderer.failure is not None:
         raise session.renderer.failure
 
     async def release() -> None:
-        # After the last byte: the client need not wait for what is told to Redis and to the log.
+        # After the last byte: the client need not wait for Redis and the log.
         session.release(status=200, delivered=True)
 
     return Response(
@@ -224,7 +220,7 @@ async def _whole(request: Http, session: Session) -> Response[Any]:
 
 
 def _echo(response: Response[Any], caller: Caller) -> None:
-    """Give the client's own request id back beside ours, what its key has left, and the milliseconds until here."""
+    """Add the client's own request id, the rest of its key's limits, and the milliseconds until here."""
     response.headers.update(caller.headers)
     response.headers["openai-processing-ms"] = str(round(1000 * caller.request_log.waited))
     if caller.client_request_id:

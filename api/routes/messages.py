@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Response, post
 
 from api.asgi.off_loop import off_loop
 from api.errors.message_errors import in_anthropic_shape
 from api.generation.preparation import count_tokens
-from api.openapi.openapi import CountTokensOperation, MessageOperation
-from api.routes.generation import authenticate, caller_of, generate, model_for, refused, text_of
-from api.schemas.message_request import parse_count, parse_message
-
-Http = Request[Any, Any, Any]
+from api.openapi.openapi import taking
+from api.routes.generation import Http, authenticate, caller_of, generate, model_for, refused, text_of
+from api.schemas.message_request import CountTokensRequest, MessageRequest, parse_count, parse_message
 
 
-@post("/v1/messages", status_code=200, operation_class=MessageOperation, after_request=in_anthropic_shape)
+@post("/v1/messages", status_code=200, operation_class=taking(MessageRequest), after_request=in_anthropic_shape)
 async def create_message(request: Http) -> Response[Any]:
     """Answer a conversation of content blocks, as one body or as server-sent events."""
     return await generate(request, parse_message)
@@ -26,11 +24,11 @@ async def create_message(request: Http) -> Response[Any]:
 @post(
     "/v1/messages/count_tokens",
     status_code=200,
-    operation_class=CountTokensOperation,
+    operation_class=taking(CountTokensRequest),
     after_request=in_anthropic_shape,
 )
 async def count_message_tokens(request: Http) -> Response[Any]:
-    """How many tokens the same message would put into the prompt."""
+    """Count the tokens of the prompt that the same message has."""
     caller = caller_of(request)
     try:
         authenticate(request)

@@ -1,26 +1,24 @@
-"""GET /v1/requests/<rid>, its events, and its cancelling."""
+"""GET /v1/requests/<rid>, its events, and its cancellation."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
 from api.errors.request_ids import member_rid
-from api.routes.generation import authenticate, caller_of, process_of, refused, streamed
+from api.routes.generation import Http, authenticate, caller_of, process_of, refused, streamed
 from api.schemas.state import RequestStatus, request_status
 from api.schemas.view import Cursor, decode_view, parse_cursor
 from control import requests
 from control.errors import RequestError
-from control.redis.connection import arun, arun_all
-
-Http = Request[Any, Any, Any]
+from control.redis.connection import arun, arun_every
 
 
 @get("/v1/requests/{rid:str}")
 async def show_request(request: Http, rid: FromPath[str], model: FromQuery[str | None] = None) -> RequestStatus:
-    """Where a request is: its state, its counts and the moment of each phase."""
+    """The state of a request, its token counts and the time of each phase."""
     return await _status(request, rid, model)
 
 
@@ -40,7 +38,7 @@ async def follow_request(request: Http, rid: FromPath[str], model: FromQuery[str
                 param="last-event-id",
                 code="invalid_event_id",
             )
-        session = await process_of(request).submitter.resume(cursor or Cursor(rid, []), caller, model)
+        session = await process_of(request).existing.resume(cursor or Cursor(rid, []), caller, model)
         await session.settle()
         return streamed(session, caller)
     except Exception as error:
@@ -49,32 +47,30 @@ async def follow_request(request: Http, rid: FromPath[str], model: FromQuery[str
 
 @delete("/v1/requests/{rid:str}", status_code=200)
 async def delete_request(request: Http, rid: FromPath[str], model: FromQuery[str | None] = None) -> RequestStatus:
-    """Cancel; the same as POST …/cancel."""
+    """Cancel a request, as POST …/cancel does."""
     return await _cancel(request, rid, model)
 
 
 @post("/v1/requests/{rid:str}/cancel", status_code=200)
 async def cancel_request(request: Http, rid: FromPath[str], model: FromQuery[str | None] = None) -> RequestStatus:
-    """Cancel: a waiting request ends at once, a running one at its next step. One that has ended stays as it is."""
+    """Cancel a request: at once while it waits, with its next step while it runs. An ended one is unchanged."""
     return await _cancel(request, rid, model)
 
 
 async def _status(request: Http, rid: str, model: str | None) -> RequestStatus:
     tenant, process = authenticate(request), process_of(request)
-    served, fields = await process.submitter.find(rid, tenant, model)
+    served, fields = await process.existing.find(rid, tenant, model)
     position = await arun(process.client, requests.position(served.name, rid))
     return request_status(rid, served.name, fields, position)
 
 
 async def _cancel(request: Http, rid: str, model: str | None) -> RequestStatus:
     tenant, process = authenticate(request), process_of(request)
-    served, fields = await process.submitter.find(rid, tenant, model)
+    served, fields = await process.existing.find(rid, tenant, model)
     members = decode_view(fields["view"]).members
     calls = [
         requests.cancel(served.name, member_rid(rid, member), tenant, "cancelled by the client")
         for member in range(members)
     ]
-    for outcome in await arun_all(process.client, calls):
-        if isinstance(outcome, Exception):
-            raise outcome
+    await arun_every(process.client, calls)
     return await _status(request, rid, served.name)

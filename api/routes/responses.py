@@ -1,4 +1,4 @@
-"""/v1/responses: create, read (as a stream too), cancel, delete, and list what went in."""
+"""/v1/responses: create, read, stream, cancel, delete, and list the input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Literal, NoReturn
 
 import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
 from api.access.identity import Identity
@@ -15,10 +15,11 @@ from api.generation.caller import Caller
 from api.generation.preparation import count_tokens
 from api.generation.session import Session
 from api.generation.truncation import fitted
-from api.openapi.openapi import ResponseOperation
+from api.openapi.openapi import taking
 from api.process import Process
 from api.routes.generation import (
     Asked,
+    Http,
     authenticate,
     caller_of,
     identity_of,
@@ -37,12 +38,10 @@ from api.schemas.view import Cursor
 from control.errors import RequestError, RequestNotFound
 from control.records.responses import StoredResponse
 
-Http = Request[Any, Any, Any]
-
 _PARAM = "previous_response_id"
 
 
-@post("/v1/responses", status_code=200, operation_class=ResponseOperation)
+@post("/v1/responses", status_code=200, operation_class=taking(ResponseRequest))
 async def create_response(request: Http) -> Response[Any]:
     """Answer a conversation of items, as one body, as server-sent events, or in the background."""
     process = process_of(request)
@@ -79,7 +78,7 @@ def _record(session: Session, who: Identity, previous: str, own: list[Item]) -> 
         rid=session.rid,
         owner=who.owner,
         tenant=who.tenant,
-        model=session.feeds[0].model,
+        model=session.feeds.model,
         view=session.renderer.view.encode(),
         previous=previous,
         input=own,
@@ -108,7 +107,7 @@ async def _resolved(process: Process, item: Item, who: Identity) -> Item:
     """The item itself where it only refers to a stored one. Raises RequestNotFound."""
     if item["type"] != "item_reference":
         return item
-    stored = await process.archive.referred(item["id"], who)
+    stored = await process.archive.find(item["id"], who)
     if stored is not None:
         for known in [*stored.input, *(await process.completion.current(stored))["output"]]:
             if known["id"] == item["id"]:
@@ -116,9 +115,9 @@ async def _resolved(process: Process, item: Item, who: Identity) -> Item:
     raise RequestNotFound(f"Item with id '{item['id']}' not found.", param="input", code="item_not_found")
 
 
-@post("/v1/responses/input_tokens", status_code=200, operation_class=ResponseOperation)
+@post("/v1/responses/input_tokens", status_code=200, operation_class=taking(ResponseRequest))
 async def count_input_tokens(request: Http) -> InputTokens:
-    """How many tokens the same body would put into the prompt."""
+    """Count the tokens of the prompt that the same body has."""
     caller, process = caller_of(request), process_of(request)
     tenant = authenticate(request)
     async with text_of(request) as body:
@@ -130,9 +129,9 @@ async def count_input_tokens(request: Http) -> InputTokens:
         return InputTokens(input_tokens=await count_tokens(chat, served, len(body)))
 
 
-@post("/v1/responses/compact", status_code=200, operation_class=ResponseOperation)
+@post("/v1/responses/compact", status_code=200, operation_class=taking(ResponseRequest))
 async def compact_response(request: Http) -> NoReturn:
-    """Always 400: what it would give back is a text that only its maker can read, and nothing here is kept so."""
+    """Always 400: this server makes no compacted conversations."""
     authenticate(request)
     raise RequestError(
         "This server makes no compacted conversations. Send 'truncation': \"auto\", which drops the oldest items where "
@@ -148,7 +147,7 @@ async def retrieve_response(
     stream: FromQuery[bool | None] = None,
     starting_after: FromQuery[int | None] = None,
 ) -> Response[Any]:
-    """A stored response, as far as it has come; or its events, from the beginning or after one of them."""
+    """A stored response in its current state; or its events, from the beginning or after one of them."""
     process, caller, session = process_of(request), caller_of(request), None
     caller = caller.identified(authenticate(request))
     try:
@@ -158,7 +157,7 @@ async def retrieve_response(
         if not stream:
             return _json(stored.response or await process.completion.current(stored), stored.rid)
         process.refuse_when_draining()
-        session = await process.submitter.resume(Cursor(stored.rid, []), caller, stored.model)
+        session = await process.existing.resume(Cursor(stored.rid, []), caller, stored.model)
         session.renderer.starting_after = -1 if starting_after is None else starting_after
         await session.settle()
         return streamed(session, caller)
@@ -176,7 +175,7 @@ async def retrieve_response(
 
 @delete("/v1/responses/{response_id:str}", status_code=200)
 async def delete_response(request: Http, response_id: FromPath[str]) -> Deleted:
-    """Forget a response; one that still runs is cancelled."""
+    """Delete a response; a running one is cancelled."""
     process, who = process_of(request), identity_of(request)
     stored = await process.archive.look_up(response_id, who)
     if stored.response is None:
@@ -187,7 +186,7 @@ async def delete_response(request: Http, response_id: FromPath[str]) -> Deleted:
 
 @post("/v1/responses/{response_id:str}/cancel", status_code=200)
 async def cancel_response(request: Http, response_id: FromPath[str]) -> Response[Any]:
-    """End a response that runs; one that has ended stays as it is."""
+    """Cancel a response; an ended one is unchanged."""
     process, who = process_of(request), identity_of(request)
     stored = await process.archive.look_up(response_id, who)
     return _json(await process.completion.cancelled(stored), stored.rid)
@@ -201,7 +200,7 @@ async def list_input_items(
     order: FromQuery[Literal["asc", "desc"]] = "desc",
     after: FromQuery[str | None] = None,
 ) -> InputItems:
-    """The items that this request brought, without those of the responses that it continues."""
+    """The input items of this request, without those of the responses that it continues."""
     process, who = process_of(request), identity_of(request)
     stored = await process.archive.look_up(response_id, who)
     check_number("limit", limit)
@@ -220,6 +219,6 @@ async def list_input_items(
 
 
 def _json(body: dict[str, Any] | bytes, rid: str) -> Response[bytes]:
-    """`body` as it is where it is JSON already: one with log probabilities takes long to decode."""
+    """`body` is sent as it is where it is JSON: one with log probabilities takes long to decode."""
     text = body if isinstance(body, bytes) else msgspec.json.encode(body)
     return Response(text, status_code=200, media_type="application/json", headers={"x-request-id": rid})

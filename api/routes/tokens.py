@@ -5,25 +5,23 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from litestar import Request, get, post
+from litestar import get, post
 from litestar.params import FromQuery
 
 from api.asgi.off_loop import off_loop
 from api.chat.template import special_tokens
 from api.generation.preparation import prompts_of
 from api.models.models import ServedModel
-from api.openapi.openapi import DetokenizeOperation, TokenizeOperation
-from api.routes.generation import authenticate, model_for, text_of
+from api.openapi.openapi import taking
+from api.routes.generation import Http, authenticate, model_for, text_of
 from api.schemas.decoding import decode_body
 from api.schemas.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, generating
 from control.errors import RequestError
 
-Http = Request[Any, Any, Any]
 
-
-@post(["/tokenize", "/v1/tokenize"], status_code=200, operation_class=TokenizeOperation)
+@post(["/tokenize", "/v1/tokenize"], status_code=200, operation_class=taking(TokenizeRequest))
 async def tokenize(request: Http) -> TokenizeAnswer:
-    """The token ids of a text, or of messages, as a completion or a chat would have them."""
+    """The token ids of a text or of messages, as in a completion or a chat."""
     authenticate(request)
     async with text_of(request) as body:
         asked = await off_loop(len(body), decode_body, body, TokenizeRequest)
@@ -39,13 +37,13 @@ async def tokenize(request: Http) -> TokenizeAnswer:
 
 
 async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int) -> list[int]:
-    if asked.prompt == "":  # no prompt to answer, and yet a text that has a length
+    if asked.prompt == "":  # no prompt for a completion, but a text with a length
         return served.vocabulary.encode("", bos=asked.add_special_tokens is not False)
     [tokens] = await prompts_of(generating(asked), served, size)
     return tokens
 
 
-@post(["/detokenize", "/v1/detokenize"], status_code=200, operation_class=DetokenizeOperation)
+@post(["/detokenize", "/v1/detokenize"], status_code=200, operation_class=taking(DetokenizeRequest))
 async def detokenize(request: Http) -> DetokenizeAnswer:
     """The text of token ids, special tokens written out."""
     authenticate(request)

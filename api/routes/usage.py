@@ -1,22 +1,20 @@
-"""GET /v1/usage: what the key that asks has used."""
+"""GET /v1/usage: the usage of the caller's key."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, get
+from litestar import get
 from litestar.params import FromQuery
 
 from api.routes.farm.access import check_days
 from api.routes.farm.threaded import on_farm
-from api.routes.generation import identity_of
+from api.routes.generation import Http, identity_of
 from api.schemas.farm import UsageList
 from control.access.usage import usage
 from control.errors import RequestError
 
 
 @get("/v1/usage")
-async def own_usage(request: Request[Any, Any, Any], days: FromQuery[int] = 30) -> UsageList:
+async def own_usage(request: Http, days: FromQuery[int] = 30) -> UsageList:
     """Requests and tokens of the caller's own key in the last days (UTC, today included), per day and model."""
     account = identity_of(request).account
     if not account:

@@ -1,7 +1,4 @@
-"""How much of each thing one request may hold: what is beyond is refused by name, with the bound in the words.
-
-The body's size bounds the sum; these bound what a single field makes the server keep, compare or walk through.
-"""
+"""Limits of single fields of a request. The size of the body limits their sum."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ def check_bounds(request: Any) -> None:
     _check_length("stop_token_ids", request.stop_token_ids, MAX_STOP_IDS, "ids")
     _check_length("logit_bias", request.logit_bias, MAX_BIASES, "tokens")
     variables = getattr(request, "chat_template_kwargs", None)
-    if variables is not None and _deeper(variables, MAX_DEPTH):
+    if variables is not None and deeper(variables, MAX_DEPTH):
         raise RequestError(
             f"'chat_template_kwargs' nests more than {MAX_DEPTH} levels deep; send a flatter value.",
             param="chat_template_kwargs",
@@ -56,9 +53,9 @@ def _too_much(name: str, held: int, most: int, unit: str) -> RequestError:
     return RequestError(f"'{name}' has {held} {unit}; at most {most} are served.", param=name)
 
 
-def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects lie in one another more than `levels` deep; looks no deeper than that."""
+def deeper(value: Any, levels: int) -> bool:
+    """True if lists and objects nest more than `levels` deep; looks no deeper than that."""
     if not isinstance(value, (dict, list)):
         return False
     inner = cast("list[Any]", value.values() if isinstance(value, dict) else value)
-    return levels == 0 or any(_deeper(one, levels - 1) for one in inner)
+    return levels == 0 or any(deeper(one, levels - 1) for one in inner)

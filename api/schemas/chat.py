@@ -43,7 +43,7 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def offer(self) -> Offer | None:
-        """What the model may call. Raises RequestError for a `tool_choice` that the tools don't allow."""
+        """The tools that the model may call. Raises RequestError for a `tool_choice` that they don't allow."""
         return offered(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property

@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 
+from api.schemas.refusals import missing
 from control.errors import RequestError
 
 
 class Block(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One block of any type; fields of types that are not served are known so that the type can be refused by name."""
+    """One block of any type. Types that are not served are refused by name, so their fields are known."""
 
     type: str
     text: str | None = None
@@ -38,10 +39,7 @@ class Block(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def chat_messages(role: str, content: str | list[Block], at: str) -> list[dict[str, Any]]:
-    """The chat's messages of one turn: results of tools are messages of their own, before what the user says.
-
-    Raises RequestError naming the block that is not served.
-    """
+    """The chat's messages of one turn: results of tools first, each one a message. Raises RequestError for a block."""
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not content:
@@ -101,7 +99,7 @@ def text_of(block: Block, at: str) -> str:
 
 def _given(value: str | None, at: str) -> str:
     if value is None:
-        raise RequestError(f"Missing required parameter: '{at}'.", param=at, code="missing_required_parameter")
+        raise missing(at)
     return value
 
 

@@ -1,4 +1,4 @@
-"""A conversation that came in another API's form: a chat request, and what the answer's own form needs to know."""
+"""A conversation that came in another API's form: a chat request, and facts for the answer's own form."""
 
 from __future__ import annotations
 
@@ -15,15 +15,8 @@ Names = dict[str, str]
 """Patterns for a chat request's names of parameters, and what the client calls them."""
 
 
-ENGINE_FIELDS = (
-    *("top_k", "min_p", "seed", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos", "stop_token_ids"),
-    *("cache_salt", "chat_template_kwargs", "priority", "on_disconnect", "timeout", "deadline"),
-)
-"""What engines in this field add to every API, and Furrow's own: passed on as it is."""
-
-
 class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
-    """What /v1/responses and /v1/messages are turned into; no client sends it."""
+    """The chat request of a body of /v1/responses or /v1/messages; no client sends it."""
 
     endpoint: Endpoint
     told_back: dict[str, Any]

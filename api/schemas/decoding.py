@@ -1,7 +1,4 @@
-"""Strict decoding of request bodies: a wrong type or an unknown field is a 400 that names it.
-
-The web framework would convert leniently (`"n": "2"` would pass), so bodies are decoded here, by msgspec alone.
-"""
+"""Strict decoding of request bodies by msgspec: a wrong type or an unknown field is a 400 that names it."""
 
 from __future__ import annotations
 
@@ -102,7 +99,7 @@ def _choices(type_: type, path: str) -> list[Any]:
 
 
 def _inside(outer: msgspec.inspect.Type, field: str) -> list[msgspec.inspect.Type]:
-    """What the named field, or any element where there is no name, can be: the members of its union."""
+    """The types of the named field, or of an element where there is no name: the members of its union."""
     if isinstance(outer, msgspec.inspect.StructType):
         inner = [known.type for known in outer.fields if known.encode_name == field]
     elif isinstance(outer, msgspec.inspect.ListType) and not field:

@@ -12,7 +12,7 @@ from control.requests import OpenRequest
 
 
 class ModelToLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """As the options of `furrow models load`; `source` is its MODEL."""
+    """The options of `furrow models load`; `source` is its MODEL."""
 
     source: str
     name: str | None = None
@@ -44,7 +44,7 @@ class ReplicaNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class HostToDrain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`undo`: let replicas go there again."""
+    """`undo`: the host takes replicas again."""
 
     host: str
     undo: bool = False
@@ -60,13 +60,13 @@ class LetterNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class KeyNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """By its id, or by a name that only one key has."""
+    """A key's id, or a name that only one key has."""
 
     key: str
 
 
 class KeyLimits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a key may do; null: as it is. `expires` in Unix seconds; 0 takes a limit away, and so does an empty list."""
+    """The limits of a key; null: unchanged; 0 or an empty list: no limit. `expires` in Unix seconds."""
 
     rpm: int | None = None
     tpm: int | None = None
@@ -91,7 +91,7 @@ class KeyToChange(KeyLimits, kw_only=True, forbid_unknown_fields=True):
 
 
 class KeyCard(msgspec.Struct, kw_only=True):
-    """A key without its hash. Times are Unix seconds, 0 for never; `secret` is there once, when it is made."""
+    """A key. Times are Unix seconds, 0 for never; `secret` is given once, when the key is made."""
 
     id: str
     name: str
@@ -116,7 +116,7 @@ def key_card(key: ApiKey, now: float, last_used: int | None = None, secret: str 
 
 
 class Letter(msgspec.Struct, kw_only=True):
-    """A request that crashed its group alone; `params` only where one letter is asked for."""
+    """A request that crashed its group when it ran alone; `params` only in the answer for one letter."""
 
     id: str
     model: str
@@ -127,13 +127,13 @@ class Letter(msgspec.Struct, kw_only=True):
     attempts: int
     prompt_tokens: int
     entries: int
-    """How many log entries it had."""
+    """Entries of its token log."""
     at_ms: int
     params: GenerationRequest | None = None
 
 
 class HostCard(msgspec.Struct, kw_only=True):
-    """`alive`: its agent beats; without one its ranks serve on. `replicas` as `model:replica` that it was given."""
+    """`alive`: its agent has a heartbeat; its ranks serve without one. `replicas`: assigned, as `model:replica`."""
 
     id: str
     alive: bool
@@ -143,25 +143,25 @@ class HostCard(msgspec.Struct, kw_only=True):
 
 
 class FarmCard(msgspec.Struct, kw_only=True):
-    """The whole farm at one look."""
+    """The whole farm."""
 
     models: list[Overview]
     hosts: list[HostCard]
     apis: list[str]
-    """Ids of the API processes that beat."""
+    """Ids of the API processes that have a heartbeat."""
     dead_letters: dict[str, int]
-    """By model, where there are any."""
+    """Counts by model, without zeros."""
     keys: int
 
 
 class Done(msgspec.Struct, kw_only=True):
-    """What was changed, in words."""
+    """The change, in words."""
 
     done: str
     id: str | None = None
-    """Of a request that was begun or ended."""
+    """The request that was begun or ended."""
     revision: int | None = None
-    """Of the model, where it has a new one."""
+    """The model's revision, where it changed."""
 
 
 class Requests(msgspec.Struct, kw_only=True):

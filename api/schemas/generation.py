@@ -1,4 +1,4 @@
-"""Fields that chat completions and completions share, and the checks on their ranges."""
+"""Fields that several endpoints share, and the checks on their ranges."""
 
 from __future__ import annotations
 
@@ -20,41 +20,55 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What both endpoints honour. None always means: not given."""
+class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of chat completions, completions and responses. None always means: not given."""
 
     model: str | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
-    # What engines in this field add to OpenAI's parameters.
+    # Additions of other engines.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
-    return_tokens_as_token_ids: bool | None = None
     cache_salt: str | None = None
     # Furrow's own.
     priority: Literal["high", "normal", "low"] | None = None
     on_disconnect: str | int | float | None = None
     timeout: float | None = None
     deadline: float | None = None
-    # What the answer must be: at most one of these (see structured.py).
+    # Chat completions and completions take only the neutral values of these two (see refusals.py).
+    service_tier: str | None = None
+    store: bool | None = None
+    # Hints without an effect on the answer.
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+
+
+class GenerationFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields of chat completions and completions."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    # Additions of other engines.
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    # The form of the answer: at most one of these (see structured.py).
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -63,14 +77,6 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     guided_grammar: str | None = None
     json_schema: Any = None
     grammar: str | None = None
-    # Known and not served yet: only their neutral values pass (see refusals.py).
-    service_tier: str | None = None
-    store: bool | None = None
-    # Hints without an effect on the answer.
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: str | None = None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -82,7 +88,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def least_tokens(self) -> int:
-        """What `max_tokens` must be at least: 0 where the prompt itself is what is asked about."""
+        """The least `max_tokens`: 0 where the prompt's log probabilities are the answer."""
         return 1 if self.prompt_logprobs is None else 0
 
     @property
@@ -124,7 +130,7 @@ def check_ranges(request: GenerationFields) -> None:
 
 
 def _check_labels(request: GenerationFields) -> None:
-    """OpenAI's bounds on what is only kept with the request."""
+    """OpenAI's bounds on labels."""
     metadata = request.metadata or {}
     if len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
         raise RequestError(
@@ -137,7 +143,7 @@ def _check_labels(request: GenerationFields) -> None:
 
 
 def _check_shown(request: GenerationFields) -> None:
-    """What can't be shown together."""
+    """Fields that exclude each other."""
     if request.prompt_logprobs is not None and request.stream:
         raise RequestError(
             "'prompt_logprobs' is not served with 'stream'; a completion with 'echo' and 'logprobs' streams them.",

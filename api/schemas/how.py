@@ -1,4 +1,4 @@
-"""How an answer is to be read; kept in the request's view, so that every API process reads it alike."""
+"""Marks and formats by which an answer is parsed; kept in the request's view for every API process."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     open: str = "<think>"
     close: str = "</think>"
     begun: bool = False
-    """Whether the prompt ends inside the reasoning, so that the answer begins with it and has no opening mark."""
+    """True if the prompt ends inside the reasoning: the answer begins with it and has no opening mark."""
     hidden: bool = False
-    """Whether the client does not want to see it."""
+    """True if the client does not want to see it."""
 
 
 class Calling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the model writes its calls, and what is known about the tools."""
+    """The format of the model's calls, and facts about the tools."""
 
     format: CallFormat
     names: list[str] = []
     literal: dict[str, list[str]] = {}
-    """For formats without types: the parameters of each function whose value is JSON; any other one's is text."""
+    """For formats without types: each function's parameters that are JSON; the others are text."""
     single: bool = False
-    """Whether only the first call counts (`parallel_tool_calls: false`)."""
+    """True if only the first call counts (`parallel_tool_calls: false`)."""
     named: bool = False
-    """Whether the client named the function; then the end is "stop", as at OpenAI."""
+    """True if the client named the function; then the end is "stop", as at OpenAI."""
 
 
 class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that is to be found in an answer besides text."""
+    """The parts of an answer besides text."""
 
     thinking: Thinking | None = None
     calling: Calling | None = None

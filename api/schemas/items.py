@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from api.schemas.decoding import convert_part
+from api.schemas.refusals import missing
 from control.errors import RequestError
 
 Item = dict[str, Any]
@@ -22,7 +23,7 @@ _PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "sum
 
 
 class Part(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One part of a message or of a tool's output; only text is served, the others are refused by name."""
+    """One part of a message or of a tool's output. Text is served; the other types are refused by name."""
 
     type: Literal[
         "input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text",
@@ -86,7 +87,7 @@ class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Reference(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Stands for an item of an earlier response that is stored."""
+    """Stands for an item of a stored response."""
 
     id: str
     type: Literal["item_reference"] | None = "item_reference"
@@ -102,10 +103,7 @@ _KINDS: dict[str, type[Message | FunctionCall | FunctionCallOutput | Reasoning |
 
 
 def read_items(given: str | list[dict[str, Any]] | None, rid: str) -> list[Item]:
-    """The input in the kept form; items without an id get one that is derived from `rid`.
-
-    Raises RequestError naming the item or the part that is not served.
-    """
+    """The input in the kept form; `rid` names items without an id. Raises RequestError for what is not served."""
     if given is None:
         return []
     rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -162,11 +160,7 @@ def _texts(content: Content, at: str) -> list[str]:
         name = "refusal" if part.type == "refusal" else "text"
         text = part.refusal if part.type == "refusal" else part.text
         if text is None:
-            raise RequestError(
-                f"Missing required parameter: '{at}[{index}].{name}'.",
-                param=f"{at}[{index}].{name}",
-                code="missing_required_parameter",
-            )
+            raise missing(f"{at}[{index}].{name}")
         texts.append(text)
     return texts
 
@@ -197,7 +191,7 @@ def _opened(text: str, at: str) -> str:
 
 
 def messages_of(items: list[Item]) -> list[dict[str, Any]]:
-    """A chat's messages. What the assistant thought, said and called in a row is one message."""
+    """A chat's messages. Consecutive thoughts, texts and calls of the assistant are one message."""
     messages: list[dict[str, Any]] = []
 
     def assistant() -> dict[str, Any]:

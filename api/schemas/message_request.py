@@ -9,9 +9,9 @@ import msgspec
 from api.errors.message_errors import UNTHREADED
 from api.schemas.bounds import check_number
 from api.schemas.content_blocks import Block, chat_messages, refuse_block, text_of
-from api.schemas.converted import ENGINE_FIELDS, Converted, converse
+from api.schemas.converted import Converted, converse
 from api.schemas.decoding import convert_part, decode_body
-from api.schemas.refusals import refusal
+from api.schemas.refusals import missing, refusal
 from control.errors import RequestError
 from control.requests.bounds import RANGES
 
@@ -26,7 +26,7 @@ class Metadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function of the client's."""
+    """A function of the client."""
 
     name: str
     input_schema: dict[str, Any]
@@ -65,7 +65,7 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the prompt is made of. None always means: not given."""
+    """The parts of the prompt. None always means: not given."""
 
     messages: list[Turn]
     model: str | None = None
@@ -93,7 +93,7 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
     service_tier: Literal["auto", "standard_only"] | None = None
     inference_geo: str | None = None
     thread: Any = None
-    # Furrow's own, and what engines in this field add.
+    # Furrow's own, and additions of other engines.
     seed: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -110,7 +110,8 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
 
 _PASSED_ON = (
     *("model", "stream", "max_tokens", "temperature", "top_p"),
-    *ENGINE_FIELDS,
+    *("top_k", "min_p", "seed", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos", "stop_token_ids"),
+    *("cache_salt", "chat_template_kwargs", "priority", "on_disconnect", "timeout", "deadline"),
 )
 _NAMES = {
     r"^messages\b.*": "messages",
@@ -168,7 +169,7 @@ def _conversation(request: CountTokensRequest, told: dict[str, Any]) -> Converte
 
 
 def _edits_nothing(management: Any) -> bool:
-    """Whether it keeps all that is sent, as some clients ask by name."""
+    """True if it keeps all that is sent, as some clients ask by name."""
     if not isinstance(management, dict):
         return not management
     edits: Any = management.get("edits") or []
@@ -209,12 +210,7 @@ def _tool(given: dict[str, Any], at: str) -> dict[str, Any]:
     for name, neutral in (("input_examples", []), ("defer_loading", False), ("allowed_callers", ["direct"])):
         if getattr(tool, name) not in (None, neutral):
             raise refusal(f"{at}.{name}")
-    told = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.input_schema,
-        "strict": tool.strict,
-    }
+    told = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
     return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
 
 
@@ -224,11 +220,7 @@ def _tool_choice(choice: ToolChoice | None) -> Any:
     if choice.type != "tool":
         return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     if choice.name is None:
-        raise RequestError(
-            "Missing required parameter: 'tool_choice.name'.",
-            param="tool_choice.name",
-            code="missing_required_parameter",
-        )
+        raise missing("tool_choice.name")
     return {"type": "function", "function": {"name": choice.name}}
 
 

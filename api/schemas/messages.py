@@ -12,7 +12,7 @@ from control.errors import RequestError
 
 
 class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One part of a message; only text is served, the others are known so that they can be refused by name."""
+    """One part of a message. Text is served; the other types are refused by name."""
 
     type: Literal["text", "image_url", "input_audio", "file", "video_url", "refusal"]
     text: str | None = None
@@ -26,7 +26,7 @@ class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class CalledFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str
     arguments: str = ""
-    """JSON text, as it was given to the client."""
+    """JSON text."""
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -54,10 +54,7 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates expect them: plain dicts with text content, arguments of calls as mappings.
-
-    Raises RequestError for parts and roles that are not served.
-    """
+    """Plain dicts with text content and arguments as mappings. Raises RequestError for what is not served."""
     names: dict[str, str] = {}
     plain: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
@@ -96,7 +93,7 @@ def _plain(message: Message, path: str, names: dict[str, str]) -> dict[str, Any]
 
 
 def _result(message: Message, path: str, names: dict[str, str]) -> dict[str, Any]:
-    """What tells which call a result belongs to; some templates ask for the function's name."""
+    """The call that a result belongs to; some templates ask for the function's name."""
     if message.tool_call_id is None:
         raise RequestError(f"Missing required parameter: '{path}.tool_call_id'.", param=f"{path}.tool_call_id")
     name = message.name or names.get(message.tool_call_id)

@@ -1,6 +1,6 @@
-"""Parameters that OpenAI or a neighbouring engine knows and Furrow does not serve yet: refused by name, never ignored.
+"""Parameters of OpenAI or other engines that are not served: refused by name, never ignored.
 
-A value that asks for nothing (null, an empty list, `"none"`, OpenAI's default) passes, because SDKs send such values.
+A neutral value (null, an empty list, `"none"`, OpenAI's default) passes, because SDKs send such values.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ def refuse_unserved(request: GenerationFields) -> None:
         for name in ("include_obfuscation", "continuous_usage_stats"):
             if getattr(options, name):
                 raise refusal(f"stream_options.{name}")
+
+
+def missing(name: str) -> RequestError:
+    return RequestError(f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
 
 
 def refusal(name: str, remedy: str = "Remove it from the request.") -> RequestError:

@@ -7,10 +7,11 @@ from typing import Any, Literal
 import msgspec
 
 from api.schemas.bounds import check_number
-from api.schemas.converted import ENGINE_FIELDS, Converted, converse
+from api.schemas.converted import Converted, converse
 from api.schemas.decoding import decode_body
+from api.schemas.generation import CommonFields
 from api.schemas.items import Item, messages_of
-from api.schemas.refusals import refusal
+from api.schemas.refusals import missing, refusal
 from control.errors import RequestError
 
 Includable = Literal[
@@ -50,16 +51,11 @@ class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=
     include_obfuscation: bool | None = None
 
 
-class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """None always means: not given."""
-
+class ResponseRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     input: str | list[dict[str, Any]] | None = None
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     text: TextOptions | None = None
     tools: list[dict[str, Any]] | None = None
@@ -68,19 +64,10 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_tool_calls: int | None = None  # counts the calls of hosted tools, of which there are none
     reasoning: ReasoningOptions | None = None
     include: list[Includable] | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    store: bool | None = None
     background: bool | None = None
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    service_tier: str | None = None
-    # Hints without an effect on the answer.
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     # Known and not served.
     conversation: Any = None
     prompt: Any = None
@@ -88,24 +75,6 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     context_management: Any = None
     access_programs: Any = None
     image: Any = None
-    # Furrow's own, and what engines in this field add.
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    cache_salt: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    priority: str | None = None
-    on_disconnect: str | int | float | None = None
-    timeout: float | None = None
-    deadline: float | None = None
 
     @property
     def summary(self) -> str | None:
@@ -113,12 +82,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return (self.reasoning.summary or self.reasoning.generate_summary) if self.reasoning is not None else None
 
 
-_PASSED_ON = (
-    *("model", "temperature", "top_p", "metadata", "user", "parallel_tool_calls", "service_tier", "stream"),
-    *("stop", "presence_penalty", "frequency_penalty", "safety_identifier"),
-    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *ENGINE_FIELDS,
-)
+_PASSED_ON = ({*CommonFields.__struct_fields__} - {"store"}) | {"parallel_tool_calls", "chat_template_kwargs"}
 _NAMES = {
     r"^messages\b.*": "input",
     r"^max_completion_tokens$": "max_output_tokens",
@@ -138,7 +102,7 @@ def parse_response(body: bytes) -> ResponseRequest:
         if getattr(request, name) not in (None, [], {}, ""):
             raise refusal(name)
     if request.input in (None, "", []) and request.previous_response_id is None:
-        raise RequestError("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
+        raise missing("input")
     if request.background and request.store is False:
         raise RequestError("'background' needs 'store' to be true.", param="background")
     if request.max_tool_calls is not None:
@@ -227,11 +191,7 @@ def _response_format(asked: TextFormat | None) -> dict[str, Any] | None:
     schema = {"name": asked.name, "schema": asked.schema, "strict": asked.strict, "description": asked.description}
     for name in ("name", "schema"):
         if schema[name] is None:
-            raise RequestError(
-                f"Missing required parameter: 'text.format.{name}'.",
-                param=f"text.format.{name}",
-                code="missing_required_parameter",
-            )
+            raise missing(f"text.format.{name}")
     return {"type": "json_schema", "json_schema": {name: value for name, value in schema.items() if value is not None}}
 
 

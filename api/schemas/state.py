@@ -1,4 +1,4 @@
-"""What GET /v1/requests/<rid> and GET /v1/models tell."""
+"""Answers of GET /v1/requests/<rid>, GET /v1/models and the routes around a stored response."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from api.schemas.view import decode_view
 
 
 class RequestStatus(msgspec.Struct, kw_only=True):
-    """A request as Redis holds it. `times_ms` are moments in Unix milliseconds, one per phase that was reached."""
+    """The state of a request. `times_ms`: Unix milliseconds, one for each phase that was reached."""
 
     id: str
     object: str = "request"
@@ -23,7 +23,7 @@ class RequestStatus(msgspec.Struct, kw_only=True):
     priority: str
     attempts: int
     position: int | None
-    """Place in the queue, from 1, while it waits."""
+    """Place in the queue, from 1; null once it runs."""
     cause: str | None
     user: str | None
     metadata: dict[str, str]
@@ -51,9 +51,9 @@ def request_status(rid: str, model: str, fields: dict[str, str], position: int |
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """What a model is, and how the farm has it. While a change is rolled out, `rolled_out` of the `replicas` that are
-    wanted serve its `revision`; `detail` says why a model is not loaded. OpenAI's clients read `created`, Anthropic's
-    `created_at` and `display_name`.
+    """A model and its state on the farm. During a change `rolled_out` of the wanted `replicas` serve its `revision`;
+    `detail` says why a model is not loaded. OpenAI's clients read `created`, Anthropic's `created_at` and
+    `display_name`.
     """
 
     id: str
@@ -85,7 +85,7 @@ class InputTokens(msgspec.Struct, kw_only=True):
 
 
 class InputItems(msgspec.Struct, kw_only=True):
-    """A page of a response's input; its items are of the forms that POST /v1/responses takes."""
+    """A page of a response's input items, in the forms of POST /v1/responses."""
 
     object: str = "list"
     data: list[dict[str, Any]]
@@ -95,7 +95,7 @@ class InputItems(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """All at once: there is never another page."""
+    """All models; there is never another page."""
 
     object: str = "list"
     data: list[ModelCard]

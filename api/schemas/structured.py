@@ -1,7 +1,5 @@
-"""Structured output: the parameters under which OpenAI and its neighbours ask for it, as one grammar.
-
-Known are OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`, llama.cpp's `grammar` and
-`json_schema`. A request may use one of them.
+"""Structured output as one grammar, from OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`, or
+llama.cpp's `grammar` and `json_schema`. A request may use one of them.
 """
 
 from __future__ import annotations
@@ -12,7 +10,9 @@ from typing import Any
 
 import msgspec
 
+from api.schemas.bounds import deeper
 from api.schemas.generation import GenerationFields
+from api.schemas.refusals import missing
 from control.errors import RequestError
 from control.messages import Grammar
 
@@ -54,7 +54,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 def grammar_of(request: GenerationFields) -> Asked | None:
-    """What the request's answers must be; None for free text. Raises RequestError, also for two parameters at once."""
+    """The grammar of the answers; None for free text. Raises RequestError, also for two parameters at once."""
     asked = [
         one
         for name, read in _READERS.items()
@@ -86,9 +86,9 @@ def _response_format(value: Any, param: str) -> Asked | None:
         case "json_schema":
             here = f"{param}.json_schema"
             if given.json_schema is None:
-                raise _missing(here)
+                raise missing(here)
             if given.json_schema.schema is None:
-                raise _missing(f"{here}.schema")
+                raise missing(f"{here}.schema")
             return Asked(
                 _schema(given.json_schema.schema, bool(given.json_schema.strict), f"{here}.schema"), f"{here}.schema"
             )
@@ -151,7 +151,7 @@ _READERS_WITHIN = {"json": _json, "regex": _regex, "choice": _choice, "grammar":
 
 def _schema(schema: dict[str, Any], strict: bool, param: str) -> Grammar:
     """Where a schema need not be kept to the letter, a `oneOf` whose parts may overlap is served as `anyOf`."""
-    if _deeper(schema, MAX_DEPTH):
+    if deeper(schema, MAX_DEPTH):
         raise RequestError(
             f"'{param}' is nested more than {MAX_DEPTH} levels deep; use '$defs' and '$ref' to flatten it.",
             param=param,
@@ -161,20 +161,6 @@ def _schema(schema: dict[str, Any], strict: bool, param: str) -> Grammar:
         own = schema.get("x-guidance")
         schema = schema | {"x-guidance": {"coerce_one_of": True} | (own if isinstance(own, dict) else {})}  # type: ignore[operator]
     return Grammar("json_schema", msgspec.json.encode(schema).decode())
-
-
-def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects lie inside each other more than `levels` times."""
-    layer: list[Any] = [value]
-    for _ in range(levels + 1):
-        layer = [inner for one in layer for inner in _inner(one)]
-    return bool(layer)
-
-
-def _inner(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())  # type: ignore[arg-type]
-    return value if isinstance(value, list) else []  # type: ignore[return-value]
 
 
 def _decoded(value: Any, kind: Any, param: str) -> Any:
@@ -190,7 +176,3 @@ def _text(value: Any, param: str) -> str:
     if not isinstance(value, str):
         raise RequestError(f"'{param}' must be a text.", param=param, code="invalid_type")
     return value
-
-
-def _missing(param: str) -> RequestError:
-    return RequestError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")

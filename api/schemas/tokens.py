@@ -15,13 +15,13 @@ from control.errors import RequestError
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A text, or messages that the model's template makes one of."""
+    """A text, or messages for the model's template."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
-    """Whether a beginning-of-sequence token leads a text; messages have what their template says."""
+    """False: no beginning-of-sequence token before the text. Messages have those of their template."""
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -46,10 +46,7 @@ class DetokenizeAnswer(msgspec.Struct, kw_only=True):
 
 
 def generating(asked: TokenizeRequest) -> ChatRequest | CompletionRequest:
-    """What a client would send to have an answer: its prompt is made by the same code.
-
-    Raises RequestError naming the field at fault.
-    """
+    """The request that has the same prompt. Raises RequestError naming the field at fault."""
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("Send either 'prompt', a text, or 'messages'.", param="prompt")
     if asked.prompt is not None:

@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice`: what a request offers the model to call, and whether it must."""
+"""`tools` and `tool_choice`: the functions that a request offers to the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """Fields of other types of tools are not named here: those types are refused by their name."""
+    """Other types of tools are refused by name."""
 
     type: str = "function"
     function: Function | None = None
@@ -44,7 +44,7 @@ class AllowedTools(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NamedTool(ToolName, kw_only=True):
-    """One function that must be called, or with the type `allowed_tools` those that may be."""
+    """One function that must be called, or with type `allowed_tools` those that may be."""
 
     allowed_tools: AllowedTools | None = None
 
@@ -54,15 +54,15 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the model may call."""
+    """The functions that the model may call."""
 
     functions: list[Function]
     must: bool = False
-    """Whether it has to call one of them."""
+    """True if it has to call one of them."""
     named: bool = False
-    """Whether the client named the one that has to be called."""
+    """True if the client named the one that has to be called."""
     single: bool = False
-    """Whether only one call is wanted."""
+    """True if only one call is wanted."""
 
     @property
     def for_template(self) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def check_tools(tools: list[Tool]) -> None:
 
 
 def _wrong_schema(parameters: dict[str, Any]) -> str | None:
-    """What keeps a schema from describing a function's parameters; None for one that is as it should be."""
+    """The reason why a schema can't describe a function's parameters; None for a valid one."""
     kind, properties, required = (parameters.get(name) for name in ("type", "properties", "required"))
     if kind not in (None, "object"):
         return f"'parameters' must have the type 'object', not {kind!r:.80}"
@@ -124,10 +124,7 @@ def _function(tool: Tool, path: str) -> Function:
 
 
 def offered(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> Offer | None:
-    """What the model may call; None where it has no tools, or must not use them. The tools were checked.
-
-    Raises RequestError for a choice that the tools don't allow.
-    """
+    """The functions that the model may call, or None. Raises RequestError for a choice that checked `tools` forbid."""
     functions = [tool.function for tool in tools or [] if tool.function is not None]
     if not functions and (choice == "required" or isinstance(choice, NamedTool)):
         raise RequestError("'tool_choice' is only allowed when 'tools' are specified.", param="tool_choice")

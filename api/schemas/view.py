@@ -1,4 +1,4 @@
-"""What a request's hash keeps for the API: enough for any API process to render its answer."""
+"""The view of a request, kept in its hash: enough for any API process to render its answer."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     include_stop: bool = False
     special_tokens: bool = False
     token_ids: bool = False
-    """Whether tokens are shown as `token_id:<id>`."""
+    """True if tokens are shown as `token_id:<id>`."""
     reading: Reading | None = None
-    """What is to be found in the answer besides text; None: nothing, as for a plain completion."""
+    """The parts of the answer besides text; None for a plain completion."""
     user: str | None = None
     metadata: dict[str, str] = {}
     client_request_id: str | None = None
     told: dict[str, Any] = {}
-    """What the endpoint tells back of its request, or shows by it, and can't be known from the fields above."""
+    """Fields of the request that the endpoint repeats, or needs for its answer."""
 
     def echo_of(self, member: int) -> str:
         """The prompt's text that comes before each of a member's choices."""

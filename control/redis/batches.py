@@ -36,6 +36,10 @@ class Batches:
         """Run the calls; an error of one, RedisUnavailable too, stands in its place."""
         return await asyncio.gather(*(self._queue(lane, call) for call in calls), return_exceptions=True)
 
+    async def run_every(self, lane: str, calls: Sequence[Call[Any]]) -> list[Any]:
+        """As `run_all`, but raises the first error."""
+        return await asyncio.gather(*(self._queue(lane, call) for call in calls))
+
     def _queue(self, lane: str, call: Call[Any]) -> asyncio.Future[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[lane].append((call, answer))

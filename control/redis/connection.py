@@ -186,6 +186,11 @@ async def arun_all(client: AsyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
     return sending.outcomes(client)
 
 
+async def arun_every(client: AsyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
+    """As `run_every`, on an asyncio client."""
+    return [_value(outcome) for outcome in await arun_all(client, calls)] if calls else []
+
+
 class _Sending:
     """The calls that are still to be sent, each by the hash of its script or by its text."""
 

@@ -1,4 +1,4 @@
-"""What all formats of calls share: text until a call opens, white space around calls, and the numbering of calls."""
+"""The common part of all formats of calls: text until a call opens, white space around calls, numbers of calls."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CallParser:
         self._held = ""
         """Text about which nothing could be decided yet."""
         self._raw = ""
-        """What opened the call under way, to be said where it turns out to be none."""
+        """The text that opened the current call; it is part of the answer if there is no call after it."""
         self._blank = ""
         """White space after the text that was said; it is said too where more text follows."""
         self._after_call = False
@@ -120,7 +120,7 @@ class CallParser:
         self._blank, self._after_call = "", True
 
     def _refuse(self, piece: Piece) -> bool:
-        """What opened was no call: it is text, and the rest is read as text, where another call may open."""
+        """There was no call: its opening is text, and the rest is read as text, where another call may open."""
         self._say(self._raw, piece)
         self._raw, self._state = "", self._text
         return True

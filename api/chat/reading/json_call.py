@@ -65,7 +65,7 @@ class JsonCall:
         self._state: Literal["head", "arguments", "tail", "extra"] = "head"
         self._brackets = _Brackets()
         self.held = ""
-        """What was read without effect so far."""
+        """The text that was read without effect so far."""
         self.begun = False
 
     def push(self, text: str, piece: Piece) -> str | None:

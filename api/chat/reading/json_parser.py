@@ -1,4 +1,4 @@
-"""What the formats share whose calls are JSON objects; they differ in what opens one, and in what follows it."""
+"""The common part of formats whose calls are JSON objects; they differ in the marks around one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/farm/keys and /farm/usage: who may use the farm, how much of it, and how much they used."""
+"""/farm/keys and /farm/usage: API keys, their limits and usage."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import time
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromQuery
 
-from api.routes.farm.threaded import body_of, on_farm, taking
+from api.openapi.openapi import taking
+from api.routes.farm.threaded import Http, body_of, on_farm
 from api.schemas.bounds import check_number
 from api.schemas.farm import KeyCard, KeyLimits, KeyNamed, Keys, KeyToChange, KeyToCreate, UsageList, key_card
 from control import access
@@ -17,19 +18,17 @@ from control.access.usage import usage
 from control.errors import RequestError
 from control.redis.clients import SyncRedis
 
-Http = Request[Any, Any, Any]
-
 
 @get("/keys")
 async def list_keys(request: Http) -> Keys:
-    """Every API key, oldest first, those that are revoked or have expired included."""
+    """Every API key, oldest first, revoked and expired ones included."""
     now, found = time.time(), await on_farm(request, access.list_keys)
     return Keys(data=[key_card(key, now, used) for key, used in found])
 
 
 @post("/keys", status_code=201, operation_class=taking(KeyToCreate))
 async def create_key(request: Http) -> Response[KeyCard]:
-    """Make an API key; its secret is in this answer and nowhere else."""
+    """Make an API key. Only this answer has its secret."""
     wanted = await body_of(request, KeyToCreate)
     fields = _within_bounds(wanted)
     key, secret = access.mint(name=wanted.name, tenant=wanted.tenant, admin=wanted.admin, **fields)
@@ -39,7 +38,7 @@ async def create_key(request: Http) -> Response[KeyCard]:
 
 @post("/keys/limits", status_code=200, operation_class=taking(KeyToChange))
 async def change_limits(request: Http) -> KeyCard:
-    """Change what a key may do; what is null stays."""
+    """Change the limits of a key; null: unchanged."""
     return await on_farm(request, _change, await body_of(request, KeyToChange))
 
 
@@ -53,7 +52,7 @@ def _change(client: SyncRedis, wanted: KeyToChange) -> KeyCard:
 
 @post("/keys/revoke", status_code=200, operation_class=taking(KeyNamed))
 async def revoke_key(request: Http) -> KeyCard:
-    """Shut a key out, within a second or so. What runs for it goes on."""
+    """Revoke a key, within about a second. Its running requests continue."""
     return await on_farm(request, _revoke, (await body_of(request, KeyNamed)).key)
 
 
@@ -63,7 +62,7 @@ def _revoke(client: SyncRedis, named: str) -> KeyCard:
 
 @get("/usage")
 async def show_usage(request: Http, days: FromQuery[int] = 30, key: FromQuery[str | None] = None) -> UsageList:
-    """What every key used, or one, in the last days (UTC, today included), per day and model."""
+    """The usage of every key, or of one, in the last days (UTC, today included), per day and model."""
     return UsageList(data=await on_farm(request, _usage, check_days(days), key))
 
 
@@ -78,7 +77,7 @@ def check_days(days: int) -> int:
 
 
 def _within_bounds(limits: KeyLimits) -> dict[str, Any]:
-    """What is given. Raises RequestError for a number beyond its range."""
+    """The limits that are given. Raises RequestError for a number beyond its range."""
     given = limits.given()
     for name, value in given.items():
         if isinstance(value, int):

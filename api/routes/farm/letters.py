@@ -1,22 +1,20 @@
-"""/farm/dead: requests that crashed their group and were given up."""
+"""/farm/dead: dead letters, requests that crashed their group when they ran alone."""
 
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
-from litestar import Request, get, post
+from litestar import get, post
 from litestar.params import FromPath, FromQuery
 
-from api.routes.farm.threaded import body_of, on_farm, taking
+from api.openapi.openapi import taking
+from api.routes.farm.threaded import Http, body_of, on_farm
 from api.schemas.farm import Done, Letter, LetterNamed, Letters
 from control import requests
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.requests import DeadLetter
-
-Http = Request[Any, Any, Any]
 
 
 @get("/dead")
@@ -33,7 +31,7 @@ def _list(client: SyncRedis, model: str | None) -> list[Letter]:
 
 @get("/dead/{rid:str}")
 async def show_letter(request: Http, rid: FromPath[str], model: FromQuery[str]) -> Letter:
-    """All that is known of one: enough to reproduce the crash elsewhere."""
+    """One dead letter with its parameters: enough to reproduce the crash elsewhere."""
     letter = await on_farm(request, requests.dead_letter, model, rid)
     shown = _letter(model, letter)
     shown.params = letter.params
@@ -42,7 +40,7 @@ async def show_letter(request: Http, rid: FromPath[str], model: FromQuery[str]) 
 
 @post("/dead/retry", status_code=200, operation_class=taking(LetterNamed))
 async def retry_letter(request: Http) -> Done:
-    """Enqueue the request again, from its prompt and under a new id, and drop its letter."""
+    """Enqueue the request again under a new id, and drop its letter."""
     named = await body_of(request, LetterNamed)
     again = await on_farm(request, _retry, named)
     return Done(done=f"{named.id} is tried again as {again}.", id=again)

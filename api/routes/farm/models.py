@@ -1,13 +1,12 @@
-"""/farm/models: what the farm should run, and what it runs."""
+"""/farm/models: the desired models, and their state."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from litestar import Request, get, post
+from litestar import get, post
 
-from api.routes.farm.threaded import body_of, on_farm, taking
+from api.openapi.openapi import taking
+from api.routes.farm.threaded import Http, body_of, on_farm
 from api.schemas.bounds import check_number
 from api.schemas.farm import Done, ModelNamed, Models, ModelToLoad, ModelToScale
 from control.errors import RequestError
@@ -17,18 +16,16 @@ from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.settings import demo_model
 
-Http = Request[Any, Any, Any]
-
 
 @get("/models")
 async def show_models(request: Http) -> Models:
-    """Every model with its replicas: state, revision, host, devices, epoch, progress, and what is wrong."""
+    """Every model with its replicas: state, revision, host, devices, epoch, progress, and the cause of a failure."""
     return Models(data=await on_farm(request, health.overviews))
 
 
 @post("/models/load", status_code=200, operation_class=taking(ModelToLoad))
 async def load_model(request: Http) -> Done:
-    """Make a model part of the desired state, or change how it is run; agents do the rest."""
+    """Add a model to the desired state, or change its settings; agents do the rest."""
     return await on_farm(request, _load, await body_of(request, ModelToLoad))
 
 
@@ -48,7 +45,7 @@ def _load(client: SyncRedis, wanted: ModelToLoad) -> Done:
 
 @post("/models/reload", status_code=200, operation_class=taking(ModelNamed))
 async def reload_model(request: Http) -> Done:
-    """Start a model's replicas anew, one by one: its files have changed, say."""
+    """Restart a model's replicas one by one, for example after a change of its files."""
     name = (await body_of(request, ModelNamed)).model
     revision = await on_farm(request, desired.reload, name)
     return Done(done=f"{name}: revision {revision} is desired.", revision=revision)
@@ -65,7 +62,7 @@ async def scale_model(request: Http) -> Done:
 
 @post("/models/unload", status_code=200, operation_class=taking(ModelNamed))
 async def unload_model(request: Http) -> Done:
-    """Take a model out of the farm: requests that run are finished first."""
+    """Unload a model once its running requests have finished."""
     name = (await body_of(request, ModelNamed)).model
     await on_farm(request, desired.unload, name)
     return Done(done=f"{name}: unloading.")

@@ -1,12 +1,11 @@
-"""/farm and /farm/hosts: the farm at one look, and taking hosts and replicas out of it without failing a request."""
+"""/farm and /farm/hosts: the state of the farm, and the drain of hosts and replicas."""
 
 from __future__ import annotations
 
-from typing import Any
+from litestar import get, post
 
-from litestar import Request, get, post
-
-from api.routes.farm.threaded import body_of, on_farm, taking
+from api.openapi.openapi import taking
+from api.routes.farm.threaded import Http, body_of, on_farm
 from api.schemas.farm import Done, FarmCard, HostCard, Hosts, HostToDrain, ReplicaNamed
 from control import access, requests
 from control.errors import RequestError
@@ -15,8 +14,6 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas import health
-
-Http = Request[Any, Any, Any]
 
 
 @get("/")
@@ -39,7 +36,7 @@ def _show(client: SyncRedis) -> FarmCard:
 
 @get("/hosts")
 async def show_hosts(request: Http) -> Hosts:
-    """Every host that was ever seen, whether it lives, and what it was given."""
+    """Every known host, with its state and its assigned replicas."""
     return Hosts(data=await on_farm(request, _hosts))
 
 
@@ -60,7 +57,7 @@ def _hosts(client: SyncRedis) -> list[HostCard]:
 
 @post("/hosts/drain", status_code=200, operation_class=taking(HostToDrain))
 async def drain_host(request: Http) -> Done:
-    """Keep replicas away from a host and let those that it has move; or undo that."""
+    """Move the replicas of a host to others and place no more there; or undo that."""
     return await on_farm(request, _drain_host, await body_of(request, HostToDrain))
 
 
@@ -75,7 +72,7 @@ def _drain_host(client: SyncRedis, wanted: HostToDrain) -> Done:
 
 @post("/replicas/drain", status_code=200, operation_class=taking(ReplicaNamed))
 async def drain_replica(request: Http) -> Done:
-    """Ask one replica to go, once what it runs has finished; another takes its place."""
+    """Stop one replica once its requests have finished; another one replaces it."""
     wanted = await body_of(request, ReplicaNamed)
     await on_farm(request, farm.drain_replica, wanted.model, wanted.replica)
     return Done(done=f"{wanted.model}:{wanted.replica}: drains.")

@@ -1,13 +1,12 @@
-"""/farm/requests: what waits and runs, whosever it is."""
+"""/farm/requests: waiting and running requests of all tenants."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, get, post
+from litestar import get, post
 from litestar.params import FromQuery
 
-from api.routes.farm.threaded import body_of, on_farm, taking
+from api.openapi.openapi import taking
+from api.routes.farm.threaded import Http, body_of, on_farm
 from api.schemas.farm import Done, RequestNamed, Requests
 from control import requests
 from control.errors import ModelNotFound
@@ -15,7 +14,6 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.requests import OpenRequest
 
-Http = Request[Any, Any, Any]
 _MOST = 1_000
 
 
@@ -23,7 +21,7 @@ _MOST = 1_000
 async def list_requests(
     request: Http, model: FromQuery[str | None] = None, tenant: FromQuery[str | None] = None
 ) -> Requests:
-    """The oldest 1,000 requests that wait or run, oldest first: of all models or one, of all tenants or one."""
+    """The oldest 1,000 requests that wait or run, oldest first, of all models and tenants or of one."""
     found = await on_farm(request, _list, model)
     return Requests(data=[one for one in found if tenant in (None, one.tenant)][:_MOST])
 
@@ -35,7 +33,7 @@ def _list(client: SyncRedis, model: str | None) -> list[OpenRequest]:
 
 @post("/requests/cancel", status_code=200, operation_class=taking(RequestNamed))
 async def cancel_request(request: Http) -> Done:
-    """End a request, whosever it is: at once while it waits, with its next step while it runs."""
+    """End a request of any tenant: at once while it waits, with its next step while it runs."""
     rid = (await body_of(request, RequestNamed)).id
     return await on_farm(request, _cancel, rid)
 

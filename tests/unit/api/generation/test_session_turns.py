@@ -10,6 +10,8 @@ import pytest
 
 from api.chat.tokens import Vocabulary
 from api.follow.feed import Feed
+from api.follow.feeds import Feeds
+from api.generation.caller import Caller
 from api.generation.session import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Session
 from api.generation.stream import events
 from api.observability.metrics import Metrics
@@ -41,24 +43,18 @@ class Turns:
         self.rendered: list[int] = [0]
         self.renderer = renderer_of("r", view, VOCABULARY, 3)
         self._count(self.renderer)
-        self.wake = asyncio.Event()
-        feeds = [Feed("m", f"r-{member}", "t", self.wake, 0.0) for member in range(members)]
-        for feed in feeds:
-            feed.offer(log, 0.0, whole=True)
+        feeds = Feeds(cast(Any, _Follower()), "m", "t", "r")
+        for member in range(members):
+            feeds.open(f"r-{member}").offer(log, 0.0, whole=True)
         request_log = RequestLog(Metrics(), path="/", client_request_id=None)
         nothing: Any = None
         self.session = Session(
-            rid="r",
-            renderer=self.renderer,
             feeds=feeds,
-            wake=self.wake,
-            request_log=request_log,
-            follower=cast(Any, _Follower()),
+            renderer=self.renderer,
+            caller=Caller(request_log=request_log, stalled=lambda: False),
             settings=ApiSettings(redis_url="redis://none"),
             interrupted=lambda: False,
-            stalled=lambda: False,
-            archive=nothing,
-            owner="o",
+            complete=nothing,
         )
 
     def _count(self, renderer: StreamRenderer) -> None:
@@ -81,6 +77,9 @@ class Turns:
 
 
 class _Follower:
+    def open(self, model: str, rid: str, tenant: str, wake: asyncio.Event) -> Feed:
+        return Feed(model, rid, tenant, wake, 0.0)
+
     def leave(self, *_: Any) -> None:
         """Nothing follows it."""
 

@@ -43,7 +43,9 @@ def test_operators_bodies_are_told() -> None:
         path: item["post"] for path, item in document["paths"].items() if path.startswith("/farm") and "post" in item
     }
     assert len(posts) == 12
-    bodies = {path: post["requestBody"]["content"]["application/json"]["schema"] for path, post in posts.items()}
+    references = {path: post["requestBody"]["content"]["application/json"]["schema"] for path, post in posts.items()}
+    schemas = document["components"]["schemas"]
+    bodies = {path: schemas[each["$ref"].rpartition("/")[2]] for path, each in references.items()}
     assert all(body["additionalProperties"] is False for body in bodies.values())
     assert bodies["/farm/models/load"]["required"] == ["source"]
     assert {"key", "rpm"} <= set(bodies["/farm/keys/limits"]["properties"])

@@ -1,0 +1,101 @@
+"""The feeds of one answer, one for each member, and the wait of their reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from api.follow.feed import Feed
+from api.follow.follow import Follower
+from control.messages import LogEntry
+
+
+class Feeds:
+    """Follows the requests of one answer. `leave` must be called once the reader has all of it, or has left."""
+
+    def __init__(self, follower: Follower, model: str, tenant: str, rid: str) -> None:
+        self.model, self.rid = model, rid
+        self.members: list[Feed] = []
+        self.wake = asyncio.Event()
+        """Set by news of any member. The reader clears it before it looks at them."""
+        self._follower, self._tenant = follower, tenant
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def open(self, rid: str) -> Feed:
+        """Follow one more member from now on."""
+        self.members.append(self._follower.open(self.model, rid, self._tenant, self.wake))
+        return self.members[-1]
+
+    def replace_last(self, rid: str) -> Feed:
+        """Follow `rid`, which was joined by its Idempotency-Key, in place of the last member."""
+        self._follower.close(self.members.pop())
+        if not self.members:
+            self.rid = rid
+        return self.open(rid)
+
+    async def meet(self) -> None:
+        """Take up requests that other clients or processes began. Raises RequestNotFound, RedisUnavailable."""
+        try:
+            await self._follower.meet(self.members)
+        except BaseException:
+            self.leave()
+            raise
+
+    @property
+    def position(self) -> int | None:
+        """The worst queue position of the members that still wait."""
+        waiting = [feed.position for feed in self.members if feed.have == 0 and feed.position is not None]
+        return max(waiting, default=None)
+
+    @property
+    def started(self) -> bool:
+        """True once a leader has claimed the request, or its end is known."""
+        return any(feed.have or feed.error or feed.fields.get("state", "queued") != "queued" for feed in self.members)
+
+    def check(self) -> None:
+        """Raises the error for which a member gets no more entries."""
+        for feed in self.members:
+            if feed.error is not None:
+                raise feed.error
+
+    def take(self, most: int) -> Iterator[tuple[int, list[LogEntry]]]:
+        """At most so many entries, by member; `wake` is set if more are ready."""
+        for member, feed in enumerate(self.members):
+            if not most:
+                self.wake.set()
+                return
+            if entries := feed.take(most):
+                most -= len(entries)
+                yield member, entries
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for news, at most so long, or less."""
+        if self.wake.is_set():
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        # Most waits end with a token soon: an alarm that is set already is left as it is, and may wake for nothing.
+        if self._alarm is None or self._alarm.when() > until:
+            self._disarm()
+            self._alarm = loop.call_at(until, self._ring)
+        await self.wake.wait()
+
+    async def rest(self) -> None:
+        """Yield to the other streams if more entries are ready."""
+        if self.wake.is_set():
+            await asyncio.sleep(0)
+
+    def leave(self, delivered_ms: int | None = None, grace_ms: int = 0) -> None:
+        """Stop following all members, as `Follower.leave`. Returns at once."""
+        self._disarm()
+        for feed in self.members:
+            self._follower.leave(feed, delivered_ms, grace_ms)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.wake.set()
+
+    def _disarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None

@@ -1,0 +1,89 @@
+"""Requests that were enqueued before, by any API process: found by their ids, and followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from api.errors.errors import ShuttingDown
+from api.errors.request_ids import member_rid
+from api.generation.caller import Caller
+from api.generation.session import Session
+from api.generation.sessions import Sessions
+from api.models.models import Models, ServedModel
+from api.schemas.view import Cursor, decode_view
+from api.settings import ApiSettings
+from control import requests
+from control.errors import ModelNotFound, RequestError, RequestNotFound
+from control.redis.batches import Batches
+
+log = structlog.stdlib.get_logger(__name__)
+
+_LOOK_AGAIN_S = 0.2
+
+
+class ExistingRequests:
+    """Finds and follows requests that exist already."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        models: Models,
+        sessions: Sessions,
+        settings: ApiSettings,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self._batches, self._models, self._sessions = batches, models, sessions
+        self._settings, self._interrupted = settings, interrupted
+
+    async def find(self, rid: str, tenant: str, model: str | None = None) -> tuple[ServedModel, dict[str, str]]:
+        """The model and the hash of a request; looks in every model unless one is named. Raises RequestNotFound."""
+        served = await self._models.resolve(model) if model is not None else None
+        places = [served] if served is not None else await self._models.all_served()
+        looks = [self._batches.run(place.name, requests.follow(place.name, rid, "", tenant, 2**40)) for place in places]
+        for place, found in zip(places, await asyncio.gather(*looks, return_exceptions=True), strict=True):
+            if isinstance(found, requests.Followed):
+                return place, found.fields
+            if not isinstance(found, RequestNotFound):
+                raise found
+        raise RequestNotFound(f"No request {rid!r}. It may have ended more than its retention ago.")
+
+    async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
+        """Follow a request from the places of the cursor, or from its beginning if it has none.
+
+        Places prove that the request existed. If it is gone, Redis may have lost it a moment ago: another process that
+        follows it gets the time to bring it back. Raises RequestNotFound if it is gone, or another tenant's.
+        """
+        clock = asyncio.get_running_loop().time
+        began, wait, logged = clock(), self._settings.lost_wait if cursor.places else 0.0, False
+        while True:
+            try:
+                return await self._follow(cursor, caller, model)
+            except (RequestNotFound, ModelNotFound) as error:
+                if clock() - began >= wait:
+                    raise
+                if not logged:
+                    log.info("waits for a lost request", action="await_lost", rid=cursor.rid, why=str(error))
+                    logged = True
+            if self._interrupted():
+                raise ShuttingDown("This API process is shutting down. Send the request to another one.")
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _follow(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
+        served, fields = await self.find(cursor.rid, caller.tenant, model)
+        view = decode_view(fields["view"])
+        if view.member:
+            raise RequestNotFound(f"{cursor.rid!r} is a part of another request; follow that one.")
+        if len(cursor.places) not in (0, view.members):
+            raise RequestError(
+                f"Last-Event-ID has {len(cursor.places)} places, the stream has {view.members}.",
+                param="last-event-id",
+                code="invalid_event_id",
+            )
+        feeds = await self._sessions.feeds(served.name, caller.tenant, cursor.rid)
+        for member in range(view.members):
+            feeds.open(member_rid(cursor.rid, member))
+        caller.request_log.know(model=served.name, resumed=True)
+        return await self._sessions.join(feeds, served, caller, cursor)

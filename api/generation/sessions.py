@@ -1,0 +1,69 @@
+"""Opens the sessions of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from api.access.settler import Settler
+from api.follow.feeds import Feeds
+from api.follow.follow import Follower
+from api.generation.archive import Archive
+from api.generation.caller import Caller
+from api.generation.session import Session
+from api.models.models import ServedModel
+from api.rendering.event_rendering import renderer_of
+from api.rendering.rendering import StreamRenderer
+from api.schemas.view import Cursor, decode_view
+from api.settings import ApiSettings
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class Sessions:
+    """Opens the sessions of new requests, and of those that another client or process began."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        archive: Archive,
+        settler: Settler,
+        settings: ApiSettings,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self._follower, self._archive, self._settler = follower, archive, settler
+        self._settings, self._interrupted = settings, interrupted
+
+    async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
+        """Feeds for the answer `rid`, without a member yet; the model's events are heard from now on."""
+        await self._follower.subscribe(model)
+        return Feeds(self._follower, model, tenant, rid)
+
+    def open(self, feeds: Feeds, renderer: StreamRenderer, caller: Caller) -> Session:
+        identity = caller.identity
+        return Session(
+            feeds=feeds,
+            renderer=renderer,
+            caller=caller,
+            settings=self._settings,
+            interrupted=self._interrupted,
+            complete=partial(self._archive.complete, feeds.rid, identity.owner),
+            settle_limits=partial(self._settler.nudge, feeds.model) if identity.limited else None,
+        )
+
+    async def join(self, feeds: Feeds, served: ServedModel, caller: Caller, cursor: Cursor | None = None) -> Session:
+        """The session of a request that runs already, shown by its own view."""
+        caller.request_log.know(rid=feeds.rid)
+        await feeds.meet()
+        log.info(
+            "took up a request that another client or process began",
+            action="take_up",
+            rid=feeds.rid,
+            model=served.name,
+        )
+        view = decode_view(feeds.members[0].fields["view"])
+        prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds.members)
+        caller.request_log.know(prompt_tokens=prompt_tokens)
+        return self.open(feeds, renderer_of(feeds.rid, view, served.vocabulary, prompt_tokens, cursor), caller)
