@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from ops.chaos.system.topologies import ClusterTopology, SentinelTopology, cluster, sentinel
 from tests.servers import NEW, OLD, Server, serving
@@ -20,6 +21,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if not accelerators():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# A slow machine is no failure of a property.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # As in the product, tracebacks without local variables: those of a step hold its prompts, and take seconds to render.
 structlog.configure(

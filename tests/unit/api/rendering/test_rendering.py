@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.rendering.rendering import StreamRenderer
@@ -68,7 +68,6 @@ def seen(found: list[Event]) -> tuple[list[str], list[object]]:
     return texts, sorted(map(str, rest))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 6), max_size=8), st.lists(st.integers(1, 6), max_size=8), st.integers(0, 10**6))
 def test_resuming_loses_and_repeats_nothing(before: list[int], after: list[int], cut: int) -> None:
     """Cut after any event, resumed with other batches, the client has what an undisturbed stream gives."""

@@ -92,7 +92,7 @@ def test_beyond_a_range_is_a_refusal_with_field_value_and_range(dialect: str, fi
         assert str(known.most) in text, text
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     case=st.sampled_from(CASES),
     value=st.one_of(st.sampled_from(BEYOND), st.integers(), st.floats(allow_nan=False, allow_infinity=False)),

@@ -219,7 +219,7 @@ def test_names_are_free_again_and_in_their_order() -> None:
     assert in_order(["r10", "r2"]) == ["r2", "r10"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=6))
 def test_any_run_of_changes_ends_as_desired_and_never_below_what_both_want(changes: list[Any]) -> None:
     """Scaling, reloads and drains in any order, with room for one more: the capacity of neither side is undercut."""

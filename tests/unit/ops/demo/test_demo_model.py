@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import Environment
 from safetensors import safe_open
@@ -54,7 +54,6 @@ def test_the_weights_are_small_and_bf16() -> None:
 
 
 @given(st.text())
-@settings(deadline=None)
 def test_any_text_survives_the_tokenizer(text: str) -> None:
     """Encoding and decoding gives back any text."""
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids, skip_special_tokens=False) == text

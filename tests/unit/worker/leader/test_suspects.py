@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from control.messages import encode
@@ -86,7 +86,6 @@ def test_one_culprit_costs_no_more_than_its_halvings(count: int) -> None:
         assert group.crashes <= math.ceil(math.log2(count)) + 2
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
 def test_every_culprit_is_found_and_nobody_else(drawn: tuple[int, set[int]]) -> None:
     """Several culprits converge too; all others finish."""
@@ -97,7 +96,6 @@ def test_every_culprit_is_found_and_nobody_else(drawn: tuple[int, set[int]]) -> 
     assert group.crashes <= 2 + len(culprits) * (math.ceil(math.log2(count)) + 1)
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 20).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=2))),
     st.lists(st.booleans(), max_size=40),
@@ -170,7 +168,6 @@ def test_a_docket_that_is_inherited_joins_one_s_own() -> None:
     assert both.joined(Docket()) == both
 
 
-@settings(deadline=None)
 @given(st.integers(2, 24), st.integers(0, 23), st.integers(1, 8))
 def test_a_trial_that_another_replica_takes_up_ends_as_soon(count: int, culprit: int, hand_on: int) -> None:
     """Whenever the replica is given up, its heir goes on with what is known: no crash is needed twice."""

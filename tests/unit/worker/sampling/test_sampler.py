@@ -68,7 +68,7 @@ rows_of_all_kinds = st.lists(
 
 
 @given(rows=rows_of_all_kinds, seed=st.integers(0, 1000), dtype=st.sampled_from([torch.float32, torch.float64]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_row_does_not_feel_its_neighbours(rows: list[SamplingRow], seed: int, dtype: torch.dtype) -> None:
     """Alone, in a batch and in the reversed batch a row gets the same token; the logits are not changed."""
     logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=dtype) * 2
@@ -148,7 +148,7 @@ def test_gumbel_is_finite_and_rough_agrees() -> None:
 
 
 @given(seed=st.integers(0, 10_000), sampling=st.sampled_from([{}, {"top_p": 0.9}, {"top_p": 0.9999}, {"min_p": 0.01}]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_shortcuts_change_nothing(seed: int, sampling: dict[str, Any]) -> None:
     """Over a large vocabulary the token is the argmax of all filtered logits plus exact noise."""
     generator = torch.Generator().manual_seed(seed)

@@ -200,7 +200,7 @@ crowds = st.lists(st.tuples(st.integers(0, 8), prompts, st.integers(1, 40), tena
 
 
 @given(farm=farms, crowd=crowds)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_everybody_finishes_with_the_tokens_of_an_undisturbed_run(
     farm: dict[str, int], crowd: list[tuple[int, list[int], int, Flow]]
 ) -> None:
@@ -222,7 +222,7 @@ def test_everybody_finishes_with_the_tokens_of_an_undisturbed_run(
     crowd=st.lists(st.tuples(tenants, st.integers(1, 40)), min_size=2, max_size=8),
     max_sequences=st.integers(1, 32),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_nobody_is_above_its_share_while_another_waits(crowd: list[tuple[Flow, int]], max_sequences: int) -> None:
     """Once a few steps have passed: where a flow waits that is a whole place below its share, nobody with more than one
     place is a whole place above its own."""

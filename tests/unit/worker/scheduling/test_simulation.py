@@ -26,7 +26,7 @@ farms = st.fixed_dictionaries(
 
 
 @given(farm=farms, arrivals=arrivals)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_sequence_finishes_as_if_alone(farm: dict[str, int], arrivals: list[tuple[int, list[int], int]]) -> None:
     """Whatever is preempted, paused or cut into chunks, each sequence puts out what it would put out alone."""
     simulation = Simulation(**farm)
@@ -44,7 +44,7 @@ def test_every_sequence_finishes_as_if_alone(farm: dict[str, int], arrivals: lis
 
 
 @given(farm=farms, arrivals=arrivals, data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_cancels_at_any_moment(
     farm: dict[str, int], arrivals: list[tuple[int, list[int], int]], data: st.DataObject
 ) -> None:
@@ -69,7 +69,7 @@ def test_cancels_at_any_moment(
 
 
 @given(farm=farms, arrivals=arrivals, crash_after=st.integers(0, 60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_adoption_continues_exactly(
     farm: dict[str, int], arrivals: list[tuple[int, list[int], int]], crash_after: int
 ) -> None:
@@ -93,7 +93,7 @@ turns = st.lists(
 
 
 @given(farm=farms, turns=turns, prefix_tokens=st.sampled_from([1, 2, 5]), data=st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_shared_prefixes_change_nothing(
     farm: dict[str, int], turns: list[tuple[int, int | None, list[int], int]], prefix_tokens: int, data: st.DataObject
 ) -> None:
