@@ -1,142 +1,10 @@
-"""Every message of the farm as a tagged struct: commands, requests, log entries, events; replies.py has the replies.
-
-On the wire a message is one JSON object. Commands and replies are told apart by `op`; the protocol evolves by adding
-ops, never by a version field. Each command is answered by exactly one reply that echoes `epoch` and `seq`.
-"""
+"""Structs that Redis holds as JSON: requests, log entries, events, models and their assignments."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 import msgspec
-
-# --- leader -> rank -------------------------------------------------------------------------------------------------
-
-
-class Command(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
-    """A message from a leader to a rank. `seq` counts from 1 without a gap within an epoch."""
-
-    epoch: int
-    seq: int
-
-
-class Ping(Command, tag="ping", frozen=True):
-    """Answered by Pong."""
-
-
-class Init(Command, tag="init", frozen=True):
-    """Join the rendezvous `comm_id` (`host:port` of the leader's store). Sent to all before the leader joins."""
-
-    comm_id: str
-    world_size: int
-
-
-class NcclSanityCheck(Command, tag="nccl_sanity_check", frozen=True):
-    """All-reduce a 1: every rank must see the world size. The name is the wire's, on gloo too."""
-
-
-class LoadDenseShard(Command, tag="load_dense_shard", frozen=True):
-    """Build this rank's shard of the model; a rank that kept its weights from an older epoch answers at once.
-
-    A second load in one epoch is `already_loaded`.
-    """
-
-    model_id: str
-    config_json: str
-    safetensors_paths: list[str]
-    dtype: str = "float32"
-    quant: str | None = None
-    kv_tokens: int | None = None
-    """Tokens of KV memory to reserve; None lets the rank choose from its free memory."""
-
-
-class Prefix(msgspec.Struct, frozen=True, array_like=True):
-    """Sequence `sid` begins with the first `count` positions of `donor`'s KV: a copy, unless the donor leaves."""
-
-    sid: int
-    donor: int
-    count: int
-
-
-class StepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Sequence `sid`, whose KV holds `offset` positions so far, feeds `tokens`.
-
-    `sample` says whether the row's last position is sampled (the last chunk of a prefill). `scored` are the positions
-    [start, stop) of the row, beside that one, whose logits are computed, in windows of equal size on every rank.
-    """
-
-    sid: int
-    tokens: list[int]
-    offset: int
-    sample: bool
-    scored: tuple[int, int] | None = None
-
-
-class BatchChange(msgspec.Struct, omit_defaults=True):
-    """What a step changes in the running batch.
-
-    A sequence that is new to the rank has a row with offset 0. A sequence whose last row was sampled and that has no
-    row here decodes by itself: it feeds the token that was broadcast at the end of the previous step. `left` are
-    forgotten before the step. `paused` are sequences that sit this step out, KV kept. `kept` have ended; their KV stays
-    until they are in `left`, because others may begin with it: `prefixes` says which ones do, before any leaves. The
-    row of such a sequence has the prefix's count as its offset. A donor in `left` hands its KV over, cut to the last
-    prefix that is taken of it.
-    """
-
-    rows: list[StepRow] = []
-    left: list[int] = []
-    paused: list[int] = []
-    kept: list[int] = []
-    prefixes: list[Prefix] = []
-
-
-class GenerateStep(Command, tag="generate_step", frozen=True, kw_only=True):
-    """One forward of the whole batch; the command holds what changes.
-
-    With `repeat`, rank 0's broadcast ends with 1 or 0: after a 1 every sequence that was sampled decodes once more,
-    without another command.
-    """
-
-    model_id: str
-    change: BatchChange
-    repeat: bool = False
-
-
-class GenerateStepWithImages(GenerateStep, tag="generate_step_with_images", frozen=True, kw_only=True):
-    """A step whose chunks hold image pads; every rank walks the same windows of `chunk_size`."""
-
-    image_token_id: int
-    image_data_uris: list[str]
-    chunk_size: int
-
-
-class ClearKvCache(Command, tag="clear_kv_cache", frozen=True):
-    """Forget every sequence of the model."""
-
-    model_id: str
-
-
-class UnloadModel(Command, tag="unload_model", frozen=True):
-    """Free the shard; later steps for that model are an error."""
-
-    model_id: str
-
-
-class Shutdown(Command, tag="shutdown", frozen=True):
-    """Answer bye and exit 0."""
-
-
-AnyCommand = (
-    Ping
-    | Init
-    | NcclSanityCheck
-    | LoadDenseShard
-    | GenerateStep
-    | GenerateStepWithImages
-    | ClearKvCache
-    | UnloadModel
-    | Shutdown
-)
 
 # --- requests -------------------------------------------------------------------------------------------------------
 
@@ -303,6 +171,5 @@ def encode(message: Any) -> bytes:
     return _encoder.encode(message)
 
 
-decode_command = msgspec.json.Decoder(AnyCommand).decode
 decode_request = msgspec.json.Decoder(GenerationRequest).decode
 decode_event = msgspec.json.Decoder(list[EventRow]).decode

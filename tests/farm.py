@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,19 +20,10 @@ from typing import Any
 import redis
 
 from control.redis.clients import connect
+from tests.waiting import until
 
 READY_WITHIN_S = 120.0
 STOP_WITHIN_S = 60.0
-
-
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first true value of `condition`. Raises TimeoutError naming it."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.01)
-    raise TimeoutError(f"not within {seconds:g} s: {condition}")
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
@@ -82,7 +72,7 @@ class Farm:
         return response.status, json.loads(body) if body.startswith((b"{", b"[")) else body.decode()
 
     def ready(self) -> bool:
-        """Whether /ready says so, which takes every rank of the current epoch."""
+        """True if /ready says so, which takes every rank of the current epoch."""
         try:
             return self.get("/ready")[0] == 200
         except OSError:

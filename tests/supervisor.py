@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.farm import until
+from tests.waiting import until
 from worker.supervision.client import SupervisorClient
 
 PYTHON = sys.executable

@@ -1,4 +1,4 @@
-"""Command-line options that `furrow` and `python -m api` share, and the connection that they lead to."""
+"""Command-line options of `furrow` and `python -m api`, and the connection that they name."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from control.settings import redis_url as named_url
 
 
 def redis_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--redis`, else FURROW_REDIS_URL, else REDIS_URL; `connect_to_farm` reads what it names."""
+    """`--redis`, else FURROW_REDIS_URL, else REDIS_URL; `connect_to_farm` takes the value."""
     text = "Redis to use: its URL, a file that holds it, or the data folder of `furrow serve` [default: $REDIS_URL]."
     return click.option("--redis", "redis_url", metavar="URL|PATH", callback=_without_password, help=text)(function)
 
 
 def _without_password(context: click.Context, parameter: click.Parameter, named: str | None) -> str | None:
-    """Other users of the machine can read command lines: a password there is overwritten, and the user is warned."""
+    """Overwrite a password on the command line, which other users of the machine can read, and print a warning."""
     secret = password_in(named) if named else None
     if secret and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
         hide_argument(secret)
@@ -43,7 +43,7 @@ def quota_options(function: Callable[..., Any]) -> Callable[..., Any]:
     size = click.option(
         "--response-bytes",
         type=click.IntRange(1),
-        help="Bytes that the stored responses of one tenant, or of all callers without a key, may take; the oldest go "
+        help="Bytes of stored responses of one tenant, or of all callers without a key; the oldest are deleted "
         "[default: a sixteenth of Redis' memory].",
     )
     number = click.option(
@@ -51,13 +51,13 @@ def quota_options(function: Callable[..., Any]) -> Callable[..., Any]:
         default=100_000,
         show_default=True,
         type=click.IntRange(1),
-        help="Stored responses that one tenant, or all callers without a key, may have; the oldest go.",
+        help="Stored responses of one tenant, or of all callers without a key; the oldest are deleted.",
     )
     return size(number(function))
 
 
 def connect_to_farm(redis_url: str | None) -> SyncRedis:
-    """The farm's Redis, waited for with a visible message. Raises SettingsError where none is named."""
+    """Connect to the farm's Redis; waits for it and prints so. Raises SettingsError if none is named."""
     url = named_url(redis_url) if redis_url else redis_url_from_environment()
     if url is None:
         raise SettingsError(f"no Redis is named: give {NAMING}, or set REDIS_URL")

@@ -13,7 +13,7 @@ from control.messages import Assignment, encode
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run, run_every, write
+from control.redis.connection import Call, optional_text, read, run, run_every, write
 
 _decode_assignment = msgspec.json.Decoder(Assignment).decode
 
@@ -38,21 +38,21 @@ def known_hosts(client: SyncRedis) -> list[str]:
 def standbys(client: SyncRedis) -> list[str]:
     """The state of each living host's standby process: off, starting or ready."""
     hosts = known_hosts(client)
-    said = run_every(client, [read("HGET", keys.host(name), "standby", parse=lambda word: word) for name in hosts])
+    said = run_every(client, [read("HGET", keys.host(name), "standby", parse=optional_text) for name in hosts])
     return [word for word in said if word]
 
 
 def agents(client: SyncRedis) -> dict[str, int]:
     """The pid of the agent of each host that beats now."""
     hosts = known_hosts(client)
-    pids = run_every(client, [read("HGET", keys.host(name), "pid", parse=_text) for name in hosts])
+    pids = run_every(client, [read("HGET", keys.host(name), "pid", parse=optional_text) for name in hosts])
     return {host: int(pid) for host, pid in zip(hosts, pids, strict=True) if pid is not None}
 
 
 def living_hosts(client: SyncRedis) -> list[Host]:
     """The hosts whose agent beats now."""
     names = known_hosts(client)
-    words = [read("HGET", keys.host(name), "devices", parse=_text) for name in names]
+    words = [read("HGET", keys.host(name), "devices", parse=optional_text) for name in names]
     drained, *devices = run_every(client, [read("SMEMBERS", keys.DRAINED, parse=set), *words])
     found = zip(names, devices, strict=True)
     return [
@@ -144,11 +144,7 @@ def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str)
 def hold_placement(client: SyncRedis, host_id: str) -> bool:
     """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless."""
     attempt = write("SET", keys.PLACEMENT_LOCK, host_id, "NX", "PX", constants.HEARTBEAT_MS, parse=bool)
-    taken, holder = run_every(client, [attempt, read("GET", keys.PLACEMENT_LOCK, parse=_text)])
+    taken, holder = run_every(client, [attempt, read("GET", keys.PLACEMENT_LOCK, parse=optional_text)])
     if holder != host_id:
         return False
     return taken or run(client, read("PEXPIRE", keys.PLACEMENT_LOCK, constants.HEARTBEAT_MS, parse=bool))
-
-
-def _text(reply: str | None) -> str | None:
-    return reply

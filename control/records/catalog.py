@@ -114,7 +114,7 @@ def retire(client: SyncRedis, model: str, replica: str) -> int | None:
 def retire_batch(model: str, replica: str, heir: str = "") -> Call[tuple[int, int]]:
     """One batch of `retire`: how many requests wait again, -1 while it holds its lock, and 1 while there are more.
 
-    `heir`: another replica that was seen with a leader. What the retired one suspects is left to it.
+    `heir`: another replica that was seen with a leader. It inherits the suspects of the retired one.
     """
     model_keys = ModelKeys(model)
     replica_keys = model_keys.replica(replica)

@@ -1,9 +1,8 @@
 """Running calls on Redis, from threads and from asyncio: one description of each transition, two ways to send it.
 
-A `Call` is data: what to send and how to read the answer. Every script may be sent twice, so a lost reply is answered
-by sending again; redis-py's own retries are off, because they can't know that. What stays unreachable is
-RedisUnavailable, and so is a server that can't write just now (loading, out of memory, a failed save, a replica): the
-caller holds what it has and tries later.
+A `Call` is data: the words to send and the parser of the reply. Every script may be sent twice, so a call without a
+reply is sent again; redis-py's own retries are off. A server that stays unreachable, or that can't write (loading, out
+of memory, a failed save, a replica), is RedisUnavailable: the caller keeps its data and tries later.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ __all__ = [
     "connect",
     "connect_async",
     "connect_blocking",
+    "optional_text",
     "read",
     "run",
     "run_all",
@@ -75,6 +75,11 @@ class Call(Generic[T]):
 def read(*words: Any, parse: Callable[[Any], T]) -> Call[T]:
     """A plain command as a Call: only for reads and for writes that may be repeated."""
     return Call("", (), words, parse)
+
+
+def optional_text(reply: str | None) -> str | None:
+    """The parser of a value that may be absent."""
+    return reply
 
 
 def write(command: str, key: str, *words: Any, parse: Callable[[Any], T]) -> Call[T]:
@@ -227,7 +232,9 @@ class _Sending:
         """Put the failed calls up for another try; False where there are none, or none is worth it, or it took long."""
         if time.monotonic() - self._began > GIVE_UP_S:
             return False
-        self._by_sha = {i: True for i in self._failed if _worth_retrying(self._replies[i])}
+        # A wrong password stays wrong.
+        hopeless = redis_errors.AuthenticationError
+        self._by_sha = {i: True for i in self._failed if not isinstance(self._replies[i], hopeless)}
         self._failed = []
         return bool(self._by_sha)
 
@@ -270,10 +277,6 @@ async def _aexchange(client: AsyncRedis, commands: Sequence[list[Any]]) -> list[
     except ABSENT as error:
         await adrop_idle(client, error)
         return error
-
-
-def _worth_retrying(error: Exception) -> bool:
-    return not isinstance(error, redis_errors.AuthenticationError)
 
 
 def _outcome(call: Call[Any], reply: Any) -> Any:

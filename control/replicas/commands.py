@@ -13,10 +13,11 @@ from typing import TypeVar
 
 import msgspec
 
+from control.commands import Command
 from control.constants import COMMAND_MS
 from control.errors import Lost, Poisoned, RedisUnavailable
 from control.keys import ReplicaKeys
-from control.messages import Command, encode
+from control.messages import encode
 from control.redis.clients import LONGEST_BLOCK_MS, SyncRedis
 from control.redis.connection import Call, Posted, run
 from control.redis.streams import Entry, read_streams

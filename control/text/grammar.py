@@ -36,7 +36,7 @@ _END = b"<|end of grammar|>"
 
 
 class _Words:
-    """A vocabulary as the library wants it. What it tokenises itself, byte by byte, is of no account here."""
+    """A vocabulary as the library wants it. Its own tokenisation, byte by byte, is not used."""
 
     bos_token_id = None
 

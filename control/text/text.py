@@ -25,7 +25,7 @@ class Detokenizer:
     """Turns one choice's tokens into text as they come; each push costs a decode of a few tokens.
 
     For every decoder whose text only grows (byte-level BPE, and sentencepiece on well-formed bytes), all pushes and the
-    flush together are `decode(all tokens)`. What was handed out never changes.
+    flush together are `decode(all tokens)`. Text that was handed out never changes.
     """
 
     def __init__(self, decode: Decode, alone: Callable[[int], str | None] | None = None) -> None:

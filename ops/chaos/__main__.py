@@ -13,13 +13,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from control import logs
 from control.errors import FurrowError
 from control.messages import ModelSpec
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import DTYPES, build_spec
 from control.records import catalog
 from control.redis.clients import SyncRedis
+from ops.bench import program
 from ops.bench.common.client import Base
 from ops.bench.common.machine import describe
 from ops.chaos import report
@@ -40,15 +40,15 @@ QUESTIONS = 16
 
 
 @click.command(epilog=f"Kinds: {', '.join(FAULTS)}.")
-@click.option("--kinds", help="Faults, comma between, or all.  [default: all; with --control its own]")
+@click.option("--kinds", help="Kinds of faults, separated by commas, or all.  [default: all; with --control its own]")
 @click.option(
-    "--control", type=click.Choice(list(CONTROLS)), help="Switch one safety mechanism off: then streams must break."
+    "--control", type=click.Choice(list(CONTROLS)), help="Switch one safety mechanism off; streams must then break."
 )
-@click.option("--topology", type=click.Choice(TOPOLOGIES), default="server", show_default=True, help="Of its Redis.")
+@click.option("--topology", type=click.Choice(TOPOLOGIES), default="server", show_default=True, help="Kind of Redis.")
 @click.option("--times", type=click.IntRange(1), default=3, show_default=True, help="Strikes of each kind.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the schedule and of what is asked.")
-@click.option("--streams", type=click.IntRange(1), default=64, show_default=True, help="Always under way.")
-@click.option("--length", type=click.IntRange(8), default=160, show_default=True, help="Tokens of a stream, at most.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the schedule and of the requests.")
+@click.option("--streams", type=click.IntRange(1), default=64, show_default=True, help="Streams at one time.")
+@click.option("--length", type=click.IntRange(8), default=160, show_default=True, help="Most tokens of a stream.")
 @click.option(
     "--log-entries",
     type=click.IntRange(1),
@@ -56,17 +56,17 @@ QUESTIONS = 16
     show_default=True,
     help="For large-log: logged entries of running requests when the leader is killed.",
 )
-@click.option("--url", "urls", multiple=True, help="Strike the farm behind this API; repeat for more of its APIs.")
+@click.option("--url", "urls", multiple=True, help="URL of an API process of a running farm to strike; repeatable.")
 @redis_option
 @click.option("--model", default="demo", show_default=True, help="With --url: the model to ask and strike.")
-@click.option("--source", default="demo", show_default=True, help="The model that is served.")
+@click.option("--source", default="demo", show_default=True, help="Model to serve: demo, a folder or a repository.")
 @click.option("--tp", type=click.IntRange(1), default=2, show_default=True, help="Ranks.")
 @click.option("--devices", default="cpu", show_default=True, help="One per rank.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float64", show_default=True)
 @click.option(
-    "--report", "report_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here."
+    "--report", "report_file", type=click.Path(dir_okay=False, path_type=Path), help="File for all figures, as JSON."
 )
-@click.option("--log", "log_file", type=click.Path(dir_okay=False, path_type=Path), help="Keep the farm's log here.")
+@click.option("--log", "log_file", type=click.Path(dir_okay=False, path_type=Path), help="File for the farm's log.")
 def chaos(
     kinds: str | None,
     control: str | None,
@@ -86,19 +86,19 @@ def chaos(
     report_file: Path | None,
     log_file: Path | None,
 ) -> None:
-    """Strike a farm again and again under streaming load; every stream must be that of an undisturbed run.
+    """Inject faults into a farm under streaming load. Every stream must equal that of an undisturbed run.
 
-    Without --url it is a private one. A farm that runs already is struck by the kinds that need only its ranks'
-    processes, which must be on this machine.
+    Without --url the command starts a private farm. With --url it strikes a running farm, by the kinds that need only
+    the processes of its ranks, which must be on this machine.
 
-    Exit status 1 if a stream is not exact, if a strike can't be shown to have taken effect, or if the farm does not
-    come back. With --control it is the other way round: 1 if every stream is exact all the same.
+    The exit status is 1 if a stream is not exact, if a strike has no proved effect, or if the farm does not recover.
+    With --control it is 1 if every stream is exact.
     """
     machine = describe()
     click.echo(machine)
     sabotage = CONTROLS[control] if control else None
     if sabotage is not None and urls:
-        raise click.UsageError("--control breaks a farm on purpose: it starts its own, so leave --url out")
+        raise click.UsageError("--control needs a private farm, because it breaks streams: leave --url out")
     names = chosen(
         kinds or (",".join(sabotage.kinds) if sabotage else "all"), list(ON_ANY_FARM) if urls else suited(topology)
     )
@@ -106,30 +106,16 @@ def chaos(
         if urls:
             target: View = attached(connect_to_farm(redis_url), model, urls)
         else:
-            spec = build_spec(
-                source,
-                name=None,
-                tp=tp,
-                devices=devices,
-                dtype=dtype,
-                max_context=None,
-                kv_tokens=None,
-                quant=None,
-                demo=MODEL_DIR,
-            )
+            spec = build_spec(source, tp=tp, devices=devices, dtype=dtype, demo=MODEL_DIR)
             own = stack.enter_context(own_farm(spec, log_file, sabotage, topology, names))
             own.log_entries, target = log_entries, own
         struck, load, failure = run(target, names, times, seed, streams, length)
-    for line in report.table(report.rows(struck, load.checked)):
+    for line in report.lines(seed, struck, load.checked):
         click.echo(line)
-    exact = sum(not checked.findings for checked in load.checked)
-    click.echo(f"seed {seed}: {exact} of {len(load.checked)} streams exact, {len(struck)} strikes")
-    for stream in report.broken(load.checked, struck):
-        click.echo(f"BROKEN {stream}")
     if report_file is not None:
         report_file.write_text(json.dumps(report.document(machine, seed, struck, load.checked), indent=1))
     if sabotage is not None:
-        judge(sabotage, broken=len(load.checked) - exact)
+        judge(sabotage, broken=sum(bool(checked.findings) for checked in load.checked))
         return
     if failure is not None:
         raise failure
@@ -138,17 +124,17 @@ def chaos(
 
 
 def judge(sabotage: Sabotage, broken: int) -> None:
-    """A control has done its part where the checker found what must be there. Raises ChaosError elsewhere."""
+    """Check that a control broke streams. Raises ChaosError if it did not."""
     if not broken:
-        raise ChaosError(f"every stream is exact although {sabotage.what}: this run can't find such harm")
-    click.echo(f"as it must be: {broken} streams are broken, because {sabotage.what}")
+        raise ChaosError(f"every stream is exact although {sabotage.what}: the checker does not find such harm")
+    click.echo(f"as expected: {broken} streams are broken, because {sabotage.what}")
 
 
 @contextmanager
 def own_farm(
     spec: ModelSpec, log_file: Path | None, sabotage: Sabotage | None, topology: str, kinds: Sequence[str]
 ) -> Iterator[Target]:
-    """A private target in a folder that is gone afterwards, with what the `kinds` need."""
+    """A private target in a temporary folder, with the files that the `kinds` need."""
     with tempfile.TemporaryDirectory(prefix="furrow-chaos-") as name:
         folder = Path(name)
         if sabotage is None and set(kinds) & set(FRAIL.kinds):
@@ -164,7 +150,7 @@ def own_farm(
 
 
 def attached(client: SyncRedis, model: str, urls: Sequence[str]) -> View:
-    """The farm that serves `model` behind `urls`. Raises ChaosError where it does not, or not on this machine."""
+    """The farm that serves `model` behind `urls`. Raises ChaosError if its ranks are not on this machine."""
     spec = catalog.get_spec(client, model)
     if spec is None:
         raise ChaosError(f"the farm does not know the model {model!r}; name one that it serves with --model")
@@ -177,18 +163,18 @@ def attached(client: SyncRedis, model: str, urls: Sequence[str]) -> View:
 
 def run(
     target: View, kinds: list[str], times: int, seed: int, streams: int, length: int
-) -> tuple[list[Struck], Load, ChaosError | None]:
-    """What was struck, the load with every checked stream, and what ended the run before its time."""
+) -> tuple[list[Struck], Load, FurrowError | None]:
+    """The strikes, the load with every checked stream, and the error that ended the run early."""
     struck: list[Struck] = []
     load = Load(target.urls, questions(target.spec.name, seed, length, QUESTIONS), streams, seed)
     load.record()
     say(f"{len(load.expected)} undisturbed streams recorded")
     load.start()
-    failure: ChaosError | None = None
+    failure: FurrowError | None = None
     try:
         strike_all(target, load, schedule(kinds, times, seed), streams, struck, say)
         load.stop(target.until)
-    except ChaosError as error:
+    except FurrowError as error:
         failure = error
     return struck, load, failure
 
@@ -205,15 +191,5 @@ def say(line: str) -> None:
     click.echo(f"chaos: {line}", err=True)
 
 
-def main() -> None:
-    """A FurrowError becomes one clear line and exit status 1."""
-    logs.configure("auto", "warning")
-    try:
-        chaos.main(prog_name="furrow chaos")
-    except FurrowError as error:
-        click.echo(f"furrow chaos: {error}", err=True)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    program.run(chaos, "furrow chaos")

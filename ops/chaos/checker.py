@@ -1,4 +1,4 @@
-"""Whether a client's stream is exactly the undisturbed one. Pure: it compares what two clients received.
+"""The comparison of a client's stream with the undisturbed one. Pure: no I/O.
 
 Positions are compared, not only texts: every event id names a place in the token log, and the text up to an id must be
 the text that the undisturbed client had at the same id.
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Transcript:
-    """What one client has of a stream, over all its connections."""
+    """The part of a stream that one client received, over all its connections."""
 
     rid: str = ""
     text: str = ""
@@ -58,7 +58,7 @@ class Transcript:
 
 
 def findings(got: Transcript, expected: Transcript) -> list[str]:
-    """What is wrong with `got`, in words; nothing where it is exact. `expected` is the undisturbed stream."""
+    """The errors of `got`, in words; none if it is exact. `expected` is the undisturbed stream."""
     found = list(got.errors)
     if not got.done:
         found.append(f"it did not end; its last event is {got.last_id or 'none'}")

@@ -50,7 +50,7 @@ class Problem(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """What of a chunk the checker needs; decoding only that keeps 64 clients cheap."""
+    """The fields of a chunk that the checker needs; decoding no others keeps 64 clients cheap."""
 
     choices: list[Choice] = []
     usage: Usage | None = None

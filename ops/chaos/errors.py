@@ -1,4 +1,4 @@
-"""What can go wrong in a chaos run that is not the farm's doing."""
+"""Errors of a chaos run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from control.errors import FurrowError
 
 
 class ChaosError(FurrowError):
-    """The run can't go on; the message says what was waited for and how long."""
+    """The run can't continue; the message names the awaited condition and the time."""
 
 
 class Harm(ChaosError):
-    """A fault took effect and cost what it may not cost."""
+    """A fault took effect and harmed the farm more than it may."""
 
 
 class NoEffect(ChaosError):
-    """A fault was sent, but nothing shows that it took effect: such a strike proves nothing."""
+    """A fault without a proof of its effect: such a strike proves nothing."""

@@ -1,4 +1,4 @@
-"""Always N streams under way: clients that resume, in a thread of their own, each begun again as its stream ends."""
+"""A constant number of streams: clients that resume, in a thread of their own, each with one stream after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END_WITHIN_S = 660.0
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A stream that ended, and what is wrong with it."""
+    """A stream that ended, and its errors."""
 
     attempt: Attempt
     findings: list[str]
@@ -40,7 +40,7 @@ class Load:
         self.checked: list[Checked] = []
 
     def record(self) -> None:
-        """Ask every question once, undisturbed. Raises ChaosError where an answer fails even so."""
+        """Ask every question once, undisturbed. Raises ChaosError if an answer fails."""
 
         async def ask_all() -> list[Attempt]:
             draw = random.Random(self._seed)
@@ -59,7 +59,7 @@ class Load:
     def stop(self, tend: Callable[[Callable[[], bool], str, float], object]) -> None:
         """Start no more streams, and wait for the end of all that run. `tend` waits for a condition, as Target.until.
 
-        Raises what ended the load before its time.
+        Raises the error that ended the load early.
         """
         self._stopping = True
         assert self._thread is not None

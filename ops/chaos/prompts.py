@@ -1,4 +1,4 @@
-"""What the clients ask: a handful of prompts, greedy and sampled, with lengths of their own, each with a fixed seed."""
+"""The clients' requests: a few prompts, greedy and sampled, of different lengths, each with a fixed seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run showed: one row per kind of fault, and every stream that was not exact."""
+"""The result of a run: one row per kind of fault, and every stream that was not exact."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ WIDTHS = (20, 8, 8, 9, 9, 9, 8, 8, 8)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind. `streams` counts each stream once for each strike that it was under way at, `resumed` the connections
-    made again while a fault lasted; gaps, in seconds, are the longest pause of each of those streams around a strike.
+    """One kind. `streams` counts a stream once for each strike during it, `resumed` the connections made again during a
+    fault. Gaps, in seconds, are the longest pause of each of these streams around a strike.
     """
 
     kind: str
@@ -58,12 +58,12 @@ def _row(kind: str, struck: list[Struck], checked: Sequence[Checked]) -> Row:
 
 
 def under_way(stream: Checked, struck: Struck) -> bool:
-    """Whether the stream had begun when the fault struck, and had not ended."""
+    """True if the stream had begun when the fault struck, and had not ended."""
     return stream.attempt.began < struck.began < stream.attempt.ended
 
 
 def again(stream: Checked, struck: Struck) -> int:
-    """How often the client connected again while the fault lasted."""
+    """The client's new connections during the fault."""
     return sum(struck.began < moment < struck.ended for moment in stream.attempt.connected[1:])
 
 
@@ -83,8 +83,15 @@ def table(found: Sequence[Row]) -> list[str]:
     return lines
 
 
+def lines(seed: int, struck: Sequence[Struck], checked: Sequence[Checked]) -> list[str]:
+    """The table, the number of exact streams, and every broken stream."""
+    exact = sum(not stream.findings for stream in checked)
+    total = f"seed {seed}: {exact} of {len(checked)} streams exact, {len(struck)} strikes"
+    return [*table(rows(struck, checked)), total, *(f"BROKEN {stream}" for stream in broken(checked, struck))]
+
+
 def broken(checked: Sequence[Checked], struck: Sequence[Struck]) -> list[dict[str, Any]]:
-    """Every stream that was not exact, with the strikes that it met and how its connections went."""
+    """Every stream that was not exact, with its strikes and its connections."""
     return [
         {
             "question": stream.attempt.question.name,
@@ -100,7 +107,7 @@ def broken(checked: Sequence[Checked], struck: Sequence[Struck]) -> list[dict[st
 
 
 def document(machine: str, seed: int, struck: Sequence[Struck], checked: Sequence[Checked]) -> dict[str, Any]:
-    """Everything, as it goes into the JSON file."""
+    """The content of the JSON file."""
     return {
         "machine": machine,
         "seed": seed,

@@ -1,4 +1,4 @@
-"""A run: strike after strike under load, each with its proof, until the schedule is through."""
+"""A run: all strikes of the schedule under load, each with its proof."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Struck:
     streams: int
     """Under way when it struck."""
     proof: str | None
-    """None where nothing shows that it took effect, or where it cost too much; `detail` says what was looked for."""
+    """None without a proved effect, or if the harm was too large; `detail` has the reason."""
     detail: str = ""
 
 
@@ -41,7 +41,7 @@ def strike_all(
     done: list[Struck],
     say: Callable[[str], None],
 ) -> None:
-    """Make all strikes, each put into `done`. Raises ChaosError where the farm does not come back from one."""
+    """Make all strikes and append each to `done`. Raises ChaosError if the farm does not recover from one."""
     since = time.monotonic()
     for number, strike in enumerate(strikes, 1):
         if not strike.early:

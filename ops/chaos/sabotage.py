@@ -1,7 +1,7 @@
-"""Farms with one safety mechanism switched off: there the checker must find broken streams, or it can't find any.
+"""Farms with one safety mechanism switched off, in which the checker must find broken streams.
 
-Nothing of this is in the code that is served: a folder with a `sitecustomize` is put before every process of the
-struck farm, which changes the text of the scripts, or one function, as it is imported.
+The product's code has no switch for it: a `sitecustomize` on the path of the farm's processes changes the text of the
+scripts, or one function, when its module is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def rewrite_scripts(module, *pairs):
 
 
 class Saboteur(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Lets a module be imported as ever, and then changes it."""
+    """Imports a module, and then changes it."""
 
     def find_spec(self, name, path, target=None):
         if name != MODULE:
@@ -55,7 +55,7 @@ class Sabotage:
     kinds: tuple[str, ...]
 
     def write(self, folder: Path) -> dict[str, str]:
-        """Put it into `folder`; returns the environment by which a process falls victim to it."""
+        """Write it into `folder`; returns the environment of the processes to change."""
         body = "".join(f"    {line}\n" for line in self.code.strip().splitlines())
         head = f"MODULE = {self.module!r}\n\n\ndef sabotage(module):\n{body}\n\n"
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ module.Step.forward = frail
 """,
     ("crash-two-replicas",),
 )
-"""No control: no request but the crasher of these kinds is harmed by it."""
+"""Not a control: it harms only the crashing request of these kinds."""
 
 CONTROLS = {
     "no-seq-check": Sabotage(

@@ -1,4 +1,4 @@
-"""Which fault strikes when: a function of the seed alone, so that a run can be repeated."""
+"""The schedule of strikes: a function of the seed, so that a run can be repeated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 EARLY = 0.25
-"""Share of strikes that do not wait until the farm has got over the one before."""
+"""Share of strikes that do not wait for the recovery from the strike before."""
 EARLY_IN_A_ROW = 2
 """An agent gives a replica up that dies seven times without having been ready."""
 EARLY_DELAY_S = 1.0
@@ -16,14 +16,14 @@ CALM_DELAY_S = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One fault. `early`: not before the farm is whole, but `delay_s` after the last proof, in the midst of detection,
-    rendezvous, load or prefill; otherwise `delay_s` after all streams are under way."""
+    """One fault. `early`: `delay_s` after the proof of the last strike, during detection, rendezvous, load or prefill;
+    else `delay_s` after all streams are under way."""
 
     kind: str
     early: bool
     delay_s: float
     seed: int
-    """For what the fault itself draws."""
+    """The seed of the fault's own random choices."""
 
 
 def schedule(kinds: Sequence[str], times: int, seed: int) -> list[Strike]:

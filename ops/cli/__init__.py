@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 
 import click
 
 from control.errors import FurrowError
+from ops.common.groups import LazyGroup
 
 VERBS = {
     "serve": ("ops.cli.serve", "Serve one model on this machine: server, agent, ranks and API together."),
-    "worker": ("ops.cli.parts", "Run this host's agent, which runs the ranks that the farm assigns to it."),
+    "worker": ("ops.cli.parts", "Run this host's agent, which runs the ranks that the farm assigns to the host."),
     "api": ("ops.cli.parts", "Run one HTTP API process."),
     "models": ("ops.cli.models", "Load, unload and list the models of the farm."),
     "drain": ("ops.cli.drain", "Empty a host, or replace one replica, without failing a request."),
-    "keys": ("ops.cli.keys", "Create, limit, list and revoke API keys, and show what they used."),
+    "keys": ("ops.cli.keys", "Create, limit, list and revoke API keys, and show their usage."),
     "dead": ("ops.cli.dead", "List, show, retry and drop requests that crashed their group."),
     "bench": ("ops.cli.parts", "Measure a farm under load and compare it with other engines."),
-    "chaos": ("ops.cli.parts", "Strike a farm with faults under load and check every stream."),
-    "demo": ("ops.cli.parts", "Serve the demonstration model with two ranks and ask it two questions."),
+    "chaos": ("ops.cli.parts", "Inject faults into a farm under load and check every stream."),
+    "demo": ("ops.cli.parts", "Serve the demonstration model with two ranks, and kill one during an answer."),
 }
-"""Verb → module that holds it as an attribute, and the line that --help shows without importing it."""
 
 
-class LazyGroup(click.Group):
-    """A group that knows its verbs by name and imports one only when it is used."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        return getattr(importlib.import_module(VERBS[cmd_name][0]), cmd_name)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="furrow")
 def cli() -> None:
     """Furrow serves large language models on a farm of workers, with Redis as control plane."""

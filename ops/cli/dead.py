@@ -1,4 +1,4 @@
-"""`furrow dead`: requests that crashed their group and were given up, with their cause."""
+"""`furrow dead`: dead letters, which are requests that crashed their group when they ran alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from control.requests import DeadLetter
 
 @click.group()
 def dead() -> None:
-    """Look at the dead letters, try them again, or drop them."""
+    """List, show, retry and drop dead letters: requests that crashed their group when they ran alone."""
 
 
 @dead.command(name="list")
 @click.argument("model")
 @redis_option
 def list_dead(model: str, redis_url: str | None) -> None:
-    """Show the dead letters of MODEL, newest first: when, request id, tokens of its prompt, cause."""
+    """List the dead letters of MODEL, newest first: time, request id, tokens of the prompt, cause."""
     letters = run(connect_to_farm(redis_url), requests.dead_letters(model))
     if not letters:
         click.echo(f"No dead letters of '{model}'.")
@@ -37,7 +37,7 @@ def list_dead(model: str, redis_url: str | None) -> None:
 @click.argument("rid")
 @redis_option
 def show(model: str, rid: str, redis_url: str | None) -> None:
-    """Show all that is known of the dead letter RID of MODEL, as JSON: enough to reproduce the crash elsewhere."""
+    """Show the dead letter RID of MODEL as JSON, with the prompt and all parameters of the request."""
     letter = requests.dead_letter(connect_to_farm(redis_url), model, rid)
     fields = dataclasses.asdict(letter) | {"params": letter.params, "at": _when(letter)}
     click.echo(msgspec.json.format(msgspec.json.encode(fields), indent=2))
@@ -48,7 +48,7 @@ def show(model: str, rid: str, redis_url: str | None) -> None:
 @click.argument("rid")
 @redis_option
 def retry(model: str, rid: str, redis_url: str | None) -> None:
-    """Enqueue the request RID of MODEL again, from its prompt and under a new id, and drop its dead letter."""
+    """Enqueue the request RID of MODEL again under a new id, and drop its dead letter."""
     client = connect_to_farm(redis_url)
     again = requests.retry_letter(client, model, requests.dead_letter(client, model, rid), uuid.uuid4().hex)
     click.echo(f"{rid} is tried again as {again}.")
@@ -59,7 +59,7 @@ def retry(model: str, rid: str, redis_url: str | None) -> None:
 @click.argument("rid")
 @redis_option
 def drop(model: str, rid: str, redis_url: str | None) -> None:
-    """Forget the dead letter RID of MODEL."""
+    """Delete the dead letter RID of MODEL."""
     client = connect_to_farm(redis_url)
     run(client, requests.drop_letter(model, requests.dead_letter(client, model, rid)))
     click.echo(f"{rid} is dropped.")

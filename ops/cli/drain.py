@@ -1,4 +1,4 @@
-"""`furrow drain`: a host is emptied, or one replica replaced, without failing a request."""
+"""`furrow drain`: empty a host, or replace one replica, without failing a request."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ TICK_S = 0.2
 
 @click.command()
 @click.argument("what", metavar="HOST|MODEL:REPLICA")
-@click.option("--undo", is_flag=True, help="Let replicas go to HOST again; nothing moves back by itself.")
-@click.option("--no-wait", is_flag=True, help="Return at once instead of when it is empty.")
+@click.option("--undo", is_flag=True, help="Allow replicas on HOST again; none moves back by itself.")
+@click.option("--no-wait", is_flag=True, help="Return at once.")
 @redis_option
 def drain(what: str, undo: bool, no_wait: bool, redis_url: str | None) -> None:
-    """Empty HOST: its replicas move to others, which serve before those here are asked to go; nothing new comes.
+    """Empty HOST, or replace one replica.
 
-    Where no other host has the devices they go all the same, and requests wait. MODEL:REPLICA asks one replica to go;
-    another takes its place. What goes finishes what it runs, as long as the model's --drain-s says. Tells what changes
-    and returns when it is empty; Ctrl-C ends the telling and not the draining.
+    HOST gets no new replica, and each of its replicas stops once its successor on another host serves. If no other host
+    has the devices, it stops all the same and its requests wait. MODEL:REPLICA stops one replica; another one takes its
+    place. A replica that stops finishes its requests within the model's --drain-s.
+
+    The command prints the progress and returns at the end. Ctrl-C ends the command and not the draining.
     """
     client = connect_to_farm(redis_url)
     hosts = farm.known_hosts(client)
@@ -43,7 +45,7 @@ def drain(what: str, undo: bool, no_wait: bool, redis_url: str | None) -> None:
 
 
 def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> None:
-    """Say what is wanted of the host, and follow its replicas until the last one has left."""
+    """Drain the host, and print its replicas until the last one has left."""
     changed = farm.drain(client, host_id, drained=not undo)
     if undo:
         click.echo(f"{host_id}: takes replicas again." if changed else f"{host_id}: was not drained.")
@@ -63,7 +65,7 @@ def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> No
 
 
 def drain_replica(client: SyncRedis, model: str, replica: str, no_wait: bool) -> None:
-    """Ask every part of the replica to go. Raises SettingsError for one that no host has."""
+    """Withdraw every part of the replica. Raises SettingsError if no host has it."""
     parts = farm.drain_replica(client, model, replica)
     click.echo(f"{model}:{replica}: drains.")
     while not no_wait and replica in run(client, catalog.replicas(model)):
@@ -79,7 +81,7 @@ def _describe(client: SyncRedis, held: Assignment) -> str:
     model, replica = held.spec.name, held.replica
     if not held.withdrawn:
         return f"{model}:{replica} " + (
-            "waits for its successor" if held.spec.surge else "goes first, as --in-place says"
+            "waits for its successor" if held.spec.surge else "stops before its successor starts (--in-place)"
         )
     state = next((one.state for one in health.overview(client, model).replicas if one.replica == replica), "gone")
     return f"{model}:{replica} {state}"

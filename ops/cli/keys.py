@@ -1,4 +1,4 @@
-"""`furrow keys`: who may use the farm, how much of it, and how much they used."""
+"""`furrow keys`: API keys, their limits and their usage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 
 
 def limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a key may do; what is not given is None."""
+    """Limits and rights of a key; an option that is not given is None."""
     for option in reversed(
         [
             click.option("--rpm", type=click.IntRange(0), help="Requests per minute; 0: any number."),
@@ -31,11 +31,9 @@ def limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--tpm", type=click.IntRange(0), help="Tokens per minute, prompts and answers; 0: any number."
             ),
             click.option("--max-concurrent", type=click.IntRange(0), help="Requests at one time; 0: any number."),
-            click.option("--priority-cap", type=click.Choice(CLASSES), help="The best class that it may ask for."),
-            click.option(
-                "--model", "models", multiple=True, help="A model that it may use; repeatable [default: all]."
-            ),
-            click.option("--expires", metavar="30d|12h|DATE", help="When it stops to work: from now, or a date (UTC)."),
+            click.option("--priority-cap", type=click.Choice(CLASSES), help="Highest class of its requests."),
+            click.option("--model", "models", multiple=True, help="A model for the key; repeatable [default: all]."),
+            click.option("--expires", metavar="30d|12h|DATE", help="Lifetime from now, or a date (UTC)."),
         ]
     ):
         function = option(function)
@@ -44,17 +42,17 @@ def limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def keys() -> None:
-    """Create, limit, list and revoke API keys, and show what they used."""
+    """Create, limit, list and revoke API keys, and show their usage."""
 
 
 @keys.command()
-@click.option("--name", default="", help="What people call it [default: its id].")
-@click.option("--tenant", default="", help="Keys of one tenant share turns and see each other's requests.")
-@click.option("--admin", is_flag=True, help="It opens the operator's routes, /farm.")
+@click.option("--name", default="", help="A name for people [default: the id of the key].")
+@click.option("--tenant", default="", help="Keys of a tenant share turns and see each other's requests.")
+@click.option("--admin", is_flag=True, help="Let the key use the operator's routes, /farm.")
 @limit_options
 @redis_option
 def create(redis_url: str | None, name: str, tenant: str, admin: bool, **limits: Any) -> None:
-    """Make an API key and print its secret, this one time: the farm keeps only a hash of it."""
+    """Create an API key and print its secret, once: the farm keeps only a hash of it."""
     key, secret = access.mint(name=name, tenant=tenant, admin=admin, **given(limits))
     access.create(connect_to_farm(redis_url), key)
     click.echo(f"API key {key.id} ({key.name}). Its secret is not shown again:", err=True)
@@ -62,7 +60,7 @@ def create(redis_url: str | None, name: str, tenant: str, admin: bool, **limits:
 
 
 @keys.command(name="list")
-@click.option("--all", "everything", is_flag=True, help="Also those that were revoked or have expired.")
+@click.option("--all", "everything", is_flag=True, help="Show revoked and expired keys too.")
 @redis_option
 def list_all(redis_url: str | None, everything: bool) -> None:
     """Show every API key with its state, its limits, and when it was last used."""
@@ -87,7 +85,7 @@ def list_all(redis_url: str | None, everything: bool) -> None:
 @click.argument("key")
 @redis_option
 def show(redis_url: str | None, key: str) -> None:
-    """Show all that is known of KEY (an id or a name), as JSON."""
+    """Show the record of KEY (an id or a name), as JSON."""
     found = access.find(connect_to_farm(redis_url), key)
     click.echo(msgspec.json.format(msgspec.json.encode(described(found)), indent=2))
 
@@ -96,7 +94,7 @@ def show(redis_url: str | None, key: str) -> None:
 @click.argument("key")
 @redis_option
 def revoke(redis_url: str | None, key: str) -> None:
-    """Shut KEY (an id or a name) out, within a second or so. What runs for it goes on."""
+    """Revoke KEY (an id or a name) within about a second. Its running requests continue."""
     client = connect_to_farm(redis_url)
     revoked = access.revoke(client, access.find(client, key))
     click.echo(f"{revoked.id} ({revoked.name}): revoked.")
@@ -104,11 +102,11 @@ def revoke(redis_url: str | None, key: str) -> None:
 
 @keys.command()
 @click.argument("key")
-@click.option("--all-models", is_flag=True, help="It may use every model again.")
+@click.option("--all-models", is_flag=True, help="Let the key use every model again.")
 @limit_options
 @redis_option
 def limits(redis_url: str | None, key: str, all_models: bool, **limits: Any) -> None:
-    """Change what KEY (an id or a name) may do; what is not named stays. Running requests are not touched."""
+    """Change the limits of KEY (an id or a name) that are given. Running requests are not affected."""
     client = connect_to_farm(redis_url)
     found, changes = access.find(client, key), given(limits) | ({"models": []} if all_models else {})
     if not changes:
@@ -119,12 +117,10 @@ def limits(redis_url: str | None, key: str, all_models: bool, **limits: Any) -> 
 
 @keys.command()
 @click.argument("key", required=False)
-@click.option(
-    "--days", type=click.IntRange(1, 400), default=30, show_default=True, help="How far back, today included."
-)
+@click.option("--days", type=click.IntRange(1, 400), default=30, show_default=True, help="Number of days, with today.")
 @redis_option
 def usage(redis_url: str | None, key: str | None, days: int) -> None:
-    """Show what KEY (an id or a name) used, or everybody: per day (UTC) and model."""
+    """Show the usage of KEY (an id or a name), or of all keys, per day (UTC) and model."""
     client = connect_to_farm(redis_url)
     found = read_usage(client, days, access.find(client, key).id if key is not None else None)
     if not found:

@@ -1,4 +1,4 @@
-"""`furrow models`: what the farm should run, and what it runs."""
+"""`furrow models`: the desired models of the farm, and their state."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from ops.cli.tables import echo_table
 from ops.demo import MODEL_DIR
 
 TICK_S = 0.1
-_DRAIN = "Seconds for which a replica that is to go may finish what it runs."
-wait_option = click.option("--wait", is_flag=True, help="Return only when as many serve as are wanted, and no others.")
+_DRAIN = "Seconds that a replaced replica has to finish its requests."
+_SURGE = "Run one more replica during a change, or stop each replica before its successor starts."
+wait_option = click.option("--wait", is_flag=True, help="Return when the desired replicas serve, and no others.")
 
 
 @click.group()
@@ -33,17 +34,17 @@ def models() -> None:
 @click.argument("model")
 @model_options
 @click.option("--replicas", type=click.IntRange(1), help="Copies that share the queue [default: as many as now, or 1].")
-@click.option("--spread", is_flag=True, help="Ranks on as many hosts as there are, instead of on one that has room.")
+@click.option("--spread", is_flag=True, help="Spread the ranks of a replica over the hosts, not on one.")
 @click.option("--drain-s", type=click.IntRange(0), default=300, show_default=True, help=_DRAIN)
-@click.option("--surge/--in-place", default=True, help="Whether one more replica may run while others are replaced.")
-@click.option("--if-needed", is_flag=True, help="Succeed where MODEL is loaded already with these settings.")
+@click.option("--surge/--in-place", default=True, help=_SURGE)
+@click.option("--if-needed", is_flag=True, help="Succeed if MODEL is already loaded with these settings.")
 @wait_option
 @redis_option
 def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replicas: int | None, **options: Any) -> None:
-    """Make MODEL (`demo`, a folder or a Hugging Face repository) part of the farm's desired state.
+    """Load MODEL: `demo`, a folder, or a Hugging Face repository.
 
-    Where it is loaded with other settings or from another source its replicas are replaced one by one, without failing
-    a request.
+    If it is loaded with other settings or from another source, its replicas are replaced one by one, without failing a
+    request. The command returns at once, unless --wait is given; the agents of the farm do the work.
     """
     spec = build_spec(model, demo=MODEL_DIR, **options)
     client = connect_to_farm(redis_url)
@@ -71,7 +72,7 @@ def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replica
 @wait_option
 @redis_option
 def reload(name: str, wait: bool, redis_url: str | None) -> None:
-    """Start the replicas of the model NAME anew, one by one: its files have changed, say. No request fails."""
+    """Restart the replicas of the model NAME one by one, to load changed files. No request fails."""
     client = connect_to_farm(redis_url)
     revision = desired_state.reload(client, name)
     click.echo(f"{name}: revision {revision} is desired.")
@@ -85,7 +86,7 @@ def reload(name: str, wait: bool, redis_url: str | None) -> None:
 @wait_option
 @redis_option
 def scale(name: str, replicas: int, wait: bool, redis_url: str | None) -> None:
-    """Run more or fewer replicas of the model NAME: those that go finish what they run."""
+    """Run more or fewer replicas of the model NAME. A replica that stops finishes its requests."""
     client = connect_to_farm(redis_url)
     desired_state.scale(client, name, replicas)
     click.echo(f"{name}: {replicas} {'replica is' if replicas == 1 else 'replicas are'} desired.")
@@ -94,7 +95,7 @@ def scale(name: str, replicas: int, wait: bool, redis_url: str | None) -> None:
 
 
 def wait_until_rolled_out(client: SyncRedis, name: str) -> None:
-    """Tell what changes until all is as desired. Raises ModelUnavailable where the new revision can't be served."""
+    """Print the progress until all is as desired. Raises ModelUnavailable if the new revision can't be served."""
     last = ""
     while True:
         overview = health.overview(client, name)
@@ -116,7 +117,7 @@ def wait_until_rolled_out(client: SyncRedis, name: str) -> None:
 @click.argument("name")
 @redis_option
 def unload(name: str, redis_url: str | None) -> None:
-    """Take the model NAME out of the farm: requests that run are finished first."""
+    """Unload the model NAME. Running requests are finished first."""
     client = connect_to_farm(redis_url)
     desired_state.unload(client, name)
     click.echo(f"{name}: unloading.")
@@ -125,9 +126,9 @@ def unload(name: str, redis_url: str | None) -> None:
 @models.command(name="list")
 @redis_option
 def list_models(redis_url: str | None) -> None:
-    """Show every model with its replicas: state, revision, weights, host, devices, epoch, last step, and what is wrong.
+    """List the replicas of every model: state, revision, weights, host, devices, epoch, last step, errors.
 
-    While a change is rolled out a line at the end says how far it is. The memory of Redis is told on standard error.
+    A last line shows the progress of a change. The memory of Redis is printed on standard error.
     """
     client = connect_to_farm(redis_url)
     for server in server_memory(client):

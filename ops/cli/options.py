@@ -13,14 +13,16 @@ from ops.demo import MODEL_DIR
 
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What describes how a model is run; `build_spec` takes them."""
+    """The options of a model's specification, as `build_spec` takes them."""
     for option in reversed(
         [
             click.option("--name", help="Name that clients use [default: the last part of MODEL]."),
             click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks per replica."),
-            click.option("--devices", help="One per rank: cpu, or cuda:0,cuda:1 [default: the GPUs, else the CPU]."),
+            click.option("--devices", help="One per rank: cpu, or cuda:0,cuda:1 [default: GPUs, else CPU]."),
             click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True),
-            click.option("--max-context", type=click.IntRange(16), help="Serve a shorter context than the model's."),
+            click.option(
+                "--max-context", type=click.IntRange(16), help="Most tokens of context [default: the model's]."
+            ),
             click.option(
                 "--kv-tokens", type=click.IntRange(16), help="Tokens of KV memory [default: from free memory]."
             ),
@@ -28,12 +30,12 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--prefix-cache/--no-prefix-cache",
                 default=True,
                 show_default=True,
-                help="Whether requests may begin with KV that others have computed.",
+                help="Reuse the KV cache of equal prompt beginnings.",
             ),
             click.option(
                 "--quant",
                 metavar="[int8|f16]",
-                help="Pack the weights in 8 or 16 bits, on CPUs (chosen where --devices is silent).",
+                help="Pack the weights in 8 or 16 bits, on CPUs. Selects CPUs if --devices is not given.",
             ),
         ]
     ):
@@ -42,5 +44,5 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def demo_environment() -> dict[str, str]:
-    """The environment by which an API process knows the demonstration model; what is set already counts."""
+    """The environment that names the demonstration model to an API process, unless it is set already."""
     return {"FURROW_DEMO_MODEL": str(MODEL_DIR)} if demo_model() is None else {}

@@ -1,4 +1,4 @@
-"""Verbs that become another part of Furrow: the part's own entry point takes over this very process."""
+"""Verbs that replace this process by another part of Furrow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": 
 
 
 def become(module: str, *arguments: str, **environment: str) -> NoReturn:
-    """Replace this process by `python -m module`: signals and exit status need no passing on."""
+    """Replace this process by `python -m module`, which then gets the signals and sets the exit status."""
     sys.stdout.flush()
     os.execve(sys.executable, python_command(module, *arguments), {**os.environ, **environment})
 
@@ -25,11 +25,11 @@ def become(module: str, *arguments: str, **environment: str) -> NoReturn:
 @click.command(short_help="Run this host's agent.")
 @redis_option
 @click.option("--host-id", help="This host's name in the farm [default: the machine's name].")
-@click.option("--address", help="Address at which other hosts reach this one [default: the one that leads to Redis].")
+@click.option("--address", help="Address for other hosts [default: the local address of the connection to Redis].")
 def worker(redis_url: str | None, host_id: str | None, address: str | None) -> None:
-    """Run this host's agent, which runs the ranks that the farm assigns to it.
+    """Run this host's agent, which starts and watches the ranks that the farm assigns to the host.
 
-    SIGTERM ends the ranks in order; SIGUSR2 replaces the agent and leaves them alone.
+    SIGTERM ends the ranks in order. SIGUSR2 replaces the agent while the ranks continue.
     """
     redis = redis_reference(redis_url) if redis_url else None
     given = {"FURROW_REDIS_URL": redis, "FURROW_HOST_ID": host_id, "FURROW_ADDRESS": address}
@@ -52,15 +52,15 @@ def bench(arguments: tuple[str, ...]) -> None:
     become("ops.bench", *arguments)
 
 
-@click.command(context_settings=PASS_ON, short_help="See it work.")
+@click.command(context_settings=PASS_ON, short_help="Show a rank that dies under a stream.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def demo(arguments: tuple[str, ...]) -> None:
-    """Serve the demonstration model with two ranks and ask it two questions."""
+    """Serve the demonstration model with two ranks, and kill one during an answer."""
     become("ops.cli.show", *arguments)
 
 
-@click.command(context_settings=PASS_ON, short_help="Strike a farm and check every stream.")
+@click.command(context_settings=PASS_ON, short_help="Inject faults into a farm and check every stream.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def chaos(arguments: tuple[str, ...]) -> None:
-    """Strike a private farm with faults under streaming load; `furrow chaos --help` lists them."""
+    """Inject faults into a private farm under streaming load; `furrow chaos --help` lists them."""
     become("ops.chaos", *arguments)

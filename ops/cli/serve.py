@@ -1,4 +1,4 @@
-"""`furrow serve`: the whole farm on one machine, the same code as the big one, started and stopped by one parent."""
+"""`furrow serve`: a whole farm on one machine, started and stopped by one parent process."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ from ops.local.supervisor import Part, Supervisor
 TICK_S = 0.1
 _PERCENT = re.compile(r"(\d+) %")
 GRACE_S = "5"
-"""Seconds for open streams when the parent stops. What is cut then can be resumed after the next start."""
+"""Seconds for open streams when the parent stops. A stream that is cut can be resumed after the next start."""
 
 
 @click.command(short_help="Serve one model on this machine.")
 @click.argument("model")
 @model_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free port.")
 @access.key_options
 @cors_option
 @quota_options
 @redis_option
-@click.option("--data", type=click.Path(file_okay=False), help="Folder of the private server [default: by port].")
+@click.option("--data", type=click.Path(file_okay=False), help="Folder of the private server [default: per port].")
 @click.option(
     "--redis-memory",
     metavar="SIZE",
-    help="Most memory of the private server, such as 2GiB [default: a quarter of the machine's].",
+    help="Memory limit of the private server, such as 2GiB [default: a quarter of the machine's].",
 )
 def serve(
     model: str,
@@ -73,9 +73,9 @@ def serve(
     response_number: int,
     **options: Any,
 ) -> None:
-    """Serve MODEL (`demo`, a folder or a Hugging Face repository) and print the URL once it is ready.
+    """Serve MODEL (`demo`, a folder, or a Hugging Face repository) and print the URL once it is ready.
 
-    Without --redis a private server is started, listening on loopback only.
+    Without --redis the command starts a private Redis-compatible server, which listens on loopback only.
     """
     if "FURROW_PARENT" in os.environ:
         die_with_parent()
@@ -110,7 +110,7 @@ def serve(
 def named_or_private(
     named: str | None, data: str | None, port: int, memory: str | None, stack: ExitStack
 ) -> tuple[str, Path | None]:
-    """The Redis to use, as a URL or a path; and the data folder of the private server, started where none is named."""
+    """The Redis to use, as a URL or a path; and the data folder of the private server, if none is named."""
     named = named or os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
     if named and memory:
         raise SettingsError("--redis-memory is for the private server; a Redis that you name has its own maxmemory")
@@ -124,7 +124,7 @@ def named_or_private(
 
 
 def remind_of_keys(client: SyncRedis, host: str, folder: Path | None) -> None:
-    """Say that clients need a key, and how to make one; `folder` is the private server's."""
+    """Print how to make the key that clients need; `folder` is the private server's."""
     where = f" --redis {shlex.quote(str(folder))}" if folder is not None else ""
     say(access.why_asked(host, run(client, access.count()), where))
 
@@ -144,17 +144,17 @@ class Stopping:
         return self._signals > 0
 
     def hurry(self) -> bool:
-        """Whether waiting for an orderly end is over."""
+        """True if the wait for an orderly end is over."""
         return self._signals > 1
 
 
 def say(line: str) -> None:
-    """What goes on, on standard error like the logs of the parts; standard output has only the URL."""
+    """Print progress on standard error, as the logs of the parts do; standard output has only the URL."""
     click.echo(f"furrow: {line}", err=True)
 
 
 class News:
-    """Says what changed. On a terminal percentages count up in place; a log gets a line for every quarter."""
+    """Prints changes. On a terminal percentages count up in place; a log gets a line for every quarter."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -165,7 +165,7 @@ class News:
             return
         counts = _PERCENT.sub("", line) == _PERCENT.sub("", before) != line
         if sys.stderr.isatty():
-            # Up one line and over it, where only the number is another one.
+            # Overwrite the line above if only its number changed.
             click.echo("\033[A\033[2K" if counts else "", nl=False, err=True)
         elif counts and _quarter(line) == _quarter(before):
             return
@@ -178,7 +178,7 @@ def _quarter(line: str) -> int:
 
 
 def data_folder(data: str | None, port: int, stack: ExitStack) -> Path:
-    """Where the private server keeps its data: requests survive a restart on the same port."""
+    """The data folder of the private server: requests survive a restart on the same port."""
     if data is not None:
         return Path(data)
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
@@ -191,7 +191,7 @@ def data_folder(data: str | None, port: int, stack: ExitStack) -> Path:
 
 
 def desire(client: SyncRedis, spec: ModelSpec, alone: bool) -> None:
-    """Make `spec` the desired state; on a private server the only one, whatever an earlier run left."""
+    """Make `spec` the desired state; on a private server it replaces all models of earlier runs."""
     if alone:
         for other in catalog.list_specs(client):
             if other.name != spec.name:
@@ -210,7 +210,7 @@ def desire(client: SyncRedis, spec: ModelSpec, alone: bool) -> None:
 def wait_until_served(
     client: SyncRedis, spec: ModelSpec, address: tuple[str, int], supervisor: Supervisor, stopping: Stopping
 ) -> None:
-    """Tell what goes on until /ready is true. Raises ModelUnavailable where the model can't be served."""
+    """Print the progress until /ready is true. Raises ModelUnavailable if the model can't be served."""
     news = News()
     while not stopping:
         supervisor.tend()

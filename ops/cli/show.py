@@ -1,5 +1,4 @@
-"""`furrow demo`: the main job, seen: serve the demonstration model with two ranks, stream answers, kill a rank in the
-middle of one, and stop."""
+"""`furrow demo`: serve the demonstration model with two ranks, stream answers, kill a rank during one, and stop."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from control.redis.connection import connect
 from control.replicas import health
 from control.settings import keeps_standby
 from ops.client.events import parsed
+from ops.common.waiting import NotInTime, until
 
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
 STRUCK = "Count from 1 to 100."
@@ -38,7 +39,7 @@ STANDBY_LIMIT_S = 60.0
 
 
 def main() -> int:
-    """Run the demonstration; the exit status is 0 only if both answers came and everything stopped."""
+    """Run the demonstration; the exit status is 0 if all answers came whole and all processes stopped."""
     parser = argparse.ArgumentParser(prog="furrow demo", description=__doc__)
     parser.add_argument("--tp", type=int, default=2, help="ranks [default: 2]")
     parser.add_argument("--verbose", action="store_true", help="show the log of every process")
@@ -73,7 +74,7 @@ def main() -> int:
 
 
 def wait_for_address(server: subprocess.Popen[str]) -> str:
-    """`host:port`, as the server prints it once it is ready. Raises RuntimeError if it ends or takes too long."""
+    """The `host:port` that the server prints once it is ready. Raises RuntimeError if it ends or takes too long."""
     limit = threading.Timer(START_LIMIT_S, server.kill)
     limit.start()
     assert server.stdout is not None
@@ -87,9 +88,9 @@ def wait_for_address(server: subprocess.Popen[str]) -> str:
 
 
 def show(address: str, question: str, strike: Callable[[], str] | None = None) -> str | None:
-    """Ask and print the answer as it comes; the answer, or None where the model did not end it by itself.
+    """Ask, print the answer as it comes, and return it; None if the model did not end it by itself.
 
-    `strike` is called in the middle of it and says what it did.
+    `strike` is called during the answer and returns a description.
     """
     print(f"user:  {question}\nmodel: ", end="", flush=True)
     started, times, answer, reason = time.monotonic(), list[float](), "", None
@@ -110,7 +111,7 @@ def show(address: str, question: str, strike: Callable[[], str] | None = None) -
 
 
 def survive(address: str, data: Path, rank: int) -> bool:
-    """The same question twice, and a rank is killed in the middle of the second answer; True if the answers are one."""
+    """Ask the same question twice and kill a rank during the second answer; True if the answers are equal."""
     undisturbed = show(address, STRUCK)
     with connect((data / "url").read_text().strip()) as client:
         strikes: list[int] = []
@@ -127,20 +128,19 @@ def survive(address: str, data: Path, rank: int) -> bool:
         struck = show(address, STRUCK, strike)
     same = struck is not None and struck == undisturbed
     if not strikes:
-        print("The answer was over before a rank could be killed: this shows nothing.", end="\n\n")
+        print("The answer ended before a rank could be killed: this proves nothing.", end="\n\n")
     else:
-        print("The answer went on where it was, and is the same." if same else "The two answers differ.", end="\n\n")
+        print("The answer continued where it was, and is the same." if same else "The two answers differ.", end="\n\n")
     return same and bool(strikes)
 
 
 def wait_for_standby(client: SyncRedis) -> None:
-    """Until a process is ready to take a dead rank's place: right after a start it still imports its libraries."""
+    """Wait until the standby process is ready to replace a rank: after a start it imports its libraries."""
     if not keeps_standby() or farm.standbys(client) == ["ready"]:
         return
-    print("(waiting until the standby process has imported what a rank needs)\n", flush=True)
-    until = time.monotonic() + STANDBY_LIMIT_S
-    while farm.standbys(client) != ["ready"] and time.monotonic() < until:
-        time.sleep(0.1)
+    print("(waiting until the standby process has imported its libraries)\n", flush=True)
+    with suppress(NotInTime):  # the strike then costs a little more
+        until(lambda: farm.standbys(client) == ["ready"], "the standby is ready", STANDBY_LIMIT_S)
 
 
 def stream(address: str, question: str) -> Iterator[tuple[str, str | None]]:

@@ -44,7 +44,7 @@ class Origins:
 
 
 def is_durable(request: httpx.Request) -> bool:
-    """Whether an exchange may repeat this: a POST of JSON (never twice the work, by its key), or following a stream."""
+    """True if the request may be repeated: a POST of JSON (its key prevents double work), or following a stream."""
     if request.method == "POST":
         return request.headers.get("content-type", "").startswith("application/json")
     return request.method == "GET" and request.url.path.endswith("/events")
@@ -137,7 +137,7 @@ class Exchange:
         return ResumeRefused(f"The stream was cut {place}, and continuing it was answered with {response.status_code}.")
 
     def goodbye(self) -> httpx.Request | None:
-        """What tells the farm that the client has left before the end; None if there is nothing to end."""
+        """The request that cancels an unfinished answer; None if there is nothing to cancel."""
         if not self._ours or self.reader.ended or self.reader.last_id is None:
             return None
         rid = self.reader.last_id.partition(":")[0]

@@ -16,7 +16,7 @@ class ResumingTransport(httpx.BaseTransport):
 
     `also`: further base URLs of the same farm, tried in turn. `patience`: seconds without any event after which the
     last error is raised, or the last refusal returned. `silence`: seconds of silence that count as a cut; the API sends
-    a comment every 10. What is neither a POST of JSON nor a stream of events passes through `transport` as it is.
+    a comment every 10. Other requests pass through `transport` unchanged.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ def compat() -> None:
 
 @compat.command("list")
 def list_clients() -> None:
-    """What can be tried, and what is installed."""
+    """List the clients, and the version of each that is installed."""
     for known in CLIENTS:
         click.echo(f"{known.name:16} {environments.version(known) or 'not installed':16} {known.title}")
 

@@ -59,7 +59,7 @@ def install(client: Client) -> str:
 
 
 def command(client: Client) -> list[str]:
-    """What runs the client's script in its environment."""
+    """The command line of the client's script in its environment."""
     place = folder(client)
     if client.kind == "python":
         return [str(_python(place)), str(SCRIPTS / client.script)]

@@ -40,7 +40,7 @@ class Run:
 
     @property
     def faults(self) -> list[str]:
-        """What contradicts the list of gaps: failures that are not on it, and what is on it and does not fail."""
+        """Contradictions of the list of gaps: failures that are not on it, and gaps that do not fail."""
         found = [
             f"{result.check}: {result.detail if verdict == 'broken' else 'is listed as a gap, and works'}"
             for result in self.results

@@ -1,4 +1,4 @@
-"""What a client measured, compared with transformers on the same weights."""
+"""Scores measured by a client, compared with transformers on the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health check of an API's container: exit 0 while /health answers. Whether its models serve is what /ready tells."""
+"""Health check of an API's container: exit 0 while /health answers. /ready tells if its models serve."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import http.client
 
 
 def is_ready(address: tuple[str, int]) -> bool:
-    """Whether the API says so itself."""
+    """True if /ready answers 200."""
     connection = http.client.HTTPConnection(*address, timeout=10)
     try:
         connection.request("GET", "/ready")

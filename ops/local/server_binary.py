@@ -48,7 +48,7 @@ def find_server() -> ServerBinary:
 
 
 def version_of(binary: Path) -> str | None:
-    """What `binary --version` says, None when it can't be run."""
+    """The output of `binary --version`; None if it can't be run."""
     try:
         said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -20,7 +20,7 @@ def shared_farm() -> Iterator[Farm]:
 @pytest.fixture
 def farm(shared_farm: Farm) -> Farm:
     """The shared farm, whole again after whatever an earlier test did to it."""
-    from tests.farm import until
+    from tests.waiting import until
 
     until(shared_farm.ready)
     return shared_farm

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.farm import Farm, clean_environment, until
+from tests.farm import Farm, clean_environment
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

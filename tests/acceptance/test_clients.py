@@ -25,7 +25,7 @@ def impatient(shared_farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_client(farm: Farm, impatient: ApiProcess, client: Client) -> None:
+def test_a_client_passes_all_checks_but_its_listed_gaps(farm: Farm, impatient: ApiProcess, client: Client) -> None:
     """Every check works but those that the page tells as gaps; what is listed as a gap does fail."""
     if (why := environments.missing(client)) is not None:
         pytest.skip(why)

@@ -10,8 +10,9 @@ import pytest
 from ops.chaos.system.topologies import cluster, sentinel
 from tests.acceptance.streams import Received, open_stream, receive
 from tests.acceptance.test_survival import LONG, whole
-from tests.farm import Farm, serving_farm, until
+from tests.farm import Farm, serving_farm
 from tests.servers import NEW
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -11,8 +11,9 @@ import pytest
 
 from control.redis.connection import connect
 from control.replicas.health import overviews
-from tests.farm import Farm, until
+from tests.farm import Farm
 from tests.models import make
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -35,7 +36,9 @@ def kept(farm: Farm, model: str) -> set[str]:
     return {key.rpartition(":")[2] for key in farm.redis.scan_iter(f"furrow:{{{model}}}:r0:*")}
 
 
-def test_load_serve_unload(farm: Farm, client: openai.OpenAI, tmp_path: Path) -> None:
+def test_a_model_that_is_loaded_answers_and_is_404_once_unloaded(
+    farm: Farm, client: openai.OpenAI, tmp_path: Path
+) -> None:
     """A second model is loaded beside the first, answers, is unloaded, and then is 404 again."""
     folder = make("llama", tmp_path / "tiny")
     loaded = farm.furrow("models", "load", str(folder), "--devices", "cpu", "--dtype", "float64")

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.acceptance.streams import Received, open_stream, receive
-from tests.farm import Farm, clean_environment, furrow, serving_farm, until
+from tests.farm import Farm, clean_environment, furrow, serving_farm
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -47,7 +47,7 @@ def scores(client: openai.OpenAI, prompt: Any, **fields: Any) -> list[list[float
     return [list(one.token_logprobs or []) for one in found if one is not None]
 
 
-def test_log_likelihoods(
+def test_log_likelihoods_equal_transformers(
     farm: Farm, client: openai.OpenAI, tokens: list[list[int]], expected: list[list[float]]
 ) -> None:
     """Prompts of one step and of several: together, alone, and once others have left what they computed of them."""

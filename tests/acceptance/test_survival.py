@@ -17,7 +17,8 @@ import pytest
 
 from ops.client import ResumingTransport
 from tests.acceptance.streams import Received, open_stream, receive
-from tests.farm import Farm, serving_farm, until
+from tests.farm import Farm, serving_farm
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -10,8 +10,9 @@ import msgspec
 
 from control import access, requests
 from control.access.limits import settle, spend
+from control.commands import Ping
 from control.keys import ModelKeys
-from control.messages import GenerationRequest, LogEntry, ModelSpec, Ping, Sampling
+from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.records import catalog, responses
 from control.records.responses import Quota, StoredResponse
 from control.redis.connection import Call

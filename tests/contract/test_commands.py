@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from control.commands import Ping, decode_command
 from control.errors import Lost, Poisoned
-from control.messages import Ping, decode_command
 from control.replicas import commands
 from control.replicas.commands import Deadline, Mailbox, Replies
 from control.replicas.health import read_poison, write_poison

@@ -57,6 +57,7 @@ def test_a_server_that_comes_late_is_found() -> None:
         starter = threading.Thread(target=server.start)
         with closing(connect(server.url)) as client:
             wait_until_ready(client, 10, lambda _: starter.start())
+            assert client.ping()
         starter.join()
 
 

@@ -7,8 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from control.redis.connection import connect, wait_until_ready
 from ops.local.embedded import EmbeddedServer
 from ops.local.server_binary import ServerBinary, find_server
 from tests.servers import NEW, OLD
+from tests.waiting import until
 
 PARENT = """
 import signal, sys
@@ -31,16 +30,6 @@ server = EmbeddedServer(Path(sys.argv[1]))
 print(server.start(), server.pid, flush=True)
 signal.pause()
 """
-
-
-def until(true: Callable[[], bool], seconds: float = 40.0) -> bool:
-    """Whether it becomes true in time."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def alive(pid: int) -> bool:
@@ -106,7 +95,7 @@ def test_kill_9_of_the_parent_leaves_no_server(tmp_path: Path) -> None:
     finally:
         parent.kill()
         parent.communicate(timeout=40)
-    assert until(lambda: not alive(int(pid)))
+    until(lambda: not alive(int(pid)), 40)
     with EmbeddedServer(tmp_path) as again, closing(connect(again)) as client:
         assert client.get("a") == "1"
 
@@ -119,7 +108,7 @@ def test_it_comes_back_after_a_crash(tmp_path: Path) -> None:
         first = server.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        assert until(lambda: server.pid != first)
+        until(lambda: server.pid != first, 40)
         wait_until_ready(client, 10, lambda _: None)
         assert client.get("a") == "1"
         second = server.pid

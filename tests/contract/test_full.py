@@ -87,7 +87,8 @@ def test_new_work_is_refused_whole(farm: Farm) -> None:
         assert farm.run(read_response("s", "o")) is None and farm.field("a", "state") is None
         if before:
             assert sorted(farm.client.scan_iter("*")) == before
-        assert all(server.most == 1 and server.share > 1 for server in server_memory(farm.client))
+        memory = server_memory(farm.client)
+        assert memory and all(server.most == 1 and server.share > 1 for server in memory)
     assert farm.put("a").rid == "a"
 
 

@@ -31,7 +31,7 @@ def age(farm: Farm, one: ApiKey, ms: int) -> None:
     farm.client.hset(bucket, "at", int(farm.client.hget(bucket, "at")) - ms)
 
 
-def test_requests_per_minute(farm: Farm) -> None:
+def test_requests_per_minute_refill_evenly(farm: Farm) -> None:
     """So many at once, then one more each time that its share of a minute has passed."""
     one = key(rpm=60)
     left = [spend(farm, one, f"r{i}").remaining_requests for i in range(60)]
@@ -46,7 +46,7 @@ def test_requests_per_minute(farm: Farm) -> None:
     assert spend(farm, one, "more").remaining_requests == 0
 
 
-def test_tokens_per_minute(farm: Farm) -> None:
+def test_a_refusal_by_tokens_takes_none_and_tells_the_wait(farm: Farm) -> None:
     """What is refused takes nothing, and is told how long to wait for exactly what it needs."""
     one = key(tpm=6000)
     assert spend(farm, one, "a", tokens=5000).remaining_tokens == 1000

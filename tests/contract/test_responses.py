@@ -154,7 +154,7 @@ def test_the_oldest_make_room(farm: Farm) -> None:
     assert kept(farm, "p") == ["other"]
 
 
-def test_an_answer_counts(farm: Farm) -> None:
+def test_an_answer_counts_towards_the_quota(farm: Farm) -> None:
     """What an end adds is paid by the oldest; a response that is alone larger than the quota is not kept."""
     for rid in ("r1", "r2", "r3"):
         put(farm, rid)

@@ -9,9 +9,6 @@ from torch import Tensor
 from control.errors import CollectiveFailed, CollectiveLeft
 from worker.collective.abort import Abort
 from worker.collective.peers import Peers
-from worker.health.detectors import COLLECTIVE_S
-
-DEADLINE_S = COLLECTIVE_S
 
 
 class Exchange(Protocol):

@@ -16,6 +16,7 @@ from worker.collective import exchange
 from worker.collective.abort import Abort
 from worker.collective.peers import Peers
 from worker.collective.segment import SEAT_BYTES, SLOT_BYTES, Segment, slot_offset
+from worker.health.detectors import COLLECTIVE_S
 
 SPINS = 200
 YIELD_S = 0.001
@@ -33,7 +34,7 @@ def ordered() -> bool:
 class InterpretedExchange:
     """See Exchange."""
 
-    def __init__(self, segment: Segment, peers: Peers, abort: Abort, deadline_s: float = exchange.DEADLINE_S) -> None:
+    def __init__(self, segment: Segment, peers: Peers, abort: Abort, deadline_s: float = COLLECTIVE_S) -> None:
         self._rank, self._world = segment.rank, segment.world_size
         self._segment, self._peers, self._abort, self._deadline_s = segment, peers, abort, deadline_s
         self._words = memoryview(segment.memory).cast("I")

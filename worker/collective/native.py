@@ -15,6 +15,7 @@ from worker.collective import exchange
 from worker.collective.abort import Abort
 from worker.collective.peers import Peers
 from worker.collective.segment import SLOT_BYTES, Segment
+from worker.health.detectors import COLLECTIVE_S
 from worker.native import compiled
 
 SOURCE = Path(__file__).with_name("exchange.cpp")
@@ -54,7 +55,7 @@ def library() -> ctypes.CDLL | None:
 class NativeExchange:
     """See Exchange. Raises OSError where the exchanges can't be compiled."""
 
-    def __init__(self, segment: Segment, peers: Peers, abort: Abort, deadline_s: float = exchange.DEADLINE_S) -> None:
+    def __init__(self, segment: Segment, peers: Peers, abort: Abort, deadline_s: float = COLLECTIVE_S) -> None:
         loaded = library()
         if loaded is None:
             raise OSError("the exchanges can't be compiled here")

@@ -25,11 +25,12 @@ from control.errors import CollectiveFailed
 from worker.collective import interpreted, native, segment
 from worker.collective.abort import Abort
 from worker.collective.base import Collective
-from worker.collective.exchange import DEADLINE_S, Exchange
+from worker.collective.exchange import Exchange
 from worker.collective.peers import Peers
 from worker.collective.process_group import ProcessGroupCollective
 from worker.collective.segment import Segment
 from worker.collective.shared_memory import SharedMemoryCollective
+from worker.health.detectors import COLLECTIVE_S
 
 log = structlog.get_logger()
 
@@ -72,7 +73,7 @@ def join(store: dist.Store, rank: int, world_size: int, device: str, abort: Abor
     if exchange is not None:
         return SharedMemoryCollective(exchange, rank, world_size)
     backend = "nccl" if device.startswith("cuda") else "gloo"
-    limit = timedelta(seconds=DEADLINE_S)
+    limit = timedelta(seconds=COLLECTIVE_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
     return ProcessGroupCollective(dist.group.WORLD)
 
@@ -180,10 +181,10 @@ def _given_up(exchange: Exchange | None) -> None:
 
 def _wait(store: dist.Store, key: str, abort: Abort) -> bytes:
     """The value of `key`, once it is there. Asked for again and again, so that this rank can be told to leave."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + COLLECTIVE_S
     while not store.check([key]):
         abort.check()
         if time.monotonic() > deadline:
-            raise CollectiveFailed(f"no rank has said {key!r} within {DEADLINE_S:g} s")
+            raise CollectiveFailed(f"no rank has said {key!r} within {COLLECTIVE_S:g} s")
         time.sleep(POLL_S)
     return store.get(key)

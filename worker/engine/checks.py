@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from control.commands import BatchChange, StepRow
 from control.errors import RankError, RankErrorKind
-from control.messages import BatchChange, StepRow
 from worker.kv.base import KVStore
 from worker.models.batch import Row
 

@@ -15,8 +15,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from control.commands import BatchChange, GenerateStep
 from control.errors import RankError, RankErrorKind
-from control.messages import BatchChange, GenerateStep
 from worker.collective import Collective
 from worker.engine.ahead import RunAhead, merged
 from worker.engine.checks import CommandCheck

@@ -11,8 +11,9 @@ import structlog
 from tokenizers import Tokenizer
 
 from control import requests
+from control.commands import LoadDenseShard
 from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable
-from control.messages import Assignment, LoadDenseShard, ModelAssets
+from control.messages import Assignment, ModelAssets
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every

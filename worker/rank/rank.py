@@ -8,8 +8,8 @@ from typing import get_args
 import msgspec
 import structlog
 
+from control.commands import AnyCommand, Shutdown, decode_command
 from control.errors import EpochOver, RankError, RankErrorKind, RedisUnavailable
-from control.messages import AnyCommand, Shutdown, decode_command
 from control.redis.clients import SyncRedis
 from control.redis.outage import outage
 from control.replicas import commands, health

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control.messages import Prefix
+from control.commands import Prefix
 from worker.scheduling.kv import KVAccount
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.prefixes import BLOCK_TOKENS, PrefixCache, Start

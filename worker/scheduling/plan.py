@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from control.messages import BatchChange, StepRow
+from control.commands import BatchChange, StepRow
 from worker.scheduling.sequence import Sequence
 
 

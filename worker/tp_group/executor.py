@@ -15,8 +15,7 @@ import structlog
 import torch
 import torch.distributed as dist
 
-from control.errors import CollectiveFailed, RankError, collective_failure
-from control.messages import (
+from control.commands import (
     AnyCommand,
     ClearKvCache,
     Command,
@@ -29,6 +28,7 @@ from control.messages import (
     Shutdown,
     UnloadModel,
 )
+from control.errors import CollectiveFailed, RankError, collective_failure
 from control.replies import (
     Bye,
     ErrorReply,
@@ -44,8 +44,8 @@ from control.replies import (
 from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
 from worker.collective.agreement import all_ready
-from worker.collective.exchange import DEADLINE_S
 from worker.engine.step import Engine, Step
+from worker.health.detectors import COLLECTIVE_S
 from worker.health.faults import progress_of_load
 from worker.kv.stores import store_for
 from worker.models.loading import ServedModel, load
@@ -169,7 +169,7 @@ class Executor:
             raise self._error("nccl_init_failed", f"world size {command.world_size}, expected {self.world_size}")
         host, _, port = command.comm_id.rpartition(":")
         try:
-            store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=DEADLINE_S))
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=COLLECTIVE_S))
             self.join(store, command.epoch)
         except (RuntimeError, ValueError, CollectiveFailed) as error:
             raise self._error(

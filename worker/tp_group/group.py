@@ -16,8 +16,7 @@ import structlog
 import torch.distributed as dist
 
 from control.clock import now_ms
-from control.errors import CollectiveLeft, EpochOver, GroupError, Poisoned, RankError, collective_failure
-from control.messages import (
+from control.commands import (
     AnyCommand,
     BatchChange,
     Command,
@@ -28,6 +27,7 @@ from control.messages import (
     Ping,
     Shutdown,
 )
+from control.errors import CollectiveLeft, EpochOver, GroupError, Poisoned, RankError, collective_failure
 from control.redis.clients import SyncRedis
 from control.replicas import commands
 from control.replicas.health import Formation

@@ -63,7 +63,7 @@ class Shards:
 
     @property
     def sources(self) -> list[Address]:
-        """Whom to ask for the table: the nodes that the URL names, then all others."""
+        """The nodes to ask for the table: those that the URL names, then all others."""
         return list(dict.fromkeys((*self._seeds, *self.primaries)))
 
     def owner(self, key: str) -> Address | None:

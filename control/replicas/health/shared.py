@@ -6,7 +6,7 @@ import msgspec
 
 from control import constants, keys
 from control.redis.clients import SyncRedis
-from control.redis.connection import read, run, run_every, write
+from control.redis.connection import optional_text, read, run, run_every, write
 from control.replicas.health.overview import Overview, overviews
 
 _decode = msgspec.json.Decoder(list[Overview]).decode
@@ -18,7 +18,7 @@ def shared_overviews(client: SyncRedis) -> list[Overview]:
     Raises RedisUnavailable.
     """
     turn = write("SET", keys.OVERVIEWS_LOCK, "1", "NX", "PX", constants.ROUND_MS, parse=bool)
-    mine, written = run_every(client, [turn, read("GET", keys.OVERVIEWS, parse=_text)])
+    mine, written = run_every(client, [turn, read("GET", keys.OVERVIEWS, parse=optional_text)])
     if not mine and written is not None:
         try:
             return _decode(written)
@@ -28,7 +28,3 @@ def shared_overviews(client: SyncRedis) -> list[Overview]:
     text = msgspec.json.encode(found).decode()
     run(client, write("SET", keys.OVERVIEWS, text, "PX", constants.OVERVIEWS_MS, parse=bool))
     return found
-
-
-def _text(reply: str | None) -> str | None:
-    return reply

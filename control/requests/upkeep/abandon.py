@@ -32,18 +32,13 @@ def abandon(
 def _open_requests(client: SyncRedis, keys: ModelKeys) -> Iterator[list[str]]:
     """The requests in all queues, delivered ones included, by pages."""
 
-    def members(reply: list[str]) -> list[str]:
-        return list(reply)
-
     def entries(reply: list[tuple[str, dict[str, str]]]) -> list[tuple[str, str]]:
         return [(entry, fields["rid"]) for entry, fields in reply]
 
     for priority in CLASSES:
         # All names first: a tenant leaves the set with its last request.
         tenants: list[str] = []
-        while page := run(
-            client, read("ZRANGE", keys.served(priority), len(tenants), len(tenants) + PAGE - 1, parse=members)
-        ):
+        while page := run(client, _tenants(keys, priority, len(tenants))):
             tenants += page
         for tenant in tenants:
             after = "-"
@@ -54,3 +49,7 @@ def _open_requests(client: SyncRedis, keys: ModelKeys) -> Iterator[list[str]]:
                     break
                 yield [rid for _, rid in found]
                 after = f"({found[-1][0]}"
+
+
+def _tenants(keys: ModelKeys, priority: str, first: int) -> Call[list[str]]:
+    return read("ZRANGE", keys.served(priority), first, first + PAGE - 1, parse=list[str])

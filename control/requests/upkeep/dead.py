@@ -54,8 +54,8 @@ def dead_letter(client: SyncRedis, model: str, rid: str) -> DeadLetter:
 def retry_letter(client: SyncRedis, model: str, letter: DeadLetter, rid: str) -> str:
     """Enqueue the request anew, from its prompt, and drop the letter; the id that it runs under.
 
-    `rid` is fresh and unique: the old id's log has ended. A retry whose outcome was lost joins the first one. Nobody
-    follows the new request, and it runs all the same. Raises QueueFull.
+    `rid` is fresh and unique: the old id's log has ended. A retry whose outcome was lost joins the first one. The
+    new request runs without a follower. Raises QueueFull.
     """
     again = Enqueue(
         rid=rid,

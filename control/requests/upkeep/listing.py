@@ -12,7 +12,7 @@ from control.errors import RequestNotFound
 from control.keys import CLASSES, ModelKeys
 from control.messages import RequestState
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run, run_every
+from control.redis.connection import Call, optional_text, read, run, run_every
 from control.requests.ending import cancel
 
 _PAGE = 16
@@ -42,7 +42,6 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
 def open_requests(client: SyncRedis, model: str, limit: int) -> list[OpenRequest]:
     """Up to `limit` requests that wait or run, oldest first. Raises RedisUnavailable."""
     keys = ModelKeys(model)
-
     found = run_every(client, [_look(model, rid, now_ms()) for rid in _oldest(client, keys, limit)])
     living = [one for one in found if one is not None and one.state in ("queued", "running")]
     return sorted(living, key=lambda one: -one.age_ms)[:limit]
@@ -78,7 +77,8 @@ def _page(queue: str, after: str) -> Call[list[tuple[tuple[int, ...], str]]]:
 
 def cancel_any(client: SyncRedis, models: list[str], rid: str) -> RequestState:
     """End a request whosever it is, as an operator may. Raises RequestNotFound."""
-    owners = run_every(client, [read("HGET", ModelKeys(model).request(rid), "tenant", parse=_text) for model in models])
+    asked = [read("HGET", ModelKeys(model).request(rid), "tenant", parse=optional_text) for model in models]
+    owners = run_every(client, asked)
     for model, tenant in zip(models, owners, strict=True):
         if tenant is not None:
             [state] = run_every(client, [cancel(model, rid, tenant, "cancelled by the operator")])
@@ -109,7 +109,3 @@ def _look(model: str, rid: str, now: int) -> Call[OpenRequest | None]:
         )
 
     return read("HMGET", ModelKeys(model).request(rid), "t_enqueued", *_FIELDS, parse=parse)
-
-
-def _text(reply: str | None) -> str | None:
-    return reply

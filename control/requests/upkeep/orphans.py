@@ -57,10 +57,6 @@ def take_round(client: SyncRedis, api: str) -> bool:
 
 def gone_apis(client: SyncRedis) -> list[str]:
     """API processes that have been seen and whose heartbeat has lapsed."""
-
-    def members(reply: Iterable[str]) -> list[str]:
-        return sorted(reply)
-
-    known = run(client, read("SMEMBERS", keys.APIS, parse=members))
+    known = run(client, read("SMEMBERS", keys.APIS, parse=sorted))
     alive = run_all(client, [read("EXISTS", keys.api(api_id), parse=bool) for api_id in known])
     return [api_id for api_id, is_alive in zip(known, alive, strict=True) if is_alive is False]

@@ -28,7 +28,7 @@ class Answer:
     tokens: int = 0
     prompt_tokens: int = 0
     retry_after_s: float | None = None
-    """What a refusal said."""
+    """The Retry-After of a refusal."""
     text: str = ""
     error: str | None = None
 

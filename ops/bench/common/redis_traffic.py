@@ -1,4 +1,4 @@
-"""What a server has been asked to do so far."""
+"""Counts of the commands that a server has run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from control.redis.clients import SyncRedis
 
 SENT = ("evalsha", "eval", "xread")
-"""What processes send; all other commands run inside scripts."""
+"""The commands that processes send; all others run inside scripts."""
 
 
 def traffic(client: SyncRedis) -> dict[str, float]:

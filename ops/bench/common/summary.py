@@ -1,4 +1,4 @@
-"""What a list of durations comes to."""
+"""Median and percentiles of a list of durations."""
 
 from __future__ import annotations
 

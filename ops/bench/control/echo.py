@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from control.messages import AnyCommand, Ping, decode_command
+from control.commands import AnyCommand, Ping, decode_command
 from control.redis.connection import connect, connect_blocking
 from control.replicas import commands
 from control.replies import GenerateStepOk, Pong, Reply

@@ -1,4 +1,4 @@
-"""What a step of a real model takes beside its forward: a leader's loop, its sampler, its books, and Redis."""
+"""The time of a step beside the forward: the leader's loop, its sampler, its accounting, and Redis."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import click
 
+from control.commands import GenerateStep
 from control.errors import SettingsError
-from control.messages import GenerateStep
 from control.replies import ErrorReply
 from ops.bench.common.summary import median
 from ops.bench.control.shard import load_command
@@ -48,8 +48,7 @@ class Engine(Clocked):
 
 
 def outside(url: str, steps: int) -> bool:
-    """Print a step's time beside its forward, as farms serve: with everything that overlaps overlapped. Whether the
-    limit is held."""
+    """Print a step's time beside its forward, with the overlaps of a real farm; True if the limit holds."""
     engine = Engine(ROWS * (steps + 10 * WARM_UP))
     with stepping(url, ROWS, steps + WARM_UP, engine, overlap=True, gather=True) as loop:
         loop.turns(WARM_UP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from control.messages import LoadDenseShard
+from control.commands import LoadDenseShard
 
 
 def load_command(

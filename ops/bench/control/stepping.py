@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import torch
 
-from control.messages import BatchChange, GenerateStep, GenerationRequest, ModelAssets, Sampling
+from control.commands import BatchChange, GenerateStep
+from control.messages import GenerationRequest, ModelAssets, Sampling
 from control.redis.connection import Call, connect, connect_blocking, run
 from control.replicas.lease import Lease, acquire
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from control.messages import BatchChange, GenerateStep, Sampling, StepRow
+from control.commands import BatchChange, GenerateStep, StepRow
+from control.messages import Sampling
 from ops.bench.peers.loops.transformers_generate import generate
 from worker.collective import Collective, Solo
 from worker.engine.step import Engine

@@ -27,7 +27,7 @@ NUMBERS = {"scale", "cap", "eps"}
 
 @dataclass(frozen=True)
 class Compiled:
-    """What one kernel takes: `spilled` are bytes of registers that had to go to memory, of a thread."""
+    """The resources of one kernel; `spilled` counts bytes of registers of a thread that had to go to memory."""
 
     name: str
     shared_bytes: int
@@ -64,7 +64,7 @@ def compiled(arch: int, dtype: str, dim: int, group: int = 4, splits: int = 8) -
         names: list[str] = kernel.arg_names
         signature = {name: _type(name, sizes, dtype) for name in names}
         constants = {(names.index(name),): value for name, value in sizes.items()}
-        # What a launch finds: addresses and strides of real tensors are multiples of 16, and loads become wide.
+        # As in a launch: addresses and strides of real tensors are multiples of 16, and loads become wide.
         even = {(names.index(name),): [["tt.divisibility", 16]] for name in names if _even(name, signature[name])}
         source = ASTSource(kernel, signature, constants, even)
         binary = triton.compile(source, target=GPUTarget("cuda", arch, 32))

@@ -6,8 +6,7 @@ import http.client
 import json
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 import click
 import msgspec
 
-from control.errors import ModelUnavailable
 from control.listening import free_port
 from control.redis.connection import connect
 from ops.bench import program
@@ -28,6 +26,7 @@ from ops.bench.common.summary import Summary
 from ops.bench.fanout.parts import Meter, Part, resident, running, split_cores
 from ops.bench.fanout.schedule import Load
 from ops.bench.fanout.whole import WARM_UP, overhead_ms
+from ops.common.waiting import until
 from ops.local.embedded import EmbeddedServer
 
 TOKENS_PER_S = 20_000
@@ -113,10 +112,10 @@ def fanout(
 
 
 def figures(seen: list[Seen], overhead: Summary | None) -> list[Figure]:
-    """What must hold; `seen` is the bare stream, half load and full load, or nothing where no stream was measured."""
+    """The figures with limits; `seen`: the bare stream, half load and full load, or nothing without streams."""
     found = _of_streams(*seen) if seen else []
     if overhead is not None:
-        found.append(Figure("p50 of what a whole answer costs", overhead.p50, OVERHEAD_MS, "ms"))
+        found.append(Figure("p50 of the overhead of a whole answer", overhead.p50, OVERHEAD_MS, "ms"))
     return found
 
 
@@ -153,7 +152,7 @@ def bare(own: set[int], others: set[int], folder: Path, load: Load, seconds: flo
     arguments = ["--ring", str(ring), "--load", _json(load), "--port", str(port)]
     with running(own, f"{BENCH}.bare", *arguments) as part:
         address = f"{HOST}:{port}"
-        wait(lambda: get(address, "/")[0] == 404, "the bare stream")
+        until(lambda: get(address, "/")[0] == 404, "the bare stream answers", READY_WITHIN_S)
         return _read(others, "bare", load, ring, address, seconds, {"api": part.pid})
 
 
@@ -163,20 +162,20 @@ def streams(
     """The load through leaders, Redis and the API process."""
     ring = folder / name.replace(" ", "-")
     with leaders(others, ring, redis_url, load) as leading:
-        wait(lambda: b"scripted" in get(address, "/v1/models")[1], "the scripted model")
+        wait_for_model(address)
         pids = {"api": part.pid, "redis": _server_pid(redis_url), "leaders": leading.pid}
         seen = _read(others, name, load, ring, address, seconds, pids)
         # Its clients have left: their requests are to be cancelled before their leaders go.
-        wait(lambda: b"furrow_api_followed_requests 0\n" in get(address, "/metrics")[1], "the end of every stream")
+        wait_for_end(address)
         seen.leaders = json.loads(leading.stop())
     return seen
 
 
 def whole(others: set[int], folder: Path, redis_url: str, part: Part, address: str, requests: int) -> Summary:
-    """What answers that are not streamed take beside their leader's time."""
+    """The time of answers that are not streamed, without their leader's time."""
     load = Load(1, 1, 1.0, WHOLE_TOKENS)
     with leaders(others, folder / "whole", redis_url, load, "--whole") as leading:
-        wait(lambda: b"scripted" in get(address, "/v1/models")[1], "the scripted model")
+        wait_for_model(address)
         say(f"{requests} answers that are not streamed")
         meter = Meter({"api": part.pid})
         found = overhead_ms(address, folder / "whole", requests, WHOLE_TOKENS)
@@ -239,12 +238,14 @@ def get(address: str, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def wait(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + READY_WITHIN_S
-    while not condition():
-        if time.monotonic() > until:
-            raise ModelUnavailable("scripted", "failed", f"{what} was not ready within {READY_WITHIN_S:g} s")
-        time.sleep(0.05)
+def wait_for_model(address: str) -> None:
+    until(lambda: b"scripted" in get(address, "/v1/models")[1], "the API lists the model", READY_WITHIN_S)
+
+
+def wait_for_end(address: str) -> None:
+    """Until the API process follows no request."""
+    none = b"furrow_api_followed_requests 0\n"
+    until(lambda: none in get(address, "/metrics")[1], "the end of every stream", READY_WITHIN_S)
 
 
 def _server_pid(redis_url: str) -> int:

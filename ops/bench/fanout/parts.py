@@ -73,7 +73,7 @@ def running(
 
 
 class Meter:
-    """What each named process takes of a core, its children included."""
+    """The share of a core that each named process uses, its children included."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)

@@ -32,7 +32,7 @@ _PATIENCE_S = 60.0
 
 
 class Arrivals:
-    """What came while it counted. `latency` has a bucket for each 0.05 ms, the last for whatever took longer."""
+    """Counts of a measured time. `latency` has a bucket for each 0.05 ms, the last for all longer delays."""
 
     def __init__(self) -> None:
         self.tokens = self.reads = self.bytes = self.answers = 0

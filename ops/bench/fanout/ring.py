@@ -14,7 +14,7 @@ _DOUBLE = 8
 
 
 class Ring:
-    """Seconds at which token `seq` of `client` was handed to Redis. Whoever creates it says for how many clients."""
+    """Seconds at which token `seq` of `client` was handed to Redis, for `clients` clients."""
 
     def __init__(self, path: Path, clients: int) -> None:
         size = clients * TOKENS * _DOUBLE

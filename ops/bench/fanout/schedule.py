@@ -10,7 +10,7 @@ TEXT = (
     "A lighthouse keeper counted the ships that passed before the storm, wrote each name down, "
     "and then, when the wind had gone, she lit the lamp again and waited for the morning. "
 )
-"""What every stream says, again and again."""
+"""The text of every stream, repeated."""
 
 
 @dataclass(frozen=True, slots=True)

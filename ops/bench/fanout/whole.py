@@ -1,4 +1,4 @@
-"""What a request that is not streamed costs beside its leader's own time: one after the other, on one connection."""
+"""The overhead of requests that are not streamed, one after the other on one connection, without the leader's time."""
 
 from __future__ import annotations
 

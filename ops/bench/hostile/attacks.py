@@ -18,6 +18,7 @@ import click
 
 from control.process import die_with_parent
 from ops.bench.hostile.wire import Target, everything, send, status
+from ops.common.waiting import NotInTime, until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MIB = 2**20
@@ -124,26 +125,21 @@ def cancelled(target: Target) -> Tried:
     before = _followed(target)
     message = {"role": "user", "content": f"stream {target.spare}"}
     body = json.dumps({"model": "scripted", "messages": [message], "max_tokens": 1000, "stream": True}).encode()
-    with ExitStack() as stack:
-        for _ in range(_CANCELLED):
-            head = target.head(CHAT, f"content-length: {len(body)}")
-            send(stack.enter_context(target.connect()), head + b"\r\n" + body)
-        begun = _until(lambda: _followed(target) > before)
-    return _CANCELLED, _CANCELLED if begun and _until(lambda: _followed(target) <= before) else 0
+    try:
+        with ExitStack() as stack:
+            for _ in range(_CANCELLED):
+                head = target.head(CHAT, f"content-length: {len(body)}")
+                send(stack.enter_context(target.connect()), head + b"\r\n" + body)
+            until(lambda: _followed(target) > before, "the streams are followed")
+        until(lambda: _followed(target) <= before, "the streams are cancelled")
+    except NotInTime:
+        return _CANCELLED, 0
+    return _CANCELLED, _CANCELLED
 
 
 def _followed(target: Target) -> int:
     metrics = target.get("/metrics").partition(b"\nfurrow_api_followed_requests ")[2]
     return int(metrics.partition(b"\n")[0] or 0)
-
-
-def _until(true: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 20
-    while not true():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 QUICK = (
@@ -158,12 +154,12 @@ def name_of(attack: Callable[[Target], Tried]) -> str:
     return attack.__name__.replace("_", " ")
 
 
-def attack(target: Target, attacks: tuple[Callable[[Target], Tried], ...], until: float) -> dict[str, Tried]:
+def attack(target: Target, attacks: tuple[Callable[[Target], Tried], ...], end: float) -> dict[str, Tried]:
     """Each at least once, then again until the time is over."""
     tried, refused = Counter[str](), Counter[str]()
     for turn in range(1_000_000):
         for one in attacks:
-            if turn and time.monotonic() >= until:
+            if turn and time.monotonic() >= end:
                 return {name: (tried[name], refused[name]) for name in tried}
             made, worked = one(target)
             tried[name_of(one)] += made
@@ -180,10 +176,10 @@ def main(address: str, key: str, spare: int, seconds: float) -> None:
     die_with_parent()
     os.nice(10)  # the polite clients share its cores: it must not be what they wait for
     host, _, port = address.rpartition(":")
-    target, until = Target(host, int(port), key, spare), time.monotonic() + seconds
+    target, end = Target(host, int(port), key, spare), time.monotonic() + seconds
     with ThreadPoolExecutor() as pool:
-        slow = [pool.submit(attack, target, (one,), until) for one in SLOW]
-        seen = attack(target, QUICK, until)
+        slow = [pool.submit(attack, target, (one,), end) for one in SLOW]
+        seen = attack(target, QUICK, end)
         for one in slow:
             seen |= one.result()
     click.echo(json.dumps(seen))

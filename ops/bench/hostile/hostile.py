@@ -19,7 +19,7 @@ from ops.bench.common.farm import say
 from ops.bench.common.figures import Figure, conclude
 from ops.bench.common.machine import describe
 from ops.bench.common.summary import median
-from ops.bench.fanout.fanout import BENCH, api, get, leaders, wait
+from ops.bench.fanout.fanout import BENCH, api, leaders, wait_for_end, wait_for_model
 from ops.bench.fanout.parts import Part, resident, running, split_cores
 from ops.bench.fanout.schedule import Load
 from ops.bench.hostile import attacks
@@ -57,7 +57,7 @@ def hostile(clients: int, seconds: float, runs: int) -> None:
         api(own, url, "--header-timeout", str(HEADER_TIMEOUT_S)) as (part, address),
         leaders(others, Path(folder) / "ring", url, served),
     ):
-        wait(lambda: b"scripted" in get(address, "/v1/models")[1], "the scripted model")
+        wait_for_model(address)
         key = _key(url)
         for run in range(1, runs + 1):
             say(f"run {run} of {runs}: {clients} streams for {seconds:g} s, then again with attacks")
@@ -73,7 +73,7 @@ def hostile(clients: int, seconds: float, runs: int) -> None:
 def figures(
     calm: list[float], disturbed: list[float], memory: list[float], tried: list[dict[str, attacks.Tried]]
 ) -> list[Figure]:
-    """What must hold; `memory` is the growth at each look, in MiB."""
+    """The figures with limits; `memory` is the growth at each sample, in MiB."""
     found = [
         Figure("p99.9 of tokens, above an undisturbed run", median(disturbed) - median(calm), LATER_MS, "ms"),
         Figure("growth of the API's memory", max(memory), GROWTH_MIB, "MiB"),
@@ -91,7 +91,7 @@ def _lateness(cores: set[int], folder: Path, address: str, load: Load, seconds: 
     with running(cores, f"{BENCH}.readers", *arguments) as readers:
         assert readers.line() == "begin\n"
         arrivals = json.loads(readers.line())
-    wait(lambda: b"furrow_api_followed_requests 0\n" in get(address, "/metrics")[1], "the end of every stream")
+    wait_for_end(address)
     return float(arrivals["p999_ms"])
 
 

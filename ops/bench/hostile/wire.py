@@ -61,7 +61,7 @@ def status(connection: socket.socket) -> int:
 
 
 def everything(connection: socket.socket) -> bytes:
-    """What comes until the connection ends."""
+    """The bytes that come until the connection ends."""
     got = b""
     with suppress(OSError):
         while data := connection.recv(_PIECE):

@@ -59,7 +59,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Load:
-    """What came of it: the answers, the stamps of each by its rid, and the windows that count."""
+    """The answers, the stamps of each by its rid, and the windows that count."""
 
     answers: list[Answer]
     stamps: dict[str, dict[str, float]]
@@ -94,7 +94,7 @@ def fairness(
 
 
 def by_turns(seconds: float, settle: float, kv_tokens: int, backlog: int) -> list[Figure]:
-    """What each user is served. Raises FurrowError."""
+    """Measure the tokens that each user is served. Raises FurrowError."""
     spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"], kv_tokens=kv_tokens)
     # The backlog is the point here, so nobody is refused for it.
     with private_farm(spec, (1,), *NOBODY_REFUSED) as (url, redis_url, _):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import click
 
-from control.errors import FurrowError
 from control.messages import ModelSpec
 from control.redis.connection import connect
 from control.requests import open_requests
@@ -19,6 +17,7 @@ from ops.bench.common.farm import NOBODY_REFUSED, private_farm, say
 from ops.bench.common.figures import Figure
 from ops.bench.common.prompts import prompt
 from ops.bench.common.summary import summarise
+from ops.common.waiting import until
 
 LIMIT_MS = 2000.0
 OTHER = "other"
@@ -45,7 +44,7 @@ class Hog:
 
 @dataclass(frozen=True)
 class Scene:
-    """Who takes all, and the classes in which the other one asks meanwhile."""
+    """The heavy users, and the classes in which the other user asks meanwhile."""
 
     title: str
     hogs: tuple[Hog, ...]
@@ -94,7 +93,7 @@ async def play(scene: Scene, base: Base, redis_url: str, model: str, times: int)
                 text = prompt(next(turns), hog.prompt_bytes)
                 asked = ask(base, hog.user, model, text, hog.max_tokens, stream=False, n=hog.choices)
                 running.append(asyncio.create_task(asked))
-        await _until(begun)
+        await asyncio.to_thread(until, begun, "a token of the heavy load", PATIENCE_S, POLL_S)
         await asyncio.sleep(TAKE_S)
         figures, failed = list[Figure](), 0
         for priority in scene.priorities:
@@ -109,7 +108,7 @@ async def play(scene: Scene, base: Base, redis_url: str, model: str, times: int)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await _until(over)
+        await asyncio.to_thread(until, over, "the end of the heavy load", PATIENCE_S, POLL_S)
         client.close()
 
 
@@ -120,12 +119,3 @@ def first_tokens(title: str, answers: list[Answer]) -> Figure:
         summary = summarise(waits)
         click.echo(f"{title}: first token p50 {summary.p50:.0f} ms, max {summary.max:.0f} ms of {summary.count}")
     return Figure(f"{title}: first token", max(waits, default=float("inf")), LIMIT_MS, "ms")
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    """Raises FurrowError where the condition does not come true."""
-    for _ in range(round(PATIENCE_S / POLL_S)):
-        if await asyncio.to_thread(condition):
-            return
-        await asyncio.sleep(POLL_S)
-    raise FurrowError(f"the load did not come to its place within {PATIENCE_S:.0f} s")

@@ -55,17 +55,7 @@ def load(
     """
     if own == (url is not None):
         raise click.UsageError("give either --url (and --redis) of a farm that runs, or --self")
-    spec = build_spec(
-        source,
-        name=None,
-        tp=tp,
-        devices=devices,
-        dtype="auto",
-        max_context=None,
-        kv_tokens=None,
-        quant=None,
-        demo=MODEL_DIR,
-    )
+    spec = build_spec(source, tp=tp, devices=devices, demo=MODEL_DIR)
     machine, results = describe(), []
     click.echo(machine)
     for scenario in chosen(scenarios):

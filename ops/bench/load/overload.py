@@ -26,19 +26,19 @@ USERS = 5
 MAX_TOKENS = 48
 PROMPT_BYTES = 320
 CLIENTS = 8
-"""What they get who ask one question after another is a first guess at the capacity; twice that saturates the farm."""
+"""Their rate, with one request at a time each, is the first guess at the capacity; twice that saturates the farm."""
 GUESS_S = 5.0
 SETTLE = 1 / 3
 """Of the time in which the capacity is measured: the queue fills meanwhile, and nothing counts."""
 TTFT_FACTOR = 1.5
 GROWTH_MIB = 32.0
-"""What the second half of the overload may add to a part's peak: what is kept for two minutes after a request's end."""
+"""Growth of a part's peak in the second half of the overload: ended requests are kept for two minutes."""
 REFUSED = "429 rate_limit_exceeded"
 
 
 @dataclass
 class Phase:
-    """What came of an offered load."""
+    """The answers to an offered load."""
 
     rate: float
     """Requests per second that were offered."""
@@ -69,8 +69,8 @@ class Phase:
 def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max_queue_wait: float) -> None:
     """Measure a private farm (demo, one CPU rank) at its capacity and far beyond.
 
-    The capacity is what the farm completes while more is asked of it. The nominal load is as much, arriving at random
-    (Poisson); the overload is --times as much. Nobody who is refused tries again.
+    The capacity is the completed rate while more is offered. The nominal load has this rate and arrives at random
+    (Poisson); the overload has --times this rate. A refused request is not sent again.
     """
     click.echo(describe())
     spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"], kv_tokens=kv_tokens)
@@ -94,7 +94,7 @@ def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max
 
 
 def figures(nominal: Phase, beyond: Phase, grown: dict[str, float]) -> list[Figure]:
-    """What must hold."""
+    """The figures with limits."""
     ways = Counter(a.error for a in nominal.answers + beyond.answers if a.error not in (None, REFUSED))
     if ways:
         click.echo(f"failures: {dict(ways)}")

@@ -56,9 +56,8 @@ def prefix(shape: str, shared: int, new: int, rounds: int, tp: int, quant: str |
 
         random_model.build(shape, Path(folder), "float32")
         spec = build_spec(
-            folder, name="bench", tp=tp, devices="cpu", dtype="float32", max_context=None, kv_tokens=None, quant=quant,
-            prefix_cache=prefix_cache,
-        )  # fmt: skip
+            folder, name="bench", tp=tp, devices="cpu", dtype="float32", quant=quant, prefix_cache=prefix_cache
+        )
         say(f"starting a replica of {shape}")
         with private_farm(spec, (1,)) as (url, _, (model,)):
             turns = asyncio.run(measure(Base.of(url), model, SHAPES[shape]["vocab_size"], shared, new, rounds))

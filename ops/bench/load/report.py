@@ -1,4 +1,4 @@
-"""What a scenario came to: figures, the faults that fail it, and both as a table or as JSON."""
+"""The result of a scenario: figures, the faults that fail it, and both as a table or as JSON."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ops.bench.load.stamps import StampCollector
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of a scenario. `stamps` is by rid; `seconds` is from the first request to the last answer."""
+    """The answers of a scenario. `stamps` is by rid; `seconds` is from the first request to the last answer."""
 
     scenario: Scenario
     answers: list[Answer]

@@ -1,4 +1,4 @@
-"""What every engine is given and gives back. Standard library only: peers' interpreters import it."""
+"""The input and output of every engine. Standard library only: the interpreters of other engines import it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an engine shall run. `folder` has the model as transformers keeps it."""
+    """The model and the resources of an engine. `folder` has the model in the format of transformers."""
 
     folder: Path
     weights: str
@@ -89,7 +89,7 @@ class Engine(Loop, Protocol):
     """An engine in processes of its own, between `start` and `stop`."""
 
     at_once: bool
-    """Whether streams run side by side; False where one waits for the end of another."""
+    """True if streams run side by side; False if one waits for the end of another."""
 
     def start(self) -> float:
         """Load the model; the moment at which its first process was started. Raises Unavailable or Failed."""
@@ -101,4 +101,4 @@ class Engine(Loop, Protocol):
 
 
 Load = Callable[[Setup], Loop]
-"""What a module of `loops` offers. Raises Unavailable, or ImportError where its engine is not installed."""
+"""The `load` of a module of `loops`. Raises Unavailable, or ImportError where its engine is not installed."""

@@ -87,7 +87,7 @@ def gguf_name(name: str) -> str:
 
 
 def metadata(config: dict[str, Any]) -> dict[str, Any]:
-    """What llama.cpp needs to know, by its keys."""
+    """The metadata that llama.cpp needs, by its keys."""
     size = config["vocab_size"]
     rope = config.get("rope_parameters") or config
     return {

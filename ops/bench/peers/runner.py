@@ -25,7 +25,7 @@ MOST_IN_A_ROW = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured of each row."""
+    """The measurements of each row."""
 
     rows: tuple[Row, ...]
     streams: tuple[int, ...]
@@ -70,10 +70,10 @@ class Runner:
         self._before_round, self._after_visit = before_round, after_visit
         self.results = Results({row: Result(row) for row in plan.rows})
         self._reference: dict[tuple[int, int], list[Stream]] = {}
-        """What the first row answered in this round, by streams and tokens."""
+        """The answers of the first row in this round, by streams and tokens."""
 
     def run(self) -> Results:
-        """All rounds. What can't be measured, and what breaks, is in the results."""
+        """Run all rounds. The results name rows that can't be measured, and rows that broke."""
         for turn in range(self._plan.rounds):
             self._before_round()
             self._reference.clear()

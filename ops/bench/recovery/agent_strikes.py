@@ -13,11 +13,12 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import read, run_every
 from control.replicas import health
 from ops.bench.recovery.strikes import (
+    LIMIT_S,
     MODEL,
     STRIKE_AT,
+    TICK_S,
     Scene,
     finished,
-    pause,
     submit,
     wait_for_length,
     wait_until_whole,
@@ -38,13 +39,13 @@ class AgentStrike:
     adopted_s: float
     """Until the next agent beat, which it does once it has adopted."""
     kept: bool
-    """Whether ranks and epoch are those of before."""
+    """True if ranks and epoch are the same as before."""
     same: int
     streams: int
 
     @property
     def holds(self) -> bool:
-        """Whether every limit holds."""
+        """True if every limit holds."""
         within = self.pause_s <= PAUSE_LIMIT_S and self.adopted_s <= ADOPTION_LIMIT_S
         return within and self.kept and self.same == self.streams
 
@@ -69,7 +70,9 @@ def strike_agent(scene: Scene, streams: int) -> AgentStrike:
         rids, running = rids + new, running + new
         if adopted is None and farm.agents(client).get(host) not in (None, agent):
             adopted = now - struck
-        pause(struck)
+        if now - struck > LIMIT_S:
+            raise SystemExit(f"the agent was not replaced within {LIMIT_S:.0f} s")
+        time.sleep(TICK_S)
     longest = max(longest, time.monotonic() - last)
     kept = (health.read_epoch(client, MODEL, "r0"), _pids(client)) == before
     same = sum(answer == scene.expected for answer in finished(client, rids))

@@ -20,7 +20,7 @@ TARGETS_MS = {
     "load": 500,
     "prefill": 250,
 }
-"""What each phase may take after a SIGKILL of the demonstration model's rank, with a standby process: 1.5 s in all."""
+"""The limit of each phase after a SIGKILL of the demonstration model's rank, with a standby process: 1.5 s in all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from ops.bench.common.ask import Answer, ask
 from ops.bench.common.client import Base
 from ops.bench.common.farm import private_farm, say
 from ops.bench.common.machine import describe
+from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 
 MODEL = "demo"
@@ -133,11 +134,7 @@ def roll(client: SyncRedis, kind: str, index: int) -> bool:
         catalog.put_spec(client, msgspec.structs.replace(spec, kv_tokens=other, surge=True))
     else:
         catalog.put_spec(client, msgspec.structs.replace(spec, surge=kind == "reload"), again=True)
-    until = time.monotonic() + LIMIT_S
-    while not health.overview(client, MODEL).is_rolled_out:
-        if time.monotonic() > until:
-            raise SystemExit(f"rolling: change {index + 1} was not rolled out within {LIMIT_S:.0f} s")
-        time.sleep(TICK_S)
+    until(lambda: health.overview(client, MODEL).is_rolled_out, f"change {index + 1} is rolled out", LIMIT_S, TICK_S)
     return not old & leaders(client)
 
 

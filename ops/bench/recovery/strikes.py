@@ -24,6 +24,7 @@ from control.requests import Enqueue, enqueue, read_pages
 from control.settings import keeps_standby
 from ops.bench.common.farm import private_farm
 from ops.bench.recovery.phases import Phases, observe, poisoned_at
+from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 
 MODEL = "demo"
@@ -33,6 +34,7 @@ PROMPT = "<|im_start|>user\nCount from 1 to 100.<|im_end|>\n<|im_start|>assistan
 STRIKE_AT = 40
 """Tokens in the first request's log when the fault strikes."""
 LIMIT_S = 120.0
+TICK_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,19 @@ def strike(scene: Scene, streams: int, rank: int, how: signal.Signals) -> Strike
     length = log_length(client, rids[0])
     struck_at, struck_ms = time.monotonic(), now_ms()
     os.kill(beat.pid, how)
-    # A few tokens may still be on their way: the gap ends with a token of the next epoch.
-    while health.read_epoch(client, MODEL, "r0") == epoch:
+
+    def epoch_ended() -> bool:
+        nonlocal length
+        if health.read_epoch(client, MODEL, "r0") != epoch:
+            return True
         length = log_length(client, rids[0])
-        pause(struck_at)
+        return False
+
+    # A few tokens may still be on their way: the gap ends with a token of the next epoch.
+    until(epoch_ended, f"the end of epoch {epoch}", LIMIT_S, TICK_S)
     if not poisoned_at(client, MODEL, "r0", epoch):
         raise SystemExit(f"epoch {epoch} ended without poison: the strike was not what ended it")
-    wait_for_length(client, rids[0], length + 1, struck_at)
+    wait_for_length(client, rids[0], length + 1)
     gap_s, token_ms = time.monotonic() - struck_at, now_ms()
     same = sum(answer == scene.expected for answer in finished(client, rids))
     return Strike(gap_s, observe(client, MODEL, "r0", epoch, struck_ms, token_ms), same, streams)
@@ -120,32 +128,29 @@ def log_length(client: SyncRedis, rid: str) -> int:
     return len(log_of(client, rid))
 
 
-def wait_for_length(client: SyncRedis, rid: str, length: int, since: float | None = None) -> None:
-    since = since or time.monotonic()
-    while log_length(client, rid) < length:
-        pause(since)
+def wait_for_length(client: SyncRedis, rid: str, length: int) -> None:
+    until(lambda: log_length(client, rid) >= length, f"token {length} of request {rid}", LIMIT_S, TICK_S)
 
 
 def finished(client: SyncRedis, rids: list[str]) -> list[list[int | None]]:
     """The tokens of each request, once all have ended."""
-    since = time.monotonic()
+
+    def ended(rid: str) -> bool:
+        entries = log_of(client, rid)
+        return bool(entries) and entries[-1].finish is not None
+
     for rid in rids:
-        while not (entries := log_of(client, rid)) or entries[-1].finish is None:
-            pause(since)
+        until(lambda rid=rid: ended(rid), f"the end of request {rid}", LIMIT_S, TICK_S)
     return [[entry.token for entry in log_of(client, rid)] for rid in rids]
 
 
 def wait_until_whole(client: SyncRedis) -> int:
-    """Until every rank is ready in the current epoch, which is returned, and a standby waits where one is kept."""
-    since = time.monotonic()
+    """Until every rank is ready in the current epoch, which is returned, and a standby is ready where one is kept."""
     kept = keeps_standby()
-    while health.overview(client, MODEL).state != "loaded" or (kept and farm.standbys(client) != ["ready"]):
-        pause(since)
+
+    def whole() -> bool:
+        loaded = health.overview(client, MODEL).state == "loaded"
+        return loaded and (not kept or farm.standbys(client) == ["ready"])
+
+    until(whole, "every rank is ready", LIMIT_S, TICK_S)
     return health.read_epoch(client, MODEL, "r0")
-
-
-def pause(since: float) -> None:
-    """A short breath; gives up when `since` is too long ago."""
-    if time.monotonic() - since > LIMIT_S:
-        raise SystemExit(f"no token and no change for {LIMIT_S:.0f} s")
-    time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""The faults by name. One file per family, each with a table of its own."""
+"""The faults by name, in one file per family."""
 
 from __future__ import annotations
 

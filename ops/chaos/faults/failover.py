@@ -9,6 +9,7 @@ from ops.chaos.faults import moments, processes
 from ops.chaos.faults.fault import Fault
 from ops.chaos.system.replicated import Replicated
 from ops.chaos.system.target import Target
+from ops.common.waiting import NotInTime
 
 LAG_S = (0.1, 0.5)
 """How long a replica that lags has missed what the primary took."""
@@ -27,8 +28,8 @@ def strike_primary(lags: bool) -> Fault:
             target.rest(random.uniform(*LAG_S))
         try:
             now = servers.fail_over()
-        except TimeoutError as error:
-            raise NoEffect(f"nobody took over from port {was.port}: {error}") from error
+        except NotInTime as error:
+            raise NoEffect(f"no replica took over from port {was.port}: {error}") from error
         finally:
             servers.heal()
         return f"primary at port {was.port} -> {now.port}{', which lagged' if lags else ''}"
@@ -38,4 +39,4 @@ def strike_primary(lags: bool) -> Fault:
 
 FAULTS: dict[str, Fault] = {"failover": strike_primary(lags=False), "failover-lagging": strike_primary(lags=True)}
 KINDS = (*processes.FAULTS, *moments.FAULTS, *FAULTS)
-"""What a farm whose Redis is replicated can be struck with."""
+"""The kinds of faults for a farm whose Redis is replicated."""

@@ -1,4 +1,4 @@
-"""What a fault is."""
+"""The type of a fault."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from typing import TypeAlias
 from ops.chaos.system.target import Target
 
 Fault: TypeAlias = Callable[[Target, random.Random], str]
-"""Strikes, waits for the proof that it took effect, undoes what must be undone, and returns the proof as a short
-sentence. Raises NoEffect where it can't be proved. It does not wait until the farm is whole: the run does, or not."""
+"""Strikes, waits for the proof of its effect, cleans up, and returns the proof as a short sentence. Raises NoEffect
+without a proof. The run, and not the fault, waits until the farm is whole."""

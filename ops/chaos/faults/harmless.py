@@ -1,4 +1,4 @@
-"""What an outage may not cost: a rank process that starts again, or a poisoned epoch."""
+"""The check that an outage costs no rank process and poisons no epoch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from control.constants import LOCK_MS
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, Steps, connect, read, run, run_all, run_every
+from control.redis.connection import Call, Steps, connect, optional_text, read, run, run_all, run_every
 from control.replicas.lease import holder
 from control.requests import Enqueue, Enqueued, cancel, enqueue_again, read_pages
 from ops.chaos.errors import ChaosError, Harm, NoEffect
@@ -40,9 +40,9 @@ PROMPT = 32
 KINDS = 4
 """Different requests; the others repeat these."""
 COMMAND_LIMIT_S = 0.1
-"""For one command, by the server's clock."""
+"""Limit of one command, by the server's clock."""
 ROUND_TRIP_LIMIT_S = LOCK_MS / 2000
-"""For a client's command beside it, however busy the machine is: a lock lives twice as long."""
+"""Limit of another client's command, on a busy machine too: a lock lives twice as long."""
 ENDED_WITHIN_S = 240.0
 TICK_S = 0.005
 TENANT = "chaos"
@@ -96,8 +96,8 @@ def staged(client: SyncRedis, steps: Steps[Enqueued]) -> Call[Enqueued]:
 
 
 def wrong(logged: Sequence[LogEntry], delivered: list[LogEntry], expected: list[LogEntry]) -> str | None:
-    """The first difference between a log and what it must be: what was delivered, and what the undisturbed request
-    (its whole log is `expected`) made of that. None for an exact log."""
+    """The first difference between a log and its expectation: the delivered tokens, and the continuation in `expected`,
+    the log of the undisturbed request. None for an exact log."""
     for number, entry in enumerate(logged, 1):
         if entry.seq != number:
             return f"entry {number} has seq {entry.seq}"
@@ -107,12 +107,12 @@ def wrong(logged: Sequence[LogEntry], delivered: list[LogEntry], expected: list[
     return None if len(logged) == len(expected) else f"it has {len(logged)} entries, not {len(expected)}"
 
 
-# --- what Redis does meanwhile ----------------------------------------------------------------------------------------
+# --- Redis during the recovery ---------------------------------------------------------------------------------------
 
 
 @dataclass
 class Probe(threading.Thread):
-    """Reads the leader's lock every few milliseconds, and notes its holder and how long the answer took."""
+    """Reads the leader's lock every few milliseconds, and records its holder and the time of the answer."""
 
     url: str
     model: str
@@ -145,7 +145,7 @@ class Probe(threading.Thread):
 
 @contextmanager
 def probing(target: Target) -> Iterator[Probe]:
-    """The server's log of slow commands begins anew; it has those of more than 10 ms."""
+    """Clear the server's log of slow commands, which has those of more than 10 ms."""
     target.client.slowlog_reset()
     probe = Probe(target.server.url, target.spec.name)
     probe.start()
@@ -156,13 +156,13 @@ def probing(target: Target) -> Iterator[Probe]:
 
 
 def slowest(client: SyncRedis) -> tuple[float, str]:
-    """Seconds of the slowest command since the log began, by the server's clock, and what it was."""
+    """Seconds of the slowest command since then, by the server's clock, and its name."""
     commands = [(one["duration"] / 1e6, str(one["command"])[:120]) for one in client.slowlog_get(128)]
     return max(commands, default=(0.0, "none above 10 ms"))
 
 
 def lapsed(holders: Sequence[str | None]) -> bool:
-    """Whether a lock was lost after its holder had changed once: the killed leader's goes, its successor's stays."""
+    """True if the lock was lost after its holder had changed once: the successor of the killed leader keeps it."""
     held = [token for token in holders if token is not None]
     return len(set(held)) > 2 or holders[-1] is None or len(holders) - 1 > holders.index(held[-1])
 
@@ -171,7 +171,7 @@ def lapsed(holders: Sequence[str | None]) -> bool:
 
 
 def kill_with_large_logs(target: Target, random: random.Random) -> str:
-    """Kill the leader with `target.log_entries` logged entries in its hands; each log must go on exactly."""
+    """Kill a leader whose requests have `target.log_entries` logged entries; each log must continue exactly."""
     target.wait_until_whole(standby=True)
     model, client = target.spec.name, target.client
     kinds = [Large.draw(random) for _ in range(KINDS)]
@@ -199,7 +199,7 @@ def kill_with_large_logs(target: Target, random: random.Random) -> str:
 
 
 def judged(proof: str, slowest: tuple[float, str], probe: Probe) -> str:
-    """The proof with what Redis took meanwhile. Raises Harm where it was frozen, or where a lock lapsed."""
+    """The proof, with the times of Redis. Raises Harm if Redis was blocked, or if a lock lapsed."""
     took, command = slowest
     trips = sorted(probe.round_trips)
     p99, worst = trips[len(trips) * 99 // 100], trips[-1]
@@ -216,7 +216,7 @@ def judged(proof: str, slowest: tuple[float, str], probe: Probe) -> str:
 
 
 def under_way(client: SyncRedis, model: str, rids: Sequence[str], chosen: Sequence[Large]) -> bool:
-    """Whether the leader has all requests and goes on with some."""
+    """True if the leader has all requests and continues enough of them."""
     grown = [length > len(large.delivered) for large, length in zip(chosen, lengths(client, model, rids), strict=True)]
     return sum(grown) >= UNDER_WAY * len(rids) and "queued" not in states(client, model, rids)
 
@@ -246,7 +246,7 @@ def enqueued(target: Target, requests: Sequence[Large], random: random.Random) -
 
 
 def ended(target: Target, rids: Sequence[str]) -> None:
-    """Wait for the end of the requests. Raises Harm where they don't end, or not by themselves."""
+    """Wait for the end of the requests. Raises Harm if they don't end, or end in another state."""
     client, model = target.client, target.spec.name
     try:
         target.until(
@@ -261,7 +261,7 @@ def ended(target: Target, rids: Sequence[str]) -> None:
 
 
 def gone_on(target: Target, rids: Sequence[str], before: Sequence[int]) -> tuple[float, float]:
-    """When the first and the last log was longer than before, by the monotonic clock."""
+    """The monotonic times at which the first and the last log had grown."""
     moments: dict[str, float] = {}
 
     def all_longer() -> bool:
@@ -280,7 +280,7 @@ def gone_on(target: Target, rids: Sequence[str], before: Sequence[int]) -> tuple
 
 def states(client: SyncRedis, model: str, rids: Sequence[str]) -> list[str | None]:
     keys = ModelKeys(model)
-    return run_every(client, [read("HGET", keys.request(rid), "state", parse=lambda state: state) for rid in rids])
+    return run_every(client, [read("HGET", keys.request(rid), "state", parse=optional_text) for rid in rids])
 
 
 def lengths(client: SyncRedis, model: str, rids: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Ranks killed at a moment that must be caught: while the model loads, and inside a collective.
+"""Ranks killed at a certain moment: during the load of the model, and inside a collective.
 
 The victim is stopped first, so that it can be looked at; where it has got past the moment it goes on, and the next
 chance is waited for.
@@ -25,13 +25,13 @@ from ops.chaos.system.view import REPLICA
 TRIES = 5
 LOAD, STEP = "load_dense_shard", "generate_step"
 MOMENT_WITHIN_S = 240.0
-"""For a killed rank to come to its load: it may have to start and import first."""
+"""Limit until a killed rank loads: it may have to start and import first."""
 TICK_S = 0.002
 MET_WITHIN_S = 5.0
 
 
 class Word(msgspec.Struct):
-    """What of a command or a reply is looked at."""
+    """The fields of a command or a reply that a strike needs."""
 
     op: str
     seq: int
@@ -58,8 +58,8 @@ def newest(target: Target, epoch: int) -> tuple[Word | None, Word | None]:
 def under_way(target: Target, rank: int, op: str, after: int) -> tuple[int, int] | None:
     """Epoch and seq of a command `op` that the rank is at, in an epoch later than `after`.
 
-    Rank 1 is at it until its reply. What the leader does of a load itself is answered nowhere: it is at it until its
-    next command.
+    Rank 1 is at it until its reply. The leader sends no reply for its own part of a load: it is at it until its next
+    command.
     """
     epoch = target.epoch()
     if epoch <= after:
@@ -92,7 +92,7 @@ def catch(target: Target, rank: int, op: str, after: int, past: Callable[[], boo
 
 
 def exit_in_load(target: Target, random: random.Random) -> str:
-    """Kill a rank, and kill its successor while that loads its shard."""
+    """Kill a rank, and kill its successor during the load of its shard."""
     rank = random.randrange(target.spec.tp)
     for _ in range(TRIES):
         pid, first = target.rank_pid(rank), target.epoch()
@@ -106,21 +106,21 @@ def exit_in_load(target: Target, random: random.Random) -> str:
 
 
 def serves(target: Target, after: int) -> bool:
-    """Whether an epoch later than `after` has got to its steps."""
+    """True if an epoch later than `after` has begun its steps."""
     epoch = target.epoch()
     command = newest(target, epoch)[0] if epoch > after else None
     return command is not None and command.op == STEP
 
 
 def exit_in_collective(target: Target, random: random.Random) -> str:
-    """Kill a rank in a step, so that its peer is left alone in a collective; the peer's own word is the proof."""
+    """Kill a rank in a step, so that its peer waits in a collective; the peer's log line is the proof."""
     rank = random.randrange(target.spec.tp)
     for _ in range(TRIES):
         caught = catch(target, rank, STEP, 0, lambda: False)
         assert caught is not None
         pid, epoch, seq = caught
         written = target.log.stat().st_size
-        time.sleep(random.uniform(0.01, 0.05))  # the peer comes to the point at which it needs the one that is stopped
+        time.sleep(random.uniform(0.01, 0.05))  # the peer reaches the collective
         target.send(pid, signal.SIGKILL)
         gone = replaced(target, rank, pid, epoch)
         if said(target, written, CollectiveFailed.__name__):
@@ -129,7 +129,7 @@ def exit_in_collective(target: Target, random: random.Random) -> str:
 
 
 def said(target: Target, offset: int, word: str) -> bool:
-    """Whether the farm's log has `word` beyond `offset`, soon."""
+    """Wait for `word` in the farm's log beyond `offset`; False if it does not come."""
 
     def there() -> bool:
         with target.log.open("rb") as log:

@@ -1,4 +1,4 @@
-"""The way to Redis: cut, late, silent, or swallowing answers. Everything here is done by the lossy proxy."""
+"""Faults of the connection to Redis: cut, late, silent, lost answers. The lossy proxy causes them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ops.chaos.system.proxy import Proxy
 from ops.chaos.system.target import Target
 
 MET_WITHIN_S = 20.0
-"""For so many answers to be asked for; an idle farm asks for some all the same."""
+"""Limit until enough answers are due; an idle farm sends some commands too."""
 LONGEST_DELAY_S = 0.3
-"""Each way. With much more nobody can hold a lock of two seconds."""
+"""Each way. Much more would let a lock of two seconds lapse."""
 
 
 def through_proxy(strike: Callable[[Target, Proxy, random.Random], str]) -> Fault:
-    """A fault of the way to Redis, which ends with the strike. Raises NoEffect where the farm goes another way."""
+    """The proxy, restored after the strike. Raises NoEffect if the farm does not use it."""
 
     def led(target: Target, random: random.Random) -> str:
         if target.proxy is None:
@@ -37,7 +37,7 @@ def through_proxy(strike: Callable[[Target, Proxy, random.Random], str]) -> Faul
 
 
 def some(random: random.Random, share: float) -> Callable[[], bool]:
-    """Chooses the first it is asked about, and of the others about `share`."""
+    """A choice that takes the first, and about `share` of the others."""
     chances = itertools.chain([0.0], iter(random.random, None))
     return lambda: next(chances) < share
 
@@ -62,7 +62,7 @@ def cut_connections(target: Target, proxy: Proxy, random: random.Random) -> str:
 
 
 def drop_replies(target: Target, proxy: Proxy, random: random.Random) -> str:
-    """Scripts that are executed and whose answers never arrive."""
+    """Lose the answers of executed scripts."""
     times, ending = random.randint(3, 30), random.choice(("cut", "cut", "silence"))
     if ending == "silence":
         times = min(times, 5)  # each costs a time-out
@@ -73,7 +73,7 @@ def drop_replies(target: Target, proxy: Proxy, random: random.Random) -> str:
 
 
 def split_reply(target: Target, proxy: Proxy, random: random.Random) -> str:
-    """Answers that end in the middle."""
+    """Cut answers in the middle."""
     times, before = random.randint(1, 20), proxy.counts.split
     proxy.split_replies(times)
     met(target, lambda: proxy.counts.split >= before + times, f"{times} answers end in the middle")
@@ -81,7 +81,7 @@ def split_reply(target: Target, proxy: Proxy, random: random.Random) -> str:
 
 
 def delay(target: Target, proxy: Proxy, random: random.Random) -> str:
-    """Everything late, both ways."""
+    """Delay all bytes, both ways."""
     seconds, before = random.uniform(0.02, LONGEST_DELAY_S), proxy.counts.delayed
     proxy.delay(seconds)
     took = ping_s(proxy)
@@ -93,7 +93,7 @@ def delay(target: Target, proxy: Proxy, random: random.Random) -> str:
 
 
 def ping_s(proxy: Proxy) -> float:
-    """Seconds of a round trip over the proxy, that of making the connection included."""
+    """Seconds of a connection and a round trip over the proxy."""
     with connect(proxy.url) as client:
         began = time.monotonic()
         run(client, read("PING", parse=bool))
@@ -101,7 +101,7 @@ def ping_s(proxy: Proxy) -> float:
 
 
 def black_hole(target: Target, proxy: Proxy, random: random.Random) -> str:
-    """Nothing gets through, and nobody is told; connections that were open then never carry a byte again."""
+    """Drop all bytes silently; connections that are open then never carry a byte again."""
     seconds, before = outage_s(random), proxy.counts.swallowed
     open_then = proxy.black_hole()
     target.rest(seconds)
@@ -123,7 +123,7 @@ def silent(proxy: Proxy) -> bool:
 
 
 def half_open(target: Target, proxy: Proxy, random: random.Random) -> str:
-    """Some connections lead nowhere from now on, while new ones work."""
+    """Silence some connections for good; new ones work."""
 
     def noticed() -> int:
         # A client whose command had been forwarded sends nothing more: it closes the connection at its time-out.

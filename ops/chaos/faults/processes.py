@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def proved(target: View, condition: Callable[[], T], what: str) -> T:
-    """As `Target.until`, but raises NoEffect: what is waited for is the proof."""
+    """Wait for a proof: as `Target.until`, but raises NoEffect."""
     try:
         return target.until(condition, what, EFFECT_WITHIN_S)
     except ChaosError as error:
@@ -57,7 +57,7 @@ def strike_rank(rank: int, number: signal.Signals) -> Callable[[View, random.Ran
         try:
             return replaced(target, rank, pid, epoch)
         except NoEffect:
-            target.send(pid, signal.SIGCONT)  # nobody noticed that it hangs: the other strikes can go on all the same
+            target.send(pid, signal.SIGCONT)  # the hang was not detected: let the other strikes go on
             raise
 
     return strike

@@ -1,4 +1,4 @@
-"""Faults of whole replicas: two of them and a request that crashes its group; one of two, and a sole one, given up."""
+"""Faults of whole replicas: a request that crashes the groups of two, and replicas that are given up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.operations import desired
 from control.records import catalog
-from control.redis.connection import read, run
+from control.redis.connection import optional_text, read, run
 from control.replicas import health
 from control.requests import Enqueue, dead_letters, drop_letter, enqueue
 from ops.chaos.errors import Harm, NoEffect
@@ -31,12 +31,12 @@ from ops.chaos.faults.processes import proved
 from ops.chaos.system.target import Target
 
 CRASHING_TOKEN, CRASHING_TOKENS = 11, 512
-"""A prompt of this one token crashes the leader that feeds it: sabotage.FRAIL puts that into the struck farm."""
+"""A prompt of this one token crashes the leader that feeds it, by sabotage.FRAIL."""
 TOLD_WITHIN_S = 5.0
-"""For the clients of a model to get the cause after its only replica was given up."""
+"""Limit until clients get the cause after the only replica of a model was given up."""
 START_WITHIN_S = 480.0
 REFUSALS = 5
-"""New requests of which the last must be a 503; those before may have been let in, and then end with the cause."""
+"""New requests of which the last must be a 503; earlier ones may be admitted and end with the cause."""
 SOLE = "sole"
 ANSWER_WITHIN_S = 240.0
 LONG = 8000
@@ -48,7 +48,7 @@ LONG = 8000
 
 @contextmanager
 def two_replicas(target: Target) -> Iterator[list[str]]:
-    """The names of two replicas that serve and run streams; one of them goes afterwards."""
+    """Yield the names of two replicas that run streams; one of them ends afterwards."""
     model = target.spec.name
     desired.scale(target.client, model, 2)
     try:
@@ -62,7 +62,7 @@ def two_replicas(target: Target) -> Iterator[list[str]]:
 
 
 def rolled_out(target: Target, what: str) -> None:
-    """Wait until as many replicas serve as are wanted: on a busy machine their start takes minutes."""
+    """Wait until the desired replicas serve: on a busy machine their start takes minutes."""
     target.until(lambda: target.overview().is_rolled_out, what, START_WITHIN_S)
 
 
@@ -78,7 +78,7 @@ def crashes(target: Target, names: list[str]) -> set[tuple[str, int]]:
 
 
 def crash_two_replicas(target: Target, random: random.Random) -> str:
-    """Send a request that crashes whoever runs it; it must be found within log2(n) + 2 crashes of both together."""
+    """Send a request that crashes its leader; both replicas together must find it within log2(n) + 2 crashes."""
     model = target.spec.name
     with two_replicas(target) as names:
         before, rows = crashes(target, names), 1 + sum(running(target, model, name) for name in names)
@@ -105,7 +105,7 @@ def crash_two_replicas(target: Target, random: random.Random) -> str:
 
 @contextmanager
 def damaged(folder: Path) -> Iterator[None]:
-    """The model's configuration is cut short. Files that are away would be tried again for a while; this is refused."""
+    """Truncate the model's configuration: such a file is refused at once, while a missing one is retried."""
     config = folder / "config.json"
     text = config.read_text()
     config.write_text(text[:1])
@@ -116,9 +116,9 @@ def damaged(folder: Path) -> Iterator[None]:
 
 
 def lose(target: Target, model: str, replica: str, folder: Path) -> str:
-    """Kill the replica's leader while its files are damaged, until the replica is given up; the reason that is told."""
+    """Kill the replica's leader while its files are damaged, until the replica is given up; returns the cause."""
     keys = ModelKeys(model).replica(replica)
-    beat = run(target.client, read("HGET", keys.heartbeat(0), "pid", parse=lambda pid: pid))
+    beat = run(target.client, read("HGET", keys.heartbeat(0), "pid", parse=optional_text))
     if beat is None:
         raise NoEffect(f"the leader of {model} {replica} does not beat")
     with damaged(folder):
@@ -161,7 +161,7 @@ class Client(threading.Thread):
 
 
 def ask(url: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
-    """Status and text of a whole answer, an error's too."""
+    """Status and text of a whole answer or error."""
     data = None if body is None else json.dumps(body).encode()
     question = urllib.request.Request(url, data, {"content-type": "application/json"})
     try:
@@ -172,7 +172,7 @@ def ask(url: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
 
 
 def bodies() -> list[tuple[str, dict[str, Any]]]:
-    """A stream, a whole answer and a stored one, all far longer than the replica lives."""
+    """A stream, a whole answer and a stored one, all longer than the replica lives."""
     chat = {"model": SOLE, "messages": [{"role": "user", "content": "Count."}], "max_tokens": LONG, "ignore_eos": True}
     stored = {"model": SOLE, "input": "Count.", "max_output_tokens": LONG, "ignore_eos": True, "background": True}
     return [
@@ -183,7 +183,7 @@ def bodies() -> list[tuple[str, dict[str, Any]]]:
 
 
 def give_up_the_sole_one(target: Target, folder: Path) -> str:
-    """Each client of a model gets the cause soon after its only replica was given up; a new request is refused."""
+    """Give up the only replica of a model: each client must get the cause soon, and new requests a 503."""
     spec = msgspec.structs.replace(
         target.spec, name=SOLE, source=str(folder), tp=1, devices=["cpu"], kv_tokens=4 * LONG, replicas=1, revision=0
     )
@@ -216,7 +216,7 @@ def unload(target: Target, spec: ModelSpec) -> None:
 
 
 def give_up(target: Target, random: random.Random) -> str:
-    """One of two replicas is given up, and its streams go on in the other; then the only one of a second model is."""
+    """Give up one of two replicas, whose streams the other continues; then the only replica of a second model."""
     model, folder = target.spec.name, Path(target.spec.source)
     with two_replicas(target) as names:
         left, other = running(target, model, names[-1]), names[0]

@@ -1,4 +1,4 @@
-"""The Redis server: killed, emptied, asleep, full, unable to save, loading, read-only."""
+"""Faults of the Redis server: killed, emptied, stopped, full, unable to save, loading, read-only."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ops.chaos.system.server import ServerProcess
 from ops.chaos.system.target import Target
 
 MARK = "chaos:mark"
-"""A key of ours: what became of it shows what became of the data."""
+"""A key of this run, which shows if the data survived."""
 PATIENCE_S = 60.0
 REFUSED_WITHIN_S = 20.0
 LOADING_S = (1.5, 3.0)
 BALLAST = 16_384
-"""Entries more in the append-only file: a server looks up from loading once in a thousand of them."""
+"""Extra entries in the append-only file: a loading server answers once per thousand."""
 NOWHERE = ("127.0.0.1", "1")
-"""No server listens there."""
+"""A port without a server."""
 
 
 @contextmanager
 def operator(target: Target) -> Iterator[redis.Redis]:
-    """A client straight to the server that waits as long as it takes, and tells what it met: no retries of its own."""
+    """A direct client without time-out and retries."""
     retry = Retry(NoBackoff(), 0)
     with redis.Redis.from_url(
         target.server.url, socket_timeout=PATIENCE_S, retry=retry, decode_responses=True
@@ -43,7 +43,7 @@ def operator(target: Target) -> Iterator[redis.Redis]:
 
 
 def kill(target: Target, random: random.Random) -> str:
-    """SIGKILL, away for a while, started again on its append-only file."""
+    """SIGKILL; later a restart on the append-only file."""
     server, away, before = target.server, outage_s(random), target.server.run_id()
     with operator(target) as client:
         client.set(MARK, before)
@@ -61,7 +61,7 @@ def kill(target: Target, random: random.Random) -> str:
 
 
 def kill_bare(target: Target, random: random.Random) -> str:
-    """SIGKILL, and everything is lost: as without any persistence."""
+    """SIGKILL; later a restart without data."""
     server, away, before = target.server, outage_s(random), target.server.run_id()
     with operator(target) as client:
         client.set(MARK, before)
@@ -76,7 +76,7 @@ def kill_bare(target: Target, random: random.Random) -> str:
 
 
 def flush(target: Target, random: random.Random) -> str:
-    """FLUSHALL, and the scripts with it."""
+    """FLUSHALL, and SCRIPT FLUSH."""
     with operator(target) as client:
         client.set(MARK, "1")
         keys = client.dbsize()
@@ -87,7 +87,7 @@ def flush(target: Target, random: random.Random) -> str:
 
 
 def sleep(target: Target, random: random.Random) -> str:
-    """The whole server stands still: stopped by a signal, or busy with one command."""
+    """Stop the server by a signal, or by one long command."""
     seconds, server = outage_s(random), target.server
     if random.random() < 0.5:
         with operator(target) as client:
@@ -128,7 +128,7 @@ def pause(target: Target, random: random.Random) -> str:
 
 @contextmanager
 def refusing(target: Target, word: str, random: random.Random) -> Iterator[Callable[[], str]]:
-    """Yields what waits for the proof: writes were refused with `word`, ours and those of the farm's processes."""
+    """Yield a wait for the proof: refused writes with `word`, of this run and of the farm's processes."""
     with operator(target) as client:
         before = refusals(client, word)
 
@@ -158,7 +158,7 @@ def refusals(client: redis.Redis, word: str) -> int:
 
 
 def out_of_memory(target: Target, random: random.Random) -> str:
-    """maxmemory below what is used, and no eviction: every write that could grow is refused."""
+    """Set maxmemory below the used memory, without eviction: writes that could grow are refused."""
     with operator(target) as client, refusing(target, "OOM", random) as proof:
         client.config_set("maxmemory", "1")
         try:
@@ -184,7 +184,7 @@ def cannot_save(target: Target, random: random.Random) -> str:
 
 
 def loading(target: Target, random: random.Random) -> str:
-    """Killed, and slow to load its append-only file: it answers LOADING meanwhile."""
+    """SIGKILL; then a slow load of the append-only file, with LOADING as answer."""
     server, seconds = target.server, random.uniform(*LOADING_S)
     with operator(target) as client:
         client.set(MARK, 0)
@@ -219,7 +219,7 @@ def loading(target: Target, random: random.Random) -> str:
 
 
 def read_only(target: Target, random: random.Random) -> str:
-    """Made the replica of a server that is not there, as by a failover that goes wrong, and a primary again."""
+    """Make it the replica of a missing server, as a failed failover does, and a primary again."""
     with operator(target) as client, refusing(target, "READONLY", random) as proof:
         client.execute_command("REPLICAOF", *NOWHERE)
         try:
@@ -229,7 +229,7 @@ def read_only(target: Target, random: random.Random) -> str:
 
 
 def wilful(fault: Callable[[Target, random.Random], str]) -> Fault:
-    """A server that does not do what is asked of it was not struck: NoEffect."""
+    """Turn a server's refusal of the fault itself into NoEffect."""
 
     def strike(target: Target, random: random.Random) -> str:
         if not isinstance(target.server, ServerProcess):

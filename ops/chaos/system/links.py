@@ -18,7 +18,7 @@ Connect = Callable[[asyncio.Protocol], Awaitable[None]]
 
 
 class Lossy:
-    """What a link asks of its proxy; written and read in the proxy's loop only."""
+    """The state of the proxy that links read and write, in the proxy's loop only."""
 
     counts: Counts
 
@@ -34,7 +34,7 @@ class Lossy:
 
 
 class End(asyncio.Protocol):
-    """One end of a link. What can't be written yet holds back the reading at the other end."""
+    """One end of a link. Bytes that can't be written yet pause the reading at the other end."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -108,7 +108,7 @@ class Link:
 
     @property
     def alive(self) -> bool:
-        """Whether bytes pass."""
+        """True if bytes pass."""
         return self.open and not self._silent
 
     def made(self, end: End) -> None:

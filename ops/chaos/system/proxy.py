@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass
 class Counts:
-    """What the proxy has done since it started: the proof that a fault took effect."""
+    """Counters since the proxy's start: the proof that a fault took effect."""
 
     connections: int = 0
     cut: int = 0

@@ -1,4 +1,4 @@
-"""The struck farm's own Redis-compatible server: started, stopped, killed and started again at will."""
+"""The Redis-compatible server of the private farm, which faults stop, kill and restart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from redis import exceptions as redis_errors
@@ -17,6 +16,7 @@ from control.listening import free_port
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from ops.chaos.errors import ChaosError
+from ops.common.waiting import until
 from ops.local.server_binary import find_server
 
 HOST = "127.0.0.1"
@@ -33,7 +33,7 @@ class ServerProcess:
         self.port = free_port(HOST, 0)
         self.url = f"redis://{HOST}:{self.port}/0"
         self.client: SyncRedis = connect(self.url)
-        """Straight to the server, for the one who strikes and looks; the farm may be led through a proxy."""
+        """A direct connection, for the faults; the farm may use a proxy."""
 
     @property
     def pid(self) -> int:
@@ -45,11 +45,13 @@ class ServerProcess:
     def start(self) -> None:
         """Start, or start again on what the folder holds, and wait until it answers."""
         self.launch()
-        deadline = time.monotonic() + READY_WITHIN_S
-        while not self.answers():
-            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
-                raise ChaosError(f"the server on {self.folder} did not come up: {self._last_words()}")
-            time.sleep(0.01)
+        until(self._started, f"the server on {self.folder} answers", READY_WITHIN_S)
+
+    def _started(self) -> bool:
+        """True once the server answers. Raises ChaosError if it has ended."""
+        if self._process is None or self._process.poll() is not None:
+            raise ChaosError(f"the server on {self.folder} ended: {self._last_words()}")
+        return self.answers()
 
     def launch(self, *options: str) -> None:
         """Start without waiting: loading its data may take a while. `options` are more lines of its configuration."""
@@ -65,7 +67,7 @@ class ServerProcess:
         self._process = subprocess.Popen([*command, self._binary.path, config], start_new_session=True)
 
     def answers(self) -> bool:
-        """Whether it serves commands now."""
+        """True if it serves commands now."""
         try:
             return bool(self.client.ping())
         except (redis_errors.RedisError, OSError):

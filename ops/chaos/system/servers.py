@@ -9,8 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,9 @@ from typing import Any
 import redis
 from redis import exceptions as redis_errors
 
+from ops.common.waiting import until
 from ops.local import server_child
 
-READY_WITHIN_S = 20.0
 PASSWORD = "chaos"
 _BUS = 10_000
 """A Cluster's node listens for its peers on its port plus this."""
@@ -62,7 +60,7 @@ class Node:
         command = [sys.executable, "-I", "-S", child, str(os.getpid()), self.binary, config, *self.arguments]
         keep = subprocess.DEVNULL if sys.platform == "linux" else subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=keep, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(lambda: self._answers())
+        until(self._answers, f"the server on port {self.port} answers")
 
     def _answers(self) -> bool:
         if self.process is not None and self.process.poll() is not None:
@@ -86,16 +84,6 @@ class Node:
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = READY_WITHIN_S) -> Any:
-    """The first true value of `condition`. Raises TimeoutError."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds:g} s")
-        time.sleep(0.02)
-    return value
 
 
 def free_ports(count: int, bus: bool = False) -> list[int]:

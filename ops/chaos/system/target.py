@@ -1,4 +1,4 @@
-"""The farm that is struck: its own server, one agent with its ranks, and two API processes, all known by their pids."""
+"""The private farm to strike: its server, one agent with its ranks, and two API processes."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Target(View):
         super().__init__(spec, server.client, [(HOST, port) for port in self.ports])
         self.server, self.redis_url = server, redis_url
         self.proxy = proxy
-        """The lossy way to the server that the farm goes; None where it goes straight."""
+        """The lossy proxy between the farm and the server; None if there is none."""
         self.log = log
-        """What the farm's processes write."""
+        """The log of the farm's processes."""
         self.log_entries = LOG_ENTRIES
         """For `large-log`: logged when the leader is killed."""
         self._supervisor = supervisor
@@ -61,16 +61,13 @@ class Target(View):
         self.wait_until_whole()
 
     def tend(self) -> None:
-        """Start again whatever part died, as under `furrow serve`."""
+        """Restart parts that died, as `furrow serve` does."""
         self._supervisor.tend()
 
     # --- processes --------------------------------------------------------------------------------------------------
 
     def _children(self) -> dict[str, int]:
-        """The processes that the host's supervisor has started and that live, by the name they give themselves.
-
-        One that has only just been started has no name yet.
-        """
+        """The living processes of the host's supervisor, by name. A process that was just started has no name yet."""
         if self._worker.process is None:
             return {}
         found: dict[str, int] = {}

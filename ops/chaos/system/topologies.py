@@ -19,7 +19,8 @@ from pathlib import Path
 from redis import exceptions as redis_errors
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from ops.chaos.system.servers import PASSWORD, Node, free_ports, wait_until
+from ops.chaos.system.servers import PASSWORD, Node, free_ports
+from ops.common.waiting import until
 from ops.local.server_binary import find_server
 
 DOWN_AFTER_MS = 500
@@ -68,8 +69,8 @@ class SentinelTopology:
         """Kill the primary and wait for the next one, which is returned. The dead one stays so until `heal`."""
         was = self.primary
         was.kill()
-        now: Node = wait_until(lambda: self.primary if self.primary is not was else None)
-        wait_until(lambda: now.ask("ROLE")[0] == "master")
+        now = until(lambda: self.primary if self.primary is not was else None, "the Sentinels name a new primary")
+        until(lambda: now.ask("ROLE")[0] == "master", "the new primary has its role")
         return now
 
     def heal(self) -> None:
@@ -80,8 +81,9 @@ class SentinelTopology:
                 node.start()
             node.ask("CONFIG", "SET", "masterauth", PASSWORD)
         others = [node for node in self.data if node is not primary]
-        wait_until(lambda: all(_follows(node) for node in others))
-        wait_until(lambda: all(_knows(sentinel, len(others), len(self.sentinels)) for sentinel in self.sentinels))
+        until(lambda: all(map(_follows, others)), "every replica follows the primary")
+        known = (len(others), len(self.sentinels))
+        until(lambda: all(_knows(sentinel, *known) for sentinel in self.sentinels), "the Sentinels know all servers")
 
 
 @contextmanager
@@ -168,7 +170,10 @@ class ClusterTopology:
         """Kill the primary of the key's shard and wait for the next one, which is returned."""
         was = self.primary_of(key)
         was.kill()
-        return wait_until(lambda: now if (now := self.primary_of(key)) is not was and self._whole() else None)
+        return until(
+            lambda: now if (now := self.primary_of(key)) is not was and self._whole() else None,
+            "the shard has a new primary",
+        )
 
     def heal(self) -> None:
         """Start what is dead, and wait until the Cluster is whole."""
@@ -176,9 +181,9 @@ class ClusterTopology:
             if not node.alive:
                 node.start()
             node.ask("CONFIG", "SET", "masterauth", PASSWORD)
-        wait_until(self._whole)
+        until(self._whole, "the Cluster serves all slots")
         primaries = self.primaries
-        wait_until(lambda: all(node in primaries or _follows(node) for node in self.nodes))
+        until(lambda: all(node in primaries or _follows(node) for node in self.nodes), "every replica follows")
 
     def _whole(self) -> bool:
         return all("cluster_state:ok" in node.ask("CLUSTER", "INFO") for node in self.nodes if node.alive)
@@ -219,10 +224,10 @@ def _form(topology: ClusterTopology) -> None:
     for node, first, end in zip(nodes, bounds, bounds[1:], strict=False):
         node.ask("CLUSTER", "ADDSLOTS", *range(first, end))
     known = f"cluster_known_nodes:{len(nodes)}"
-    wait_until(lambda: all(known in node.ask("CLUSTER", "INFO") for node in nodes))
+    until(lambda: all(known in node.ask("CLUSTER", "INFO") for node in nodes), "every node knows the others")
     for index, replica in enumerate(nodes[shards:]):
         of = nodes[index % shards].ask("CLUSTER", "MYID")
-        wait_until(lambda replica=replica, of=of: of in replica.ask("CLUSTER", "NODES"))
+        until(lambda replica=replica, of=of: of in replica.ask("CLUSTER", "NODES"), "the replica knows its primary")
         replica.ask("CLUSTER", "REPLICATE", of)
     topology.heal()
 

@@ -1,4 +1,4 @@
-"""A farm as whoever strikes it sees it: what it says of itself in Redis, and its ranks' processes on this machine."""
+"""A farm seen from outside: its state in Redis, and its ranks' processes on this machine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from control.redis.connection import run
 from control.replicas import health
 from control.replicas.health import Beat, Overview, Poison
 from ops.chaos.errors import ChaosError
+from ops.common.waiting import NotInTime, until
 from ops.local.ready import is_ready
 
 TICK_S = 0.01
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class View:
-    """A farm that somebody else runs; `addresses` are those of its API processes."""
+    """A farm that this process did not start; `addresses` are those of its API processes."""
 
     def __init__(self, spec: ModelSpec, client: SyncRedis, addresses: list[tuple[str, int]]) -> None:
         self.spec, self.client, self.addresses = spec, client, addresses
@@ -41,7 +42,7 @@ class View:
         return [f"http://{host}:{port}" for host, port in self.addresses]
 
     def tend(self) -> None:
-        """Called again and again while something is waited for."""
+        """A duty that `until` calls at each poll."""
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -50,22 +51,22 @@ class View:
 
         Raises ChaosError naming `what`.
         """
-        deadline = time.monotonic() + seconds
-        while True:
+
+        def attempt() -> T | None:
             self.tend()
-            try:
-                if value := condition():
-                    return value
-            except RedisUnavailable:
-                pass
-            if time.monotonic() > deadline:
-                raise ChaosError(f"not within {seconds:.0f} s: {what}")
-            time.sleep(tick)
+            with suppress(RedisUnavailable):
+                return condition()
+            return None
+
+        try:
+            return until(attempt, what, seconds, tick)
+        except NotInTime as error:
+            raise ChaosError(str(error)) from error
 
     def rest(self, seconds: float) -> None:
         """Let the farm run on for a while."""
-        until = time.monotonic() + seconds
-        self.until(lambda: time.monotonic() >= until, "the end of a rest", seconds + 1.0)
+        end = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() >= end, "the end of a rest", seconds + 1.0)
 
     def whole(self) -> bool:
         """Every rank is ready in the current epoch, and every API process answers."""
@@ -86,7 +87,7 @@ class View:
                 raise ChaosError(f"{error}: {self.overview().state}: {self.overview().detail}") from error
             raise
 
-    # --- what the farm says of itself -------------------------------------------------------------------------------
+    # --- the state of the farm -------------------------------------------------------------------------------------
 
     def overview(self) -> Overview:
         return health.overview(self.client, self.spec.name)
@@ -98,7 +99,7 @@ class View:
         return health.heartbeats(self.client, self.spec.name, REPLICA, self.spec.tp)[rank]
 
     def poisons(self) -> list[Poison]:
-        """How epochs ended that were poisoned, newest first."""
+        """The poison of past epochs, newest first."""
         return run(self.client, health.poison_history(self.spec.name, REPLICA))
 
     def standby_state(self) -> str | None:
@@ -113,17 +114,17 @@ class View:
         return {rank: beat.pid for rank, beat in enumerate(beats) if beat is not None and lives_as(rank, beat.pid)}
 
     def rank_pid(self, rank: int) -> int:
-        """The rank's process, waited for if it is just being started."""
+        """The rank's process; waits if it is just being started."""
         return self.until(lambda: self.rank_pids().get(rank), f"rank {rank} has a process", WHOLE_WITHIN_S)
 
     def send(self, pid: int, number: signal.Signals) -> None:
-        """As `kill` does; a process that has just ended by itself is no error here: its proof will be missing."""
+        """As `kill`; a process that has just ended is no error here, because the proof will be missing."""
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def lives_as(rank: int, pid: int) -> bool:
-    """Whether the process exists here and calls itself that rank."""
+    """True if the process exists on this machine and has the name of that rank."""
     try:
         process = psutil.Process(pid)
         return process.name() == f"furrow-rank-{rank}" and process.status() != psutil.STATUS_ZOMBIE

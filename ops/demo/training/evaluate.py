@@ -19,7 +19,7 @@ REQUIRED = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the model said to one question."""
+    """The model's answer to one question."""
 
     conversation: Conversation
     answer: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from control.process import child_environment
 from control.redis.connection import connect
 from tests.leader import ScriptedLeader
 from tests.servers import NEW, Server, serving
+from tests.waiting import until
 
 
 class ApiProcess:
@@ -35,18 +35,14 @@ class ApiProcess:
         with self.log.open("w") as log:
             environment = child_environment(FURROW_LOG_FORMAT="json")
             self.process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
-        self._wait()
+        until(self._answers, 40)
 
-    def _wait(self) -> None:
-        deadline = time.monotonic() + 40
-        while True:
-            try:
-                if httpx.get(f"{self.url}/health").status_code == 200:
-                    return
-            except httpx.TransportError:
-                if time.monotonic() > deadline or self.process.poll() is not None:
-                    raise AssertionError(self.log.read_text()) from None
-                time.sleep(0.02)
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return httpx.get(f"{self.url}/health").status_code == 200
+        except httpx.TransportError:
+            return False
 
     @property
     def lines(self) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ import pytest
 from control.keys import ModelKeys
 from control.requests.upkeep.abandon import abandon
 from tests.integration.api.sse import chat
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
+from tests.waiting import until
 
 WHY = "Model 'tiny' failed to load: replica r0 was given up: Model folder '/models/m' does not exist"
 KEYS = ModelKeys("tiny")

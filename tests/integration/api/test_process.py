@@ -1,10 +1,9 @@
-"""An API process as a whole: many streams, waiting, a full queue, Redis going away, readiness."""
+"""An API process as a whole: many streams, waiting, a full queue, readiness, metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +17,9 @@ from control.replicas import health
 from tests.byte_model import byte_assets
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat, events, text_of
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import NEW, Server, serving
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -78,7 +77,9 @@ def test_comments_while_it_waits(impatient: ApiProcess, leader: ScriptedLeader) 
         assert text_of(found) == "you said x"
 
 
-def test_a_full_queue(impatient: ApiProcess, leader: ScriptedLeader, redis_client: Any) -> None:
+def test_a_full_queue_answers_429_with_retry_after(
+    impatient: ApiProcess, leader: ScriptedLeader, redis_client: Any
+) -> None:
     """Beyond its bound the queue answers 429 with Retry-After, in seconds and in milliseconds."""
     leader.claiming = False
     threads = [
@@ -134,96 +135,9 @@ def test_too_long_a_wait_is_refused_unless_it_does_not_matter(
         thread.join()
 
 
-def test_lost_events_are_read_from_the_log(api: ApiProcess, leader: ScriptedLeader, redis_client: Any) -> None:
-    """With the live channel cut at every step, the stream still is whole."""
-    leader.pause()
-    with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=40) as response:
-        found = events(response.iter_lines())
-        text = ""
-        for _ in range(3):
-            redis_client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-            leader.step(2)
-            before = len(text)
-            while len(text) < before + 2:
-                text += next(found).text
-        leader.resume()
-        assert text + text_of(found) == "you said hello"
-
-
-def test_redis_goes_away_and_comes_back(tmp_path: Path) -> None:
-    """New requests get 503 with Retry-After; an open stream waits, and goes on when Redis is back with its data."""
-    with serving(NEW, "appendonly yes", "appendfsync always") as server:
-        leader = ScriptedLeader(server.url)
-        leader.start()
-        with running_api(server.url, tmp_path) as api:
-            leader.pause()
-            with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=40) as response:
-                found = events(response.iter_lines())
-                leader.step(3)
-                text = ""
-                while len(text) < 3:
-                    text += next(found).text
-                server.kill()
-                refused = httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=40)
-                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-                assert httpx.get(f"{api.url}/ready").status_code == 503
-                assert httpx.get(f"{api.url}/health").status_code == 200
-                server.start()
-                leader.resume()
-                assert text + text_of(found) == "you said hello"
-        leader.stop()
-
-
-def test_a_redis_that_says_nothing_is_refused_for_and_waited_for(tmp_path: Path) -> None:
-    """A server that stands still closes no connection: new requests get their 503 all the same, the stream goes on."""
-    with serving(NEW) as server:
-        leader = ScriptedLeader(server.url)
-        leader.start()
-        assert server.process is not None
-        with running_api(server.url, tmp_path) as api:
-            leader.pause()
-            with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=30) as response:
-                found = events(response.iter_lines())
-                leader.step(3)
-                text = ""
-                while len(text) < 3:
-                    text += next(found).text
-                server.process.send_signal(signal.SIGSTOP)
-                refused = [httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=40) for _ in range(4)]
-                server.process.send_signal(signal.SIGCONT)
-                assert {(one.status_code, one.headers["retry-after"]) for one in refused} == {(503, "1")}
-                leader.resume()
-                assert text + text_of(found) == "you said hello"
-        leader.stop()
-
-
-def test_redis_loses_everything(tmp_path: Path) -> None:
-    """After a total loss an open stream is brought back with what was delivered, and goes on without a seam."""
-    with serving(NEW) as server:
-        leader = ScriptedLeader(server.url)
-        leader.start()
-        with running_api(server.url, tmp_path) as api:
-            leader.pause()
-            body = chat("hello", stream=True, n=2)
-            with httpx.stream("POST", f"{api.url}{CHAT}", json=body, timeout=40) as response:
-                found = events(response.iter_lines())
-                leader.step(3)
-                before = [next(found) for _ in range(2 + 2 * 3)]
-                server.kill()
-                server.start()
-                leader.resume()
-                chunks = [event.data for event in [*before, *found] if event.data]
-                texts = ["", ""]
-                for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
-                    texts[choice["index"]] += choice["delta"].get("content") or ""
-                assert texts == ["you said hello"] * 2
-            assert len(leader.claimed) == 2
-            assert leader.claimed[0].params == leader.claimed[1].params
-            assert len(leader.claimed[1].log) == 2 * 3
-        leader.stop()
-
-
-def test_ready_and_failed(http: httpx.Client, leader: ScriptedLeader, redis_client: Any) -> None:
+def test_ready_and_a_failed_model_tell_cause_and_remedy(
+    http: httpx.Client, leader: ScriptedLeader, redis_client: Any
+) -> None:
     """/ready says what the farm can do, and a failed model answers 503 with the cause and the remedy."""
     assert http.get("/ready").json()["ready"] is True
     health.write_status(redis_client, "tiny", "r0", "failed", "the weights are gone")
@@ -261,7 +175,7 @@ def test_ready_wants_a_token(tmp_path: Path) -> None:
         leader.stop()
 
 
-def test_metrics(http: httpx.Client, leader: ScriptedLeader) -> None:
+def test_metrics_count_what_was_served(http: httpx.Client, leader: ScriptedLeader) -> None:
     """The counters move with what was served."""
 
     def counts() -> list[float]:
@@ -277,7 +191,9 @@ def test_metrics(http: httpx.Client, leader: ScriptedLeader) -> None:
     assert moved == [usage["completion_tokens"], usage["prompt_tokens"], 3]
 
 
-def test_keys_and_names(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:
+def test_api_key_is_required_and_served_model_name_is_an_alias(
+    server: Server, leader: ScriptedLeader, tmp_path: Path
+) -> None:
     """With --api-key a request needs the key; --served-model-name is a name for the only model."""
     with running_api(server.url, tmp_path, "--api-key", "k1", "--served-model-name", "public") as api:
         refused = httpx.post(f"{api.url}{CHAT}", json=chat("x"))

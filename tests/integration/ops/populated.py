@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from api.background.heartbeat import Heartbeat
 from api.settings import ApiSettings
 from control import access, constants, keys, requests
-from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Ping, Sampling, encode
+from control.commands import Ping
+from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling, encode
 from control.placement import farm
 from control.placement.placement import Host
 from control.records import catalog

@@ -66,7 +66,7 @@ def test_a_silent_rank_shows_no_values(found: Populated, server: Server, tmp_pat
     assert lines[7:] == [""] * 7
 
 
-def test_nobody_leads(found: Populated, server: Server, tmp_path: Path) -> None:
+def test_a_free_lock_is_shown_as_such(found: Populated, server: Server, tmp_path: Path) -> None:
     """What the sheet says of a lock that is free."""
     found.client.delete(found.lease.keys.lock)
     lines = ask(questions()["Who holds the lock?"], server.socket, tmp_path, MODEL=MODEL, REPLICA="r0")

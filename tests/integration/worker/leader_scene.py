@@ -13,8 +13,8 @@ from control.records import catalog
 from control.replicas import health
 from control.requests import Enqueue
 from control.requests.history import read_pages
-from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from tests.waiting import until
 from worker.leader.leader import Leader
 from worker.repository import gates
 from worker.repository.assets import read_assets

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from control.errors import EpochOver
-from control.messages import (
+from control.commands import (
     AnyCommand,
     Command,
     GenerateStep,
@@ -17,6 +16,7 @@ from control.messages import (
     Shutdown,
     decode_command,
 )
+from control.errors import EpochOver
 from control.replicas import commands
 from control.replicas.lease import Lease
 from control.replies import Bye, ErrorReply, GenerateStepOk, InitOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply

@@ -1,7 +1,7 @@
 """The process in which a loop runs: `PYTHON -m ops.bench.peers.engines.child LOOP SETUP`, one JSON line per answer.
 
 It says {"ready": true} once the model is loaded, then answers each {"prompts", "tokens"} with {"streams"}; or
-{"unavailable": why} and {"failed": why}, after which it ends. What libraries print goes to standard error.
+{"unavailable": why} and {"failed": why}, after which it ends. Output of libraries goes to standard error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a child process writes, kept for the case that it ends without another word."""
+"""The output of a child process, kept to explain an unexpected end."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ LOOK_S = 0.05
 
 
 class Served:
-    """What the servers share. A subclass has `command` and `fields`, and may name another `health` path."""
+    """An engine behind an HTTP server. A subclass has `command` and `fields`, and may name another `health` path."""
 
     health = "/health"
     at_once = True
     absent: tuple[str, ...] = ()
-    """What its last words hold where it is not installed."""
+    """Parts of its last lines that mean that it is not installed."""
 
     def __init__(self, setup: Setup, env: dict[str, str] | None = None) -> None:
         self._setup, self._env = setup, env or dict(os.environ)
@@ -38,11 +38,11 @@ class Served:
         self._base = Base(HOST, 0)
 
     def command(self, port: int) -> list[str]:
-        """What starts it. Raises Unavailable."""
+        """The command line. Raises Unavailable."""
         raise NotImplementedError
 
     def fields(self) -> dict[str, Any]:
-        """What it wants in a completion's body beside prompt, length and temperature."""
+        """Fields of a completion's body beside prompt, length and temperature."""
         return {}
 
     def start(self) -> float:

@@ -6,7 +6,8 @@ import time
 
 import torch
 
-from control.messages import GenerateStep, Sampling
+from control.commands import GenerateStep
+from control.messages import Sampling
 from control.replies import ErrorReply
 from ops.bench.control.shard import load_command
 from ops.bench.peers.base import Failed, Setup, Stream, Unavailable

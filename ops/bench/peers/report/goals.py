@@ -32,7 +32,7 @@ class Goal:
     """Against itself at so many streams."""
 
     def figure(self, results: Results, share: Share) -> Figure | str:
-        """What came of it, or the name of what was not measured."""
+        """The measured figure, or the name of the row that was not measured."""
         ours = _first(results, [f"{engine}:{self.weights}" for engine in self.engines])
         if ours is None:
             return f"{' or '.join(self.engines)}:{self.weights}"

@@ -1,4 +1,4 @@
-"""What the machine can do at most: how fast it reads memory and multiplies matrices, and what follows for a model."""
+"""The limits of the machine, by its memory and matrix products, and the limits of a model that follow."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a model's forward must do: values of the matrices that every token meets, those of the head among them, and
-    cached values per position."""
+    """The work of a model's forward: values of the matrices that every token meets, of the head among them, and of the
+    cache per position."""
 
     matrices: int
     head: int

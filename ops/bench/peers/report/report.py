@@ -34,7 +34,7 @@ class Comparison:
         return self.cost.decode_limit(self.limits, result.row, self.device, streams, context)
 
     def share(self, result: Result, streams: int) -> float | None:
-        """What a row reached of it."""
+        """The share of the limit that a row reached."""
         found = result.median(streams)
         return found.decode / self.limit(result, streams) if found else None
 

@@ -1,4 +1,4 @@
-"""What was measured of each row, and the medians and ratios that are told of it."""
+"""The measurements of each row, with their medians and ratios."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ops.bench.peers.report.figures import Figures
 
 @dataclass
 class Result:
-    """One row over all rounds. What a list has at index i is of the row's i-th round."""
+    """One row over all rounds. Index i of a list belongs to the row's i-th round."""
 
     row: Row
     skipped: str | None = None
     """Why it could not be measured at all."""
     failed: str | None = None
-    """What broke while it was measured; nothing is measured of it after that."""
+    """The error that ended its measurement."""
     first_token_s: list[float] = field(default_factory=list)
     """From the start of its first process to the first token of a short prompt."""
     memory_mib: list[float] = field(default_factory=list)

@@ -45,7 +45,6 @@ class FurrowFarm:
                 tp=setup.tp,
                 devices="cpu" if setup.device == "cpu" else gpus,
                 dtype=dtype,
-                max_context=None,
                 kv_tokens=setup.kv_tokens,
                 quant=quant,
             )
@@ -69,7 +68,7 @@ class FurrowFarm:
         self._stack.close()
 
     def traffic(self) -> dict[str, float]:
-        """What Redis has been asked so far."""
+        """Counts of the commands that Redis has run."""
         with connect(self._redis_url) as client:
             return traffic(client)
 

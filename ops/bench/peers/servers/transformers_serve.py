@@ -10,7 +10,7 @@ from ops.bench.peers.engines.served import Served
 from ops.bench.peers.weights import of_transformers
 
 _START = "import sys; from transformers.cli.transformers import main; sys.exit(main())"
-"""What the `transformers` script does, wherever that is."""
+"""The program of the `transformers` script, which may not be on the path."""
 
 PAGE = 256
 """Tokens of a page of its KV memory, by default."""

@@ -85,7 +85,7 @@ async def test_without_a_look_memory_is_not_trusted(
     assert await ring.find(key.id) == revoked
 
 
-async def test_an_outage(
+async def test_known_keys_outlive_an_outage_for_a_while(
     own_server: Server, operator: SyncRedis, client: AsyncRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Known keys go on working for a while, and then no longer; of unknown ones nobody can tell."""
@@ -105,7 +105,9 @@ async def test_an_outage(
         await ring.find(key.id)
 
 
-async def test_memory_is_bounded(operator: SyncRedis, client: AsyncRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_keys_take_bounded_memory(
+    operator: SyncRedis, client: AsyncRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever tries many ids pushes out others' places, never grows the process; what was in use stays."""
     monkeypatch.setattr(keyring_module, "MOST", 8)
     key, _ = access.mint()

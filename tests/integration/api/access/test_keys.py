@@ -18,9 +18,9 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat, read_all, text_of
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -58,7 +58,7 @@ def official(api: ApiProcess, secret: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{api.url}/v1", api_key=secret, max_retries=0, timeout=40)
 
 
-def test_who_gets_in(guarded: ApiProcess, mint: Mint, leader: ScriptedLeader) -> None:
+def test_a_key_of_the_farm_or_a_fixed_one_is_accepted(guarded: ApiProcess, mint: Mint, leader: ScriptedLeader) -> None:
     """A key of the farm or a fixed one, as bearer token or as x-api-key; nobody else, and probes need none."""
     _, secret = mint()
     assert ask(guarded, secret).status_code == ask(guarded, "fixed").status_code == 200
@@ -164,7 +164,9 @@ def test_a_priority_has_its_cap(guarded: ApiProcess, mint: Mint, leader: Scripte
     assert leader.claimed[-1].priority == "low"
 
 
-def test_requests_per_minute(guarded: ApiProcess, mint: Mint, leader: ScriptedLeader) -> None:
+def test_a_request_beyond_the_limit_is_a_rate_limit_error(
+    guarded: ApiProcess, mint: Mint, leader: ScriptedLeader
+) -> None:
     """Every answer tells what is left; the one too many is a RateLimitError that says when to come back."""
     _, secret = mint(rpm=2)
     with official(guarded, secret) as client:

@@ -13,9 +13,9 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 TPM, ANSWER = 3_000, 3_000

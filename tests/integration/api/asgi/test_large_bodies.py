@@ -15,8 +15,8 @@ import pytest
 
 from tests.integration.api.conftest import ApiProcess
 from tests.integration.api.sse import chat
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
+from tests.waiting import until
 
 MIB = 1 << 20
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
@@ -84,7 +84,7 @@ def test_a_body_that_costs_much_is_refused(http: httpx.Client, leader: ScriptedL
     assert len(refused.content) < 5000
 
 
-def test_a_stalled_body(api: ApiProcess, http: httpx.Client, leader: ScriptedLeader) -> None:
+def test_stalled_bodies_leave_room_for_others(api: ApiProcess, http: httpx.Client, leader: ScriptedLeader) -> None:
     """Uploads that fill the memory and stop keep nobody out."""
     held = []
     for _ in range(8):

@@ -16,9 +16,9 @@ import pytest
 from ops.client import ResumingTransport
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import events, text_of
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
+from tests.waiting import until
 
 anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
 

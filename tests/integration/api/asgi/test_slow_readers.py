@@ -17,9 +17,9 @@ import pytest
 from control.keys import ModelKeys
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat, events, read_all, text_of
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 LONG = "0123456789" * 60

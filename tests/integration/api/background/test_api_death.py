@@ -12,9 +12,9 @@ import pytest
 from control.keys import ModelKeys
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 KEYS = ModelKeys("tiny")

@@ -16,9 +16,9 @@ from control.records.responses import KEYLESS
 from ops.client import ResumingTransport
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import blocks
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
+from tests.waiting import until
 
 RECORDS = keys.ResponseKeys(KEYLESS)
 SAID = "you said hello"

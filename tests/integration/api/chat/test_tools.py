@@ -50,7 +50,7 @@ def streamed(chunks: list[Any]) -> tuple[str, str, list[dict[str, str]], str | N
     return text, reasoning, calls, finish
 
 
-def test_a_call(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_a_tool_call_has_no_content_and_its_own_finish_reason(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Tools reach the template; a call comes back as one, with no content and its own finish reason."""
     leader.reply = lambda _: called("get_weather", PARIS)
     answer = client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER, TIME])
@@ -65,7 +65,7 @@ def test_a_call(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert json.loads(shown[1])["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
-def test_a_streamed_call(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_streamed_calls_come_in_parts_after_the_text(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Text, then two calls in parallel, whose arguments come in parts."""
     leader.reply = lambda _: f"I look.\n{called('get_weather', PARIS)}\n{called('get_time', '{}')}"
     stream = client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER, TIME], stream=True)
@@ -174,7 +174,7 @@ def test_without_tools_nothing_is_a_call(client: openai.OpenAI, leader: Scripted
     assert "<tools>" not in prompt_of(leader)
 
 
-def test_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_reasoning_is_apart_from_the_answer_and_counted(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Reasoning is apart from the answer, streamed and not, and its tokens are counted."""
     said = "<think>\nLet me see.\n</think>\n\nYes."
     leader.reply = lambda _: said
@@ -194,7 +194,7 @@ def test_reasoning(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert chunks[-1].usage == answer.usage
 
 
-def test_reasoning_effort(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_reasoning_effort_sets_the_switch_of_the_template(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """The effort sets the template's own switch; the reasoning of earlier turns is taken back."""
     client.chat.completions.create(model="tiny", messages=ASK, reasoning_effort="none")
     assert "</think>" in prompt_of(leader)
@@ -221,7 +221,7 @@ def test_stop_strings_and_logprobs(client: openai.OpenAI, leader: ScriptedLeader
     assert short.finish_reason == "length" and short.message.tool_calls is not None
 
 
-def test_a_demanded_call(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_a_demanded_call_gives_the_leader_a_grammar(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """The leader is given a grammar of calls; a named function ends as OpenAI ends it."""
     leader.reply = lambda _: called("get_weather", PARIS)
     for choice, finish in (("required", "tool_calls"), ({"type": "function", "function": NAMED}, "stop")):
@@ -239,7 +239,7 @@ def test_a_demanded_call(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert leader.claimed[-1].params.sampling.grammar is None
 
 
-def test_allowed_tools(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_only_allowed_tools_are_offered(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Only the tools that are allowed are offered, and called if one must be."""
     allowed: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_time"}}]}
     leader.reply = lambda _: called("get_time", "{}")

@@ -25,9 +25,9 @@ from control.redis.connection import connect
 from control.requests import Claimed
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import Event, chat, events, read_all, text_of
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import NEW, Server, serving
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 KEYS = ModelKeys("tiny")

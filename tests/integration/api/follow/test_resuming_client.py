@@ -13,9 +13,9 @@ import pytest
 from control.keys import ModelKeys
 from ops.client import AsyncResumingTransport, ResumingTransport
 from tests.integration.api.conftest import ApiProcess, running_api
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
+from tests.waiting import until
 
 ASK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "äöü " * 5}]}
 ANSWER = "you said " + "äöü " * 5

@@ -13,9 +13,9 @@ import pytest
 from control.keys import ModelKeys
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import Event, chat, events, read_all, text_of
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -38,7 +38,7 @@ def full_stream(http: httpx.Client, **fields: Any) -> list[Event]:
         return read_all(response)
 
 
-def test_event_ids(http: httpx.Client, leader: ScriptedLeader) -> None:
+def test_event_ids_only_grow(http: httpx.Client, leader: ScriptedLeader) -> None:
     """Every event has an id `<rid>:<seq>.<part>` that only grows, and [DONE] ends the stream."""
     found = full_stream(http)
     rid = found[0].data["id"].removeprefix("chatcmpl-")
@@ -118,7 +118,7 @@ def test_a_bad_event_id(http: httpx.Client, leader: ScriptedLeader) -> None:
     assert http.get("/v1/requests/0123/events").status_code == 404
 
 
-def test_idempotency(http: httpx.Client, leader: ScriptedLeader) -> None:
+def test_a_key_joins_its_request_and_refuses_another_body(http: httpx.Client, leader: ScriptedLeader) -> None:
     """The same key with the same body joins the job, with another body it is a conflict."""
     headers = {"idempotency-key": "once"}
     first = http.post(CHAT, json=chat("x"), headers=headers)
@@ -141,7 +141,9 @@ def test_idempotency_of_a_list_of_prompts(http: httpx.Client, leader: ScriptedLe
     assert len(leader.claimed) == 2
 
 
-def test_leaving_cancels(http: httpx.Client, leader: ScriptedLeader, redis_client: Any, api: ApiProcess) -> None:
+def test_a_client_that_leaves_cancels_unless_it_asked_to_continue(
+    http: httpx.Client, leader: ScriptedLeader, redis_client: Any, api: ApiProcess
+) -> None:
     """A client that leaves ends its request, unless it asked for it to go on."""
     leader.pause()
     for policy, state in (("cancel", "cancelled"), ("continue", "finished")):
@@ -238,7 +240,7 @@ def test_a_failure_after_the_first_token(http: httpx.Client, leader: ScriptedLea
     assert (plain.status_code, plain.json()["error"]["code"]) == (500, "generation_failed")
 
 
-def test_a_deadline(http: httpx.Client, leader: ScriptedLeader) -> None:
+def test_a_passed_deadline_is_a_503_without_retry(http: httpx.Client, leader: ScriptedLeader) -> None:
     """A request whose time passes while it runs ends as a 503 that SDKs do not retry."""
     leader.pause()
     answer = http.post(CHAT, json=chat("x", timeout=0.2))
@@ -246,7 +248,7 @@ def test_a_deadline(http: httpx.Client, leader: ScriptedLeader) -> None:
     assert (answer.headers["x-should-retry"], "retry-after" in answer.headers) == ("false", False)
 
 
-def test_one_terminal_line(http: httpx.Client, leader: ScriptedLeader, api: ApiProcess) -> None:
+def test_a_request_ends_with_exactly_one_log_line(http: httpx.Client, leader: ScriptedLeader, api: ApiProcess) -> None:
     """Exactly one line ends a request, with its counts and times."""
     rid = http.post(CHAT, json=chat("hello")).headers["x-request-id"]
     line, *more = until(lambda: api.ended(rid))
@@ -260,7 +262,9 @@ def test_one_terminal_line(http: httpx.Client, leader: ScriptedLeader, api: ApiP
     assert (line["status"], line["finish_reason"]) == (400, None)
 
 
-def test_several_followers(http: httpx.Client, other: httpx.Client, leader: ScriptedLeader, redis_client: Any) -> None:
+def test_the_last_follower_that_leaves_ends_the_request(
+    http: httpx.Client, other: httpx.Client, leader: ScriptedLeader, redis_client: Any
+) -> None:
     """All see the same on any process, from the beginning; only when the last one leaves the request ends."""
     leader.pause()
     state = ModelKeys("tiny").request

@@ -14,9 +14,9 @@ from control.keys import ModelKeys
 from ops.client import ResumingTransport
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat, events, read_all, text_of
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -34,7 +34,9 @@ def ended_cleanly(api: ApiProcess) -> bool:
     return api.process.wait(40) == 0 and not [line for line in api.lines if line.get("level") == "error"]
 
 
-def test_sigterm_drains(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:
+def test_sigterm_finishes_open_streams_and_refuses_new_requests(
+    server: Server, leader: ScriptedLeader, tmp_path: Path
+) -> None:
     """An open stream is finished before the process ends; meanwhile whoever comes is told at once to go elsewhere."""
     leader.pause()
     with running_api(server.url, tmp_path) as api:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.byte_model import BOS
 from tests.integration.api.sse import Event, read_all
-from tests.leader import PROMPT_TOKENS, ScriptedLeader, scripted_score
+from tests.leader import ScriptedLeader
+from tests.script import PROMPT_TOKENS, scripted_score
 
 COMPLETIONS = "/v1/completions"
 PROMPT = "naïve 1"
@@ -26,7 +27,7 @@ def ids(leader: ScriptedLeader, text: str = PROMPT) -> list[int]:
     return [leader.tokenizer.token_to_id(BOS), *leader.tokenizer.encode(text, add_special_tokens=False).ids]
 
 
-def test_echo_alone(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_echo_puts_the_prompt_in_front_without_the_worker(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """The text comes back in front of every answer, and the worker is asked for nothing more."""
     answer = client.completions.create(model="tiny", prompt=[PROMPT, "b"], n=2, echo=True)
     assert [choice.text for choice in answer.choices] == [PROMPT + SAID] * 2 + ["b" + SAID] * 2
@@ -39,7 +40,9 @@ def test_echo_alone(client: openai.OpenAI, leader: ScriptedLeader) -> None:
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
-def test_echo_with_logprobs(client: openai.OpenAI, leader: ScriptedLeader, as_ids: bool) -> None:
+def test_echo_with_logprobs_scores_prompt_and_answer(
+    client: openai.OpenAI, leader: ScriptedLeader, as_ids: bool
+) -> None:
     """Every token of prompt and answer with its place in the text; the first one has no value."""
     prompt = ids(leader)
     answer = client.completions.create(
@@ -77,7 +80,7 @@ def test_the_ending_token_has_its_entry(client: openai.OpenAI, leader: ScriptedL
         assert logprobs.text_offset[-1:] == [len(PROMPT)] * echo
 
 
-def test_scoring_alone(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_max_tokens_of_zero_scores_the_prompt_alone(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """With max_tokens 0 the answer is the prompt: what evaluation harnesses ask for."""
     prompts = [ids(leader, "one"), ids(leader, "two or more")]
     answer = client.completions.create(
@@ -122,7 +125,7 @@ def test_a_stream_and_its_resumes(http: httpx.Client, leader: ScriptedLeader, fi
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
-def test_prompt_logprobs(http: httpx.Client, leader: ScriptedLeader, path: str) -> None:
+def test_prompt_logprobs_have_the_form_of_vllm(http: httpx.Client, leader: ScriptedLeader, path: str) -> None:
     """vLLM's form: by token id, with rank and text; the first token has none."""
     asked = {"prompt": PROMPT} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "x"}]}
     answer = http.post(path, json={"model": "tiny", "prompt_logprobs": 1, "max_tokens": 0, **asked}).json()
@@ -139,7 +142,7 @@ def test_prompt_logprobs(http: httpx.Client, leader: ScriptedLeader, path: str) 
     }
 
 
-def test_tokens_as_ids(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_tokens_as_ids_have_unique_names(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """With return_tokens_as_token_ids every token has a name that is its own."""
     answer = client.completions.create(
         model="tiny", prompt="x", logprobs=0, extra_body={"return_tokens_as_token_ids": True}

@@ -20,8 +20,8 @@ from control.replicas.health.memory import server_memory
 from control.requests import Enqueue
 from ops.local.embedded import EmbeddedServer
 from tests.integration.api.conftest import ApiProcess, running_api
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
+from tests.waiting import until
 
 MEMORY = 12 * 1024 * 1024
 LARGE = {"model": "tiny", "prompt": "x" * 4000, "max_tokens": 8}

@@ -70,7 +70,7 @@ def said(prompt: str) -> str:
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_whole_answers(
+def test_the_fields_of_whole_answers_are_those_of_the_document(
     http: httpx.Client, leader: ScriptedLeader, document: dict[str, Any], path: str, body: dict[str, Any]
 ) -> None:
     """Every field that comes is named, and every field that is named as there comes."""
@@ -81,7 +81,7 @@ def test_whole_answers(
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_every_chunk(
+def test_every_chunk_has_a_type_of_the_document(
     http: httpx.Client, leader: ScriptedLeader, document: dict[str, Any], path: str, body: dict[str, Any]
 ) -> None:
     """Role, text, end and usage: the data of each event is of a type that the document names for it."""
@@ -128,7 +128,9 @@ def test_a_field_too_many_is_found(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models"])
-def test_the_other_answers(http: httpx.Client, leader: ScriptedLeader, document: dict[str, Any], path: str) -> None:
+def test_answers_of_the_other_routes_are_those_of_the_document(
+    http: httpx.Client, leader: ScriptedLeader, document: dict[str, Any], path: str
+) -> None:
     """The process's own routes say what they answer, too."""
     answer = http.get(path)
     assert answer.status_code == 200

@@ -21,7 +21,9 @@ def snippet(containing: str, url: str) -> str:
     return block.replace("http://127.0.0.1:8000", url).replace('model="demo"', 'model="tiny"')
 
 
-def test_the_official_client(api: ApiProcess, leader: ScriptedLeader, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_snippet_for_the_official_client_prints_its_answers(
+    api: ApiProcess, leader: ScriptedLeader, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The snippet for the official client prints both answers."""
     scope: dict[str, object] = {}
     exec(snippet("from openai import OpenAI", api.url), scope)
@@ -39,7 +41,9 @@ def test_a_conversation_that_the_farm_stores(
     assert "poisoned" in leader.tokenizer.decode(leader.claimed[1].params.prompt)
 
 
-def test_anthropic_s_client(api: ApiProcess, leader: ScriptedLeader, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_snippet_for_anthropics_client_prints_its_answer(
+    api: ApiProcess, leader: ScriptedLeader, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The snippet for the Messages API prints its answer."""
     pytest.importorskip("anthropic", reason="the anthropic package is not installed")
     scope: dict[str, object] = {}

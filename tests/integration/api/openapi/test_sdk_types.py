@@ -97,7 +97,7 @@ def test_events_and_bodies_of_responses(speaker: tuple[ScriptedLeader, httpx.Cli
     assert [item_type.validate_python(item, strict=True).type for item in items["data"]] == ["message"] * 2
 
 
-def test_a_failed_response(speaker: tuple[ScriptedLeader, httpx.Client]) -> None:
+def test_a_failed_response_has_the_types_of_the_sdk(speaker: tuple[ScriptedLeader, httpx.Client]) -> None:
     """What ends badly is of the types, too."""
     leader, http = speaker
     leader.fail_at = 5

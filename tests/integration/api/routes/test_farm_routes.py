@@ -20,9 +20,9 @@ from control.replicas.lease import acquire
 from control.requests import Enqueue
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
+from tests.waiting import until
 
 READS = ("/farm", "/farm/models", "/farm/hosts", "/farm/requests", "/farm/dead", "/farm/keys", "/farm/usage")
 
@@ -49,7 +49,9 @@ def operator(guarded: ApiProcess, redis_client: SyncRedis) -> Iterator[httpx.Cli
         yield client
 
 
-def test_operators_only(guarded: ApiProcess, redis_client: SyncRedis, operator: httpx.Client) -> None:
+def test_farm_routes_are_for_operators_only(
+    guarded: ApiProcess, redis_client: SyncRedis, operator: httpx.Client
+) -> None:
     """401 without a key, 403 with one that has not the right, a fixed one included."""
     plain = make(redis_client)
     for path in READS:
@@ -179,7 +181,9 @@ def letter(redis_client: SyncRedis) -> Iterator[Callable[[str], None]]:
     catalog.forget(redis_client, spec)
 
 
-def test_dead_letters(operator: httpx.Client, letter: Callable[[str], None], redis_client: SyncRedis) -> None:
+def test_dead_letters_are_listed_shown_retried_and_dropped(
+    operator: httpx.Client, letter: Callable[[str], None], redis_client: SyncRedis
+) -> None:
     """Listed with their cause, shown with all that reproduces them, tried again, dropped."""
     letter("one")
     letter("two")
@@ -195,7 +199,9 @@ def test_dead_letters(operator: httpx.Client, letter: Callable[[str], None], red
     assert operator.get("/farm/dead/two", params={"model": "grave"}).status_code == 404
 
 
-def test_keys_over_http(operator: httpx.Client, guarded: ApiProcess, leader: ScriptedLeader) -> None:
+def test_a_key_is_created_limited_and_revoked_over_http(
+    operator: httpx.Client, guarded: ApiProcess, leader: ScriptedLeader
+) -> None:
     """A key is made with its secret shown once, limited, and revoked; its own usage it sees itself."""
     made = operator.post("/farm/keys", json={"name": "bob", "rpm": 100})
     assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")

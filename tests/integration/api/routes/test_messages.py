@@ -24,7 +24,7 @@ def claude(api: ApiProcess) -> Iterator[Any]:
         yield client
 
 
-def test_a_message(claude: Any, leader: ScriptedLeader) -> None:
+def test_a_message_has_anthropics_fields_and_counts_cached_input(claude: Any, leader: ScriptedLeader) -> None:
     """One body with Anthropic's fields; the input from the cache is counted apart."""
     leader.cached = 3
     message = claude.messages.create(
@@ -70,7 +70,9 @@ def test_the_events_of_a_stream(claude: Any, leader: ScriptedLeader) -> None:
         assert message.usage.output_tokens == len("you said hello") + 1
 
 
-async def test_the_asynchronous_client(api: ApiProcess, leader: ScriptedLeader) -> None:
+async def test_anthropics_asynchronous_client_creates_streams_and_counts(
+    api: ApiProcess, leader: ScriptedLeader
+) -> None:
     """Create, stream and count, as the synchronous one does."""
     async with anthropic.AsyncAnthropic(base_url=api.url, api_key="secret", max_retries=0) as client:
         message = await client.messages.create(model="tiny", max_tokens=50, messages=HELLO)
@@ -81,7 +83,7 @@ async def test_the_asynchronous_client(api: ApiProcess, leader: ScriptedLeader) 
         assert count.input_tokens == message.usage.input_tokens
 
 
-def test_why_it_stopped(claude: Any, leader: ScriptedLeader) -> None:
+def test_stop_reason_is_the_limit_a_stop_sequence_or_the_end(claude: Any, leader: ScriptedLeader) -> None:
     """The limit, a stop sequence by its own text, or the model itself."""
     leader.reply = lambda _: "one STOP two"
     cut = claude.messages.create(model="tiny", max_tokens=3, messages=HELLO)
@@ -151,7 +153,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "invalid_request_error", "context"),
     ],
 )
-def test_a_refusal(
+def test_a_refusal_has_anthropics_shape_and_names_the_value(
     http: httpx.Client, leader: ScriptedLeader, fields: dict[str, Any], status: int, kind: str, names: str
 ) -> None:
     """Anthropic's shape and types, with the value at fault in the words, and nothing reaches a leader."""
@@ -183,7 +185,7 @@ def test_their_list_of_models(claude: Any, leader: ScriptedLeader) -> None:
     assert claude.models.retrieve("tiny") == model
 
 
-def test_a_missing_limit(http: httpx.Client) -> None:
+def test_a_missing_max_tokens_is_refused(http: httpx.Client) -> None:
     """`max_tokens` has no default in this API; an unknown method has Anthropic's shape too."""
     response = http.post("/v1/messages", json={"model": "tiny", "messages": HELLO})
     assert "max_tokens" in response.json()["error"]["message"] and response.status_code == 400

@@ -12,9 +12,9 @@ import pytest
 from control.keys import ModelKeys
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
 from tests.servers import Server
+from tests.waiting import until
 
 NUMBERS = ("-1", "1e17", "1e308", "1e309", "5e-324", str(2**53 + 1), str(2**63), str(2**64), "1" + "0" * 400, "NaN")
 NUMBERS += ("true", "Infinity", '"1"', "0.5")
@@ -119,7 +119,7 @@ def test_a_timeout_beyond_all_time_takes_no_place(narrow: ApiProcess, leader: Sc
         ("models/scale", ("replicas",)),
     ],
 )
-def test_operators_numbers(
+def test_a_wrong_number_of_an_operator_is_refused_by_field(
     api: ApiProcess, http: httpx.Client, path: str, fields: tuple[str, ...], number: str
 ) -> None:
     """A refusal that names the field, and neither key nor model."""

@@ -12,7 +12,7 @@ def say(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def test_a_chat_answer(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_a_chat_answer_has_openais_fields_and_usage(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """A body that is not streamed has OpenAI's fields, the right usage and the model's own end."""
     answer = client.chat.completions.create(model="tiny", messages=say("hello"))
     assert answer.object == "chat.completion"
@@ -27,7 +27,7 @@ def test_a_chat_answer(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert answer.usage.total_tokens == len(prompt) + len("you said hello") + 1
 
 
-def test_a_chat_stream(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_a_chat_stream_is_role_text_finish_usage(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Role first, then text, then the finish reason, then the usage; one id and one moment throughout."""
     stream = client.chat.completions.create(
         model="tiny", messages=say("hello"), stream=True, stream_options={"include_usage": True}
@@ -42,7 +42,7 @@ def test_a_chat_stream(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert chunks[-1].usage.completion_tokens == len("you said hello") + 1
 
 
-def test_cached_tokens(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_cached_prompt_tokens_are_reported(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """How much of the prompt was not computed again is told as OpenAI tells it, streamed and not; 0 where nothing."""
     for cached in (None, 7):
         leader.cached = cached
@@ -86,7 +86,7 @@ def test_a_character_cut_by_max_tokens(client: openai.OpenAI, leader: ScriptedLe
     assert whole.message.content == "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "ab\ufffd"
 
 
-def test_several_choices(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_several_choices_are_complete_and_counted(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """n=2 gives two complete choices, streamed and not, and counts both."""
     answer = client.chat.completions.create(model="tiny", messages=say("hi"), n=2)
     assert [choice.message.content for choice in answer.choices] == ["you said hi", "you said hi"]
@@ -113,7 +113,7 @@ def test_a_stop_string_over_token_borders(client: openai.OpenAI, leader: Scripte
     assert (text, finish) == ("one STOX two ", "stop")
 
 
-def test_chat_logprobs(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_chat_logprobs_have_bytes_and_alternatives(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Each token has its bytes and alternatives; a token that is a part of a character shows its bytes."""
     leader.reply = lambda _: "aé"
     answer = client.chat.completions.create(model="tiny", messages=say("x"), logprobs=True, top_logprobs=2)
@@ -132,7 +132,7 @@ def test_chat_logprobs(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     ]
 
 
-def test_completions(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_completions_accept_text_token_ids_and_lists(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Prompts as text, token ids, and lists of both; a list is answered as one, in order."""
     leader.reply = lambda prompt: f"<{prompt}>"
     one = client.completions.create(model="tiny", prompt="ab")
@@ -161,7 +161,7 @@ def test_completions_default_to_sixteen_tokens(client: openai.OpenAI, leader: Sc
     assert len(client.chat.completions.create(model="tiny", messages=say("x")).choices[0].message.content or "") == 100
 
 
-def test_completion_logprobs(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_completion_logprobs_are_parallel_lists_with_offsets(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """The older format: parallel lists, with offsets into the choice's text."""
     leader.reply = lambda _: "aéb"
     logprobs = client.completions.create(model="tiny", prompt="x", logprobs=1).choices[0].logprobs
@@ -172,7 +172,7 @@ def test_completion_logprobs(client: openai.OpenAI, leader: ScriptedLeader) -> N
     assert logprobs.top_logprobs is not None and logprobs.top_logprobs[0] == {"a": -0.5}
 
 
-def test_models(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_models_are_listed_and_an_unknown_one_is_404(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """The list names what is served, one model can be looked up, another is a 404."""
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").created == leader.assets.created

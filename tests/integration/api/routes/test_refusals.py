@@ -127,7 +127,7 @@ def test_a_bad_idempotency_key(http: httpx.Client) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "idempotency-key")
 
 
-def test_malformed_json(http: httpx.Client) -> None:
+def test_malformed_json_is_a_400(http: httpx.Client) -> None:
     """A body that is no JSON, or none at all, is a 400 that says so."""
     for body in (b'{"model": ', b"", b"[]", b"\xff\xfe"):
         response = http.post(CHAT, content=body, headers={"content-type": "application/json"})
@@ -162,7 +162,7 @@ def test_a_bad_parameter_in_the_url(http: httpx.Client) -> None:
     assert "'stream'" in error["message"] and "bool" in error["message"]
 
 
-def test_an_unknown_model(http: httpx.Client, leader: ScriptedLeader) -> None:
+def test_an_unknown_model_is_404_and_a_missing_one_is_the_only_one(http: httpx.Client, leader: ScriptedLeader) -> None:
     """404 model_not_found, naming what is served, before any work; a missing model means the only one."""
     response = http.post(CHAT, json=chat("x", model="gpt-4o"))
     error = response.json()["error"]
@@ -225,7 +225,7 @@ def test_a_value_that_is_none_of_several(http: httpx.Client, fields: dict[str, A
 
 
 @pytest.mark.parametrize("half", [r"\ud83d", r"\ude00", r"\uDE00\uD83D"])
-def test_half_a_character(http: httpx.Client, half: str) -> None:
+def test_a_lone_surrogate_is_refused_by_name(http: httpx.Client, half: str) -> None:
     """A lone surrogate is named; the whole pair is a character."""
     body = r'{"messages": [{"role": "user", "content": "a%sb"}]}'
     refused = http.post(CHAT, content=body % half)
@@ -235,7 +235,7 @@ def test_half_a_character(http: httpx.Client, half: str) -> None:
     assert whole.json()["choices"][0]["message"]["content"] == "you said a😀b"
 
 
-def test_request_ids(http: httpx.Client, leader: ScriptedLeader) -> None:
+def test_request_ids_are_the_farms_own(http: httpx.Client, leader: ScriptedLeader) -> None:
     """X-Request-ID is ours and the id of the answer; the client's own comes back beside it and is never used."""
     response = http.post(CHAT, json=chat("x"), headers={"x-request-id": "mine"})
     rid = response.headers["x-request-id"]

@@ -12,8 +12,8 @@ import pytest
 from control import keys
 from control.keys import ModelKeys
 from control.records.responses import KEYLESS
-from tests.integration.api.waiting import until
 from tests.leader import ScriptedLeader
+from tests.waiting import until
 
 KEYS = ModelKeys("tiny")
 
@@ -23,7 +23,7 @@ def prompt_of(leader: ScriptedLeader, at: int = -1) -> str:
     return leader.tokenizer.decode(leader.claimed[at].params.prompt)
 
 
-def test_a_response(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_a_response_has_openais_fields_and_usage(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """One body with OpenAI's fields: the text in a message item, the usage, and what the request said."""
     response = client.responses.create(
         model="tiny", input="hello", instructions="Be short.", metadata={"a": "b"}, max_output_tokens=50, user="me"
@@ -64,7 +64,7 @@ def test_the_events_of_a_stream(client: openai.OpenAI, leader: ScriptedLeader) -
     assert stored.model_dump() == last.response.model_dump()
 
 
-def test_the_streaming_helper(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_the_streaming_helper_accumulates_the_same_response(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """The client's own accumulation follows every event and ends with the same response."""
     with client.responses.stream(model="tiny", input="hello") as stream:
         deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
@@ -72,7 +72,7 @@ def test_the_streaming_helper(client: openai.OpenAI, leader: ScriptedLeader) -> 
     assert "".join(deltas) == final.output_text == "you said hello"
 
 
-async def test_the_asynchronous_client(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+async def test_openais_asynchronous_client_creates_and_streams(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Create and stream, as the synchronous one does."""
     async with openai.AsyncOpenAI(base_url=str(client.base_url), api_key="secret", max_retries=0) as other:
         response = await other.responses.create(model="tiny", input="hello")
@@ -91,7 +91,7 @@ def test_a_response_that_is_cut_by_its_limit(client: openai.OpenAI, leader: Scri
     assert events[-1].type == "response.incomplete" and events[-1].response.status == "incomplete"
 
 
-def test_log_probabilities(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_log_probabilities_come_where_include_names_them(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """They come with the text where `include` asks for them."""
     leader.reply = lambda _: "aé"
     response = client.responses.create(
@@ -167,7 +167,7 @@ def test_what_is_not_stored_is_not_there(client: openai.OpenAI, leader: Scripted
         assert caught.value.param == "previous_response_id"
 
 
-def test_input_items(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_input_items_are_listed_in_pages_and_both_orders(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """What a request brought can be listed, in pages and in both orders."""
     said: list[Any] = [{"role": "user", "content": f"part {index}"} for index in range(5)]
     response = client.responses.create(model="tiny", input=said)
@@ -177,7 +177,9 @@ def test_input_items(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     assert newest.data[0].content[0].text == "part 4" and not newest.has_more  # type: ignore[union-attr]
 
 
-def test_in_the_background(client: openai.OpenAI, leader: ScriptedLeader, redis_client: Any) -> None:
+def test_a_background_response_can_be_read_while_it_grows(
+    client: openai.OpenAI, leader: ScriptedLeader, redis_client: Any
+) -> None:
     """It is answered at once, can be read while it grows, and is stored with nobody at the other side."""
     leader.pause()
     response = client.responses.create(model="tiny", input="hello", background=True)
@@ -192,7 +194,7 @@ def test_in_the_background(client: openai.OpenAI, leader: ScriptedLeader, redis_
     until(lambda: redis_client.zscore(keys.OPEN_RESPONSES, f"{response.id[5:]} {KEYLESS}") is None)
 
 
-def test_a_cancel(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_a_cancelled_response_keeps_its_text(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """What runs in the background can be ended; what it said so far stays, and a second cancel changes nothing."""
     leader.pause()
     response = client.responses.create(model="tiny", input="hello", background=True)
@@ -215,7 +217,7 @@ def test_a_stream_taken_up_by_number(client: openai.OpenAI, leader: ScriptedLead
         assert [event.type for event in again] == [event.type for event in events[number + 1 :]]
 
 
-def test_a_failure(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_a_failed_stream_and_its_stored_response_agree(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """A stream that fails ends with response.failed, and the stored response says the same."""
     leader.fail_at = 3
     events = list(client.responses.create(model="tiny", input="hello", stream=True))
@@ -262,7 +264,7 @@ def test_a_bad_field_is_named(client: openai.OpenAI, leader: ScriptedLeader, fie
     assert leader.claimed == []
 
 
-def test_counting_input_tokens(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+def test_counted_input_tokens_are_those_of_the_response(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """The count of a body that is not sent is that of the same body when it is."""
     counted = client.responses.input_tokens.count(model="tiny", input="hello", instructions="Be short.")
     response = client.responses.create(model="tiny", input="hello", instructions="Be short.")

@@ -13,7 +13,7 @@ from tests.leader import ScriptedLeader
 
 
 @pytest.mark.parametrize("root", ["", "/v1"])
-def test_there_and_back(http: httpx.Client, leader: ScriptedLeader, root: str) -> None:
+def test_detokenize_is_the_inverse_of_tokenize(http: httpx.Client, leader: ScriptedLeader, root: str) -> None:
     """A text and its tokens, counted, named and made a text again."""
     answer = http.post(f"{root}/tokenize", json={"model": "tiny", "prompt": "aé", "return_token_strs": True}).json()
     bos = leader.tokenizer.token_to_id(BOS)
@@ -27,7 +27,7 @@ def test_there_and_back(http: httpx.Client, leader: ScriptedLeader, root: str) -
     assert (back.status_code, back.json()) == (200, {"prompt": f"{BOS}aé"})
 
 
-def test_messages(http: httpx.Client, leader: ScriptedLeader) -> None:
+def test_tokens_of_messages_are_those_of_the_chat(http: httpx.Client, leader: ScriptedLeader) -> None:
     """Messages have the tokens that a chat with them sends to the worker."""
     body = chat("hello")
     assert http.post("/v1/chat/completions", json=body).status_code == 200
@@ -36,7 +36,7 @@ def test_messages(http: httpx.Client, leader: ScriptedLeader) -> None:
     assert answer["token_strs"] is None
 
 
-def test_without_a_beginning(http: httpx.Client, leader: ScriptedLeader) -> None:
+def test_add_special_tokens_false_leaves_the_text_alone(http: httpx.Client, leader: ScriptedLeader) -> None:
     """add_special_tokens: false leaves the text alone, here and in a completion."""
     fields = {"prompt": "ab", "add_special_tokens": False}
     tokens = http.post("/tokenize", json=fields).json()["tokens"]
@@ -75,7 +75,9 @@ def test_what_the_tokenizer_is(http: httpx.Client, path: str) -> None:
         ("/detokenize", {}, "tokens"),
     ],
 )
-def test_refusals(http: httpx.Client, path: str, fields: dict[str, Any], param: str) -> None:
+def test_a_wrong_tokenize_request_is_a_400_that_names_the_field(
+    http: httpx.Client, path: str, fields: dict[str, Any], param: str
+) -> None:
     """What can't be, or would be without bound, is a 400 that names it."""
     response = http.post(path, json=fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text

@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(limits.SIDE, "cpu", 64)
 
 
-def test_furrow_beside_generate(tmp_path: Path) -> None:
+def test_compare_finds_equal_tokens_and_writes_its_files(tmp_path: Path) -> None:
     """Equal tokens in float64, figures for every number of streams, an absent peer skipped, files written."""
     file, plot = tmp_path / "out.json", tmp_path / "out.svg"
     rows = ["--engine", "furrow-loop:f64", "--engine", "transformers:f64", "--engine", "llama-server:f32"]

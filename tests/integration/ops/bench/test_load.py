@@ -29,8 +29,8 @@ def farm() -> Iterator[tuple[str, str, list[str]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("FURROW_STANDBY", "0")
-        options = {"dtype": "auto", "max_context": 512, "kv_tokens": 4096, "quant": None, "name": "two"}
-        with private_farm(build_spec(str(MODEL_DIR), tp=1, devices="cpu", **options), (1, 1)) as running:  # type: ignore[arg-type]
+        spec = build_spec(str(MODEL_DIR), name="two", devices="cpu", max_context=512, kv_tokens=4096)
+        with private_farm(spec, (1, 1)) as running:
             yield running
 
 

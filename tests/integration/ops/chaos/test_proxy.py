@@ -16,8 +16,8 @@ from control.redis.connection import connect, connect_blocking, run
 from control.redis.streams import read_streams
 from control.replicas.lease import acquire, holder
 from ops.chaos.system.proxy import Proxy
-from tests.farm import until
 from tests.servers import Server
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_the_secret_is_shown_once(ask: Ask, client: SyncRedis) -> None:
         assert secret not in text and key.sha256 not in text
 
 
-def test_the_list(ask: Ask) -> None:
+def test_the_list_shows_revoked_keys_only_with_all(ask: Ask) -> None:
     """Words where there is none; what was revoked is in it only when asked for."""
     assert "furrow keys create" in ask("list").output
     ask("create", "--name", "ada", "--admin")
@@ -85,7 +85,7 @@ def test_usage_by_day_and_model(ask: Ask, client: SyncRedis) -> None:
     assert len(ask("usage", "ada", "--days", "1").output.splitlines()) == 2
 
 
-def test_moments() -> None:
+def test_expires_accepts_a_duration_or_a_date() -> None:
     """From now, or a date; anything else is refused with what is accepted."""
     assert moment("2d", 1000.0) == 1000 + 2 * 86_400
     assert moment("15m", 1000.0) == 1900

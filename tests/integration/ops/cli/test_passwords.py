@@ -103,7 +103,7 @@ def test_a_path_names_a_server(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr and time.monotonic() - began < 60
 
 
-def test_passwords_in_urls() -> None:
+def test_password_in_finds_the_password_of_a_url() -> None:
     """As they stand in the text, so that they can be found in a command line."""
     assert password_in("redis://:a%20b@h:1/0") == "a%20b"
     assert password_in("redis+cluster://u:p:q@h:1,i:2") == "p:q"

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from control.process import child_environment, python_command
-from tests.farm import clean_environment, until
+from tests.farm import clean_environment
+from tests.waiting import until
 
 CHILD = "from control.process import die_with_parent; {call}; import time; open({path!r}, 'w').close(); time.sleep(60)"
 

@@ -47,7 +47,9 @@ def refused(*arguments: str, says: tuple[str, ...], **environment: str) -> None:
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
 )
-def test_serve_refuses(arguments: list[str], says: tuple[str, ...], tmp_path: Path) -> None:
+def test_serve_refuses_a_wrong_option_before_anything_runs(
+    arguments: list[str], says: tuple[str, ...], tmp_path: Path
+) -> None:
     """Each wrong option or model ends the command before anything is served."""
     refused("serve", *arguments, "--port", "0", "--data", str(tmp_path), says=says)
 
@@ -105,6 +107,6 @@ def test_a_wrong_password_is_said_at_once(verb: list[str]) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_no_redis_named() -> None:
+def test_a_part_without_redis_says_how_to_name_one() -> None:
     """A part of a farm without a farm says what to give."""
     refused("models", "list", says=("--redis", "REDIS_URL"))

@@ -72,7 +72,9 @@ def test_redis_as_compose_starts_it_is_fit(redis_of_compose: Server) -> None:
 
 
 @pytest.mark.parametrize(("password", "healthy"), [(PASSWORD, True), ("wrong", False)])
-def test_health_of_redis(redis_of_compose: Server, tmp_path: Path, password: str, healthy: bool) -> None:
+def test_the_health_check_of_redis_runs_in_a_shell(
+    redis_of_compose: Server, tmp_path: Path, password: str, healthy: bool
+) -> None:
     """The shell line of the health check, with the variable that compose sets."""
     assert set(REDIS["environment"]) == {"REDISCLI_AUTH"}
     program(tmp_path / "redis-cli", f'exec "{find_redis_cli()}" -s "{redis_of_compose.socket}" "$@"')

@@ -20,9 +20,9 @@ from control.placement import farm
 from control.placement.placement import Host as FarmHost
 from control.records import catalog
 from control.replicas import health
-from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import Host, supervised_host
+from tests.waiting import until
 from worker.agent import replica as replica_module
 from worker.agent.agent import Agent
 from worker.agent.planner import Planner

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from control import keys, requests
 from control.errors import FurrowError
@@ -25,113 +18,11 @@ from control.placement.placement import Host
 from control.records import catalog
 from control.replicas import health, lease
 from control.requests import Enqueue
-from tests.farm import until
-from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
-from tests.supervisor import supervised
-from worker.agent import replica as replica_module
-from worker.agent.agent import Agent
-from worker.agent.standby import Standby
+from tests.integration.worker.agent.agent_scene import HOST, AgentScene
+from tests.integration.worker.conftest import MODEL, REPLICA
+from tests.waiting import until
 from worker.health.exits import LOAD_FAILED, REFUSED
 from worker.repository.preparation import check
-from worker.supervision.client import ChildProcess, SupervisorClient
-
-HOST = "host"
-
-SCRIPT = """#!/bin/sh
-# In the place of python: what $FURROW_RANK does is what the file of its name says, else it waits to be told to stop.
-trap 'exit 0' TERM USR1
-echo $$ >> {folder}/pids-${{FURROW_RANK:-standby}}
-[ "$4" = standby ] && exec sleep 60
-[ "$4" = download ] && exec {python} "$@"
-[ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURROW_RANK)
-while :; do [ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURROW_RANK); sleep 0.02; done
-"""
-
-
-class AgentScene:
-    """An agent in a thread; `exits` sets the status with which a rank ends at once."""
-
-    def __init__(self, redis: ReplicaRedis, folder: Path, model: Path, supervisor: SupervisorClient) -> None:
-        self.redis, self.folder, self.model = redis, folder, model
-        self.agent = Agent(redis.another(), redis.url, Host(HOST), supervisor, Standby(redis.url, supervisor))
-        self.thread = threading.Thread(target=self.agent.run, daemon=True)
-
-    def want(self, **changes: Any) -> ModelSpec:
-        """Make a model with two ranks the desired state, and let the agent run."""
-        fields = {"name": MODEL, "source": str(self.model), "tp": 2, "devices": ["cpu", "cpu"]} | changes
-        catalog.put_spec(self.redis.client, ModelSpec(**fields))
-        if not self.thread.is_alive():
-            self.thread.start()
-        return self.spec
-
-    @property
-    def spec(self) -> ModelSpec:
-        spec = catalog.get_spec(self.redis.client, MODEL)
-        assert spec is not None
-        return spec
-
-    def exits(self, rank: int, status: int) -> None:
-        (self.folder / f"exit-{rank}").write_text(str(status))
-
-    def says(self, rank: int, pid: int, why: str) -> None:
-        """The process's reason for its end, before it ends."""
-        for call in health.note_end(MODEL, REPLICA, rank, health.EndReason(host=HOST, pid=pid, message=why)):
-            self.redis.run(call)
-
-    def pids(self, rank: int | str) -> list[int]:
-        path = self.folder / f"pids-{rank}"
-        return [int(line) for line in path.read_text().split()] if path.exists() else []
-
-    def process(self, rank: int) -> ChildProcess:
-        """As the agent holds it; the process may say that it is there a little before that."""
-        return until(lambda: self.agent.replicas.by_place[MODEL, REPLICA].processes.get(rank), 40.0)
-
-    def standby(self) -> str | None:
-        """What the host says of its standby."""
-        return self.redis.client.hget(keys.host(HOST), "standby")
-
-    def status(self) -> dict[str, str]:
-        return self.redis.client.hgetall(self.redis.keys.status)
-
-    def stop(self) -> None:
-        self.agent.stopping = True
-        if self.thread.is_alive():
-            self.thread.join(40)
-        assert not self.thread.is_alive()
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A folder that passes the gates; no rank is there to load it."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    config = {
-        "model_type": "llama",
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": 8,
-        "max_position_embeddings": 64,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
-    save_file({"a": torch.zeros(8)}, folder / "model.safetensors")
-    return folder
-
-
-@pytest.fixture
-def scene(redis: ReplicaRedis, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentScene]:
-    script = tmp_path / "python"
-    script.write_text(SCRIPT.format(folder=tmp_path, python=sys.executable))
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr(replica_module, "PAUSES_S", (0.0, 0.0, 0.0))
-    with supervised() as supervisor:
-        scene = AgentScene(redis, tmp_path, model, supervisor)
-        yield scene
-        scene.stop()
 
 
 def test_a_desired_model_runs_and_an_unload_takes_it_away(scene: AgentScene) -> None:

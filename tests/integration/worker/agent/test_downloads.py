@@ -18,10 +18,10 @@ from control.messages import ModelSpec
 from control.operations import desired
 from control.placement import farm
 from control.records import catalog
-from tests.farm import until
 from tests.hub import Hub
-from tests.integration.worker.agent.test_agent import AgentScene, model, scene  # noqa: F401 (fixtures)
+from tests.integration.worker.agent.agent_scene import AgentScene
 from tests.integration.worker.conftest import ReplicaRedis
+from tests.waiting import until
 from worker.repository.download import Download
 
 HUNG = [f"org/hung{number}" for number in range(4)]
@@ -59,7 +59,7 @@ def state(redis: ReplicaRedis, name: str) -> str | None:
     return redis.client.hget(ModelKeys(name).replica("r0").status, "state")
 
 
-def test_hung_downloads_block_nobody_and_an_unload_ends_one(scene: AgentScene, hub: Hub) -> None:  # noqa: F811
+def test_hung_downloads_block_nobody_and_an_unload_ends_one(scene: AgentScene, hub: Hub) -> None:
     """Four models whose hub never answers; a fifth, from a folder, starts at once."""
     hub.hung.update(HUNG)
     for repository in HUNG:

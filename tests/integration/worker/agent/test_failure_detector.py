@@ -3,86 +3,23 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
 import psutil
 import pytest
 
-from control.messages import Assignment, ModelSpec
-from control.replicas.health import Beat, beat, overview, read_poison, write_poison, write_status
-from control.replicas.lease import Lease
-from tests.farm import until
+from control.replicas.health import overview, read_poison, write_status
+from tests.integration.worker.agent.watched import WORLD, Watched
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import supervised
+from tests.waiting import until
 from worker.agent import failure_detector as detector_module
-from worker.agent.failure_detector import FailureDetector
-from worker.agent.host_view import read_host
-from worker.agent.replica import Exit, ReplicaProcesses
 from worker.health import contact as contact_module
-from worker.supervision.client import ChildProcess, SupervisorClient
+from worker.supervision.client import ChildProcess
 from worker.supervision.wire import AT_ONCE
-
-WORLD = 2
-
-
-class Watched:
-    """A replica of two processes that only sleep; their heartbeats are the test's."""
-
-    def __init__(self, redis: ReplicaRedis, supervisor: SupervisorClient) -> None:
-        self.redis = redis
-        assignment = Assignment(
-            spec=ModelSpec(name=MODEL, source="/nowhere", tp=WORLD),
-            replica=REPLICA,
-            ranks=[0, 1],
-            devices=["cpu", "cpu"],
-        )
-        exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
-        self.replica = ReplicaProcesses(assignment, "/nowhere", "host", redis.url, supervisor, exits)
-        for rank in range(WORLD):
-            self.replica.processes[rank] = supervisor.spawn(["sleep", "60"], dict(os.environ), {}, AT_ONCE)
-        self.detector = FailureDetector(redis.client, self.replica)
-        self.lease: Lease = redis.lead(WORLD)
-
-    def beats(self, *ranks: int, phase: str = "ready") -> None:
-        """Let these ranks be heard in the current epoch."""
-        for rank in ranks:
-            word = Beat(
-                epoch=self.lease.epoch,
-                seq=1,
-                oldest_pending_ms=0,
-                device="cpu",
-                memory_bytes=0,
-                phase=phase,
-                pid=self.replica.processes[rank].pid,
-                host="host",
-            )
-            self.redis.run(beat(MODEL, REPLICA, rank, word))
-
-    def hush(self, rank: int) -> None:
-        """Its last word lapses."""
-        self.redis.client.delete(self.redis.keys.heartbeat(rank))
-
-    def poison(self, kind: str, rank: int) -> None:
-        write_poison(self.redis.client, MODEL, REPLICA, self.lease.epoch, rank, kind, "because")
-
-    def look(self) -> None:
-        """As the agent does in a tick."""
-        view = read_host(self.redis.client, "host", {self.replica.place: WORLD})
-        self.detector.judge(view.looks[self.replica.place])
-
-    def killed(self) -> list[int]:
-        """The ranks whose process was ended; a signal that was sent is waited for."""
-        ended = []
-        for rank, process in self.replica.processes.items():
-            with suppress(TimeoutError):
-                process.wait(0.2)
-                ended.append(rank)
-        return ended
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from control.placement import farm
 from control.placement.placement import Host
 from control.records import catalog
 from control.requests import Enqueue
-from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from tests.waiting import until
 from worker.agent import planner as planner_module
 from worker.agent.planner import Planner
 

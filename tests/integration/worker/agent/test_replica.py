@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from control.messages import Assignment, ModelSpec
-from tests.farm import until
 from tests.supervisor import supervised
+from tests.waiting import until
 from worker.agent import replica as replica_module
 from worker.agent.replica import PAUSES_S, ReplicaProcesses
 from worker.health.exits import describe

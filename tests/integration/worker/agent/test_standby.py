@@ -16,10 +16,10 @@ import pytest
 
 from control.messages import Assignment, ModelSpec
 from control.replicas.health import heartbeats, poison_history, write_poison
-from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.models import make
 from tests.supervisor import supervised
+from tests.waiting import until
 from worker.agent import standby as standby_module
 from worker.agent.replica import Exit, ReplicaProcesses
 from worker.agent.standby import Standby

@@ -20,9 +20,10 @@ from control.records import catalog
 from control.replicas import health
 from control.requests import Enqueue
 from control.requests.history import read_log
-from tests.farm import clean_environment, until
+from tests.farm import clean_environment
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.models import make
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

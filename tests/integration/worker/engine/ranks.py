@@ -16,7 +16,8 @@ import transformers.models.auto.modeling_auto  # noqa: F401  # imported once, in
 from torch import Tensor
 from torch import distributed as dist
 
-from control.messages import GenerateStep, PromptToken
+from control.commands import GenerateStep
+from control.messages import PromptToken
 from tests.integration.worker.engine.stepping import greedy, run
 from worker.collective import Collective, rendezvous
 from worker.collective.abort import Abort

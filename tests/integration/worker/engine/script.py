@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control.messages import BatchChange, GenerateStep, Prefix, StepRow
+from control.commands import BatchChange, GenerateStep, Prefix, StepRow
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from control.messages import BatchChange, GenerateStep, StepRow
+from control.commands import BatchChange, GenerateStep, StepRow
 from worker.engine.scoring import PromptScores, ScoreTarget
 from worker.engine.step import Engine
 

@@ -26,7 +26,9 @@ REPLACED = {"qwen3": 3 * 5 + 1, "gemma2": 3 * 5 + 1, "llama": 3 * 3 + 1, "cohere
 
 
 @pytest.mark.parametrize("family", sorted(REPLACED))
-def test_fused_models(family: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_models_have_the_same_logits(
+    family: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Float32 logits are the same within 1e-4, and what should be replaced is."""
     folder = checkpoint(family)
     monkeypatch.setattr(loading, "fuse_norms", lambda model: None)  # on a GPU the norms are transformers' own

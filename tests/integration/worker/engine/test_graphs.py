@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from control.messages import GenerateStep
+from control.commands import GenerateStep
 from tests.integration.worker.engine import test_prefixes
 from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import write
@@ -81,7 +81,7 @@ def test_captured_steps_equal_generate(family: str, checkpoint: Checkpoint) -> N
     assert len(set(recorder.replayed)) > 1
 
 
-def test_what_is_taken(checkpoint: Checkpoint) -> None:
+def test_a_graph_takes_decode_batches_of_a_captured_size(checkpoint: Checkpoint) -> None:
     """One sampled token from each of at most as many sequences as the largest bucket has, once captured."""
     engine, _ = engine_of(checkpoint("llama"))
     graphs = engine.graphs

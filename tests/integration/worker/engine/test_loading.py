@@ -33,7 +33,7 @@ class Seat(Solo):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_sixteen_bits(family: str, dtype: str, checkpoint: Checkpoint) -> None:
+def test_logits_in_16_bits_are_those_of_transformers(family: str, dtype: str, checkpoint: Checkpoint) -> None:
     """In 16-bit types logits come as float32 and are those of transformers in the same type."""
     folder, job = checkpoint(family), Job(1, list(range(3, 40)), 512, 1)
     model = load(folder, collective=Solo(), dtype=dtype)

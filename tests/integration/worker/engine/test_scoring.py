@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from control.commands import StepRow
 from control.errors import RankError
-from control.messages import StepRow
 from tests.integration.worker.engine.ranks import Outcome, RankGroup, play
 from tests.integration.worker.engine.script import Job, write
 from tests.integration.worker.engine.stepping import command, run
@@ -57,7 +57,9 @@ def assert_scored(folder: Path, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_one_rank(family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_scores_every_position_once(
+    family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every position is told once, few at a time, and what is sampled beside it stays what it was."""
     monkeypatch.setattr(served, "SCORED_AT_ONCE", 5)
     engine = engine_of(checkpoint(family), "float32")
@@ -69,7 +71,7 @@ def test_one_rank(family: str, checkpoint: Checkpoint, monkeypatch: pytest.Monke
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
-def test_two_ranks(family: str, checkpoint: Checkpoint, ranks: RankGroup) -> None:
+def test_two_ranks_score_alike_with_equal_collectives(family: str, checkpoint: Checkpoint, ranks: RankGroup) -> None:
     """With a vocabulary in two parts the logits are the same, and both ranks run as many collectives."""
     ranks.form(2)
     ranks.ask("load", checkpoint(family), "float32")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from control.commands import Prefix
 from control.errors import RankError
-from control.messages import Prefix
 from tests.integration.worker.engine.stepping import command as step
 from tests.integration.worker.engine.stepping import rows, run
 from worker.collective import Solo

@@ -11,9 +11,10 @@ import pytest
 
 from control.messages import ModelAssets
 from control.records import catalog
-from tests.farm import until
-from tests.integration.worker.agent.test_agent import AgentScene, model, scene  # noqa: F401 (fixtures)
+from tests.integration.worker.agent.agent_scene import AgentScene
+from tests.integration.worker.agent.conftest import model, scene  # noqa: F401 (fixtures)
 from tests.integration.worker.conftest import MODEL
+from tests.waiting import until
 from worker.repository import preparation
 
 

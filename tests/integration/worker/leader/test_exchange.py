@@ -11,8 +11,8 @@ from control import requests
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.replicas.lease import Lease
 from control.requests import Emission, Enqueue
-from tests.farm import until
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
+from tests.waiting import until
 from worker.leader.requests.exchange import Exchange
 
 

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from control import requests
+from control.commands import GenerateStep
 from control.errors import CollectiveFailed
-from control.messages import GenerateStep
 from control.redis.connection import run
 from control.replicas import health
 from control.replicas.health import write_poison
-from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
-from tests.models import make
+from tests.waiting import until
 from worker.engine.step import Step
 from worker.leader.requests.isolation import Isolation
 from worker.leader.serving import Serving
@@ -30,11 +29,6 @@ TOKENS = 8
 
 class Gone(BaseException):
     """The leader's process has died of itself: no code of it runs any more, and its agent has seen that."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("llama", tmp_path_factory.mktemp("llama"))
 
 
 def prompts_of(command: GenerateStep) -> list[list[int]]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from control import requests
 from control.errors import GroupError
@@ -20,32 +18,17 @@ from control.replicas import health
 from control.replicas.health import write_poison
 from control.replicas.lease import Lease
 from control.requests import Emission, EmitResult
-from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
-from tests.models import make
-from worker.engine.step import Step
+from tests.waiting import until
 from worker.health import progress as progress_module
 from worker.leader import serving as serving_module
 from worker.leader.leader import Leader
 from worker.leader.requests import emitter as emitter_module
 from worker.repository import gates
 from worker.repository.assets import read_assets
-from worker.sampling import step_sampler as sampling_module
 from worker.tp_group import executor as executor_module
 from worker.tp_group.executor import Executor
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("llama", tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture
-def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
-    scene = LeaderScene(redis, folder)
-    yield scene
-    scene.stop()
 
 
 def test_a_load_that_fails_ends_the_process_with_its_reason(redis: ReplicaRedis, folder: Path) -> None:
@@ -213,47 +196,6 @@ def test_what_can_never_fit_fails_alone(scene: LeaderScene) -> None:
     assert scene.epoch() == before and health.read_poison(scene.redis.client, MODEL, REPLICA) is None
 
 
-def test_a_row_that_fails_ends_its_request_and_no_other(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sick logits of one sequence: an error with the figures in its log, tokens for its neighbour, no poison."""
-    scene.ask("whole", max_tokens=150)
-    expected = scene.answer("whole")
-    real, healthy = sampling_module.inspect, [True]
-
-    def inspect(logits: Any) -> Any:
-        if healthy and len(logits) == 2:
-            healthy.clear()
-            logits = logits.clone()
-            logits[0, 3] = float("nan")
-        return real(logits)
-
-    before = scene.epoch()
-    monkeypatch.setattr(sampling_module, "inspect", inspect)
-    for rid in ("first", "second"):
-        scene.ask(rid, max_tokens=150)
-    assert expected in [scene.answer("first"), scene.answer("second")]
-    [failed] = [end for end in (scene.log("first")[-1], scene.log("second")[-1]) if end.finish == "error"]
-    assert failed.token is None and "nan=1" in (failed.cause or "")
-    assert scene.epoch() == before
-
-
-def test_a_step_that_fails_is_logged_with_its_requests(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other ranks know sequences and say which command failed: the leader's line says whose it was."""
-    until(scene.epoch, 40.0)
-    real, faults = Step.forward, [MemoryError("once")]
-
-    def forward(step: Step, *how: Any) -> Any:
-        if faults and step.command.change.rows:
-            raise faults.pop()
-        return real(step, *how)
-
-    monkeypatch.setattr(Step, "forward", forward)
-    with capture_logs() as lines:
-        scene.ask("r", max_tokens=3)
-        scene.answer("r")
-    [line] = [line for line in lines if line["event"] == "the step failed"]
-    assert list(line["requests"].values()) == ["r"] and line["seq"] > 0
-
-
 def test_the_phases_of_a_request_are_stamped(scene: LeaderScene) -> None:
     """From the enqueue to the last token each moment is in its hash, in order."""
     scene.ask("r", max_tokens=3)
@@ -275,29 +217,6 @@ def test_an_idle_leader_pings_and_stays(scene: LeaderScene, monkeypatch: pytest.
         return first is None or (beat is not None and beat.seq > first.seq and beat.oldest_pending_ms == 0)
 
     until(later, 40.0)
-
-
-def test_a_forward_that_keeps_failing_rests_between_epochs_and_then_goes_on(
-    scene: LeaderScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each epoch without a step waits longer than the one before; when the fault passes, the answer is right."""
-    scene.ask("whole")
-    expected = scene.answer("whole")
-    rests: list[float] = []
-    real_rest, real_forward = scene.leader._rest, Step.forward
-    monkeypatch.setattr(scene.leader, "_rest", lambda seconds: rests.append(seconds) or real_rest(seconds))
-
-    def forward(step: Step, *how: Any) -> Any:
-        if len(rests) < 4:
-            raise MemoryError("a forward that is too large")
-        return real_forward(step, *how)
-
-    monkeypatch.setattr(Step, "forward", forward)
-    scene.ask("hard")
-    assert scene.answer("hard") == expected
-    assert scene.redis.client.xlen(scene.keys.dead) == 0, "a device that fails whatever it is given accuses nobody"
-    # The first of these epochs had completed steps for the other request, so its end costs no rest.
-    assert rests[0] == 0 < rests[1] < rests[2] < rests[3]
 
 
 @pytest.mark.parametrize(("gather_s", "exchanges"), [(3600.0, [1, 19]), (0.0, [1] * 20)])

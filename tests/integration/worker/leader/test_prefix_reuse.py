@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,10 +9,10 @@ import pytest
 
 from control.keys import ModelKeys
 from control.replicas import health
-from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
+from tests.waiting import until
 
 FIRST = [number % 120 for number in range(3, 83)]
 NEW = 10
@@ -22,13 +21,6 @@ NEW = 10
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("qwen3", tmp_path_factory.mktemp("qwen3"))
-
-
-@pytest.fixture
-def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
-    scene = LeaderScene(redis, folder)
-    yield scene
-    scene.stop()
 
 
 def cached(scene: LeaderScene, rid: str) -> list[int | None]:
@@ -44,7 +36,7 @@ def first_turn(scene: LeaderScene) -> list[int]:
     return [*FIRST, *answer, 5, 6, 7]
 
 
-def test_a_second_turn(scene: LeaderScene) -> None:
+def test_a_second_turn_reuses_the_first_ones_cache(scene: LeaderScene) -> None:
     """Its first entry says how much was there, its tokens are those that it gets alone, and the beat tells memory."""
     second = first_turn(scene)
     kept = len(FIRST) + NEW - 1

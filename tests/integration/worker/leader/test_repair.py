@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,23 +9,9 @@ import redis as redis_py
 
 from control import requests
 from control.errors import RedisUnavailable
-from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from tests.integration.worker.conftest import MODEL, REPLICA
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
-from tests.models import make
 from worker.leader.requests import exchange as exchange_module
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("llama", tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture
-def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
-    scene = LeaderScene(redis, folder)
-    yield scene
-    scene.stop()
-
 
 ROLL_BACK = """
 local entries = redis.call('XRANGE', KEYS[1], '-', '+')

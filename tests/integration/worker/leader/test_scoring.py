@@ -81,7 +81,7 @@ def test_scores_are_those_of_transformers(scene: LeaderScene, logarithms: torch.
 
 
 @pytest.mark.parametrize("length", [1, 2, BUDGET, BUDGET + 1, len(PROMPT)])
-def test_scoring_alone(scene: LeaderScene, logarithms: torch.Tensor, length: int) -> None:
+def test_a_prompt_is_scored_without_an_answer(scene: LeaderScene, logarithms: torch.Tensor, length: int) -> None:
     """With no token wanted the prompt is told, however long, and the end says so."""
     scene.ask("r", PROMPT[:length], max_tokens=0, prompt_logprobs=TOP)
     assert all(token is None for token in scene.answer("r"))

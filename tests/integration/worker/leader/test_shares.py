@@ -8,19 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm import until
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
-from tests.models import make
+from tests.waiting import until
 
 HOGS, CHOICES, TOKENS = ("hog-1", "hog-2", "hog-3"), 128, 30
 STEPS = 12
 """Of the hog, while a small request comes and ends: the exchange and the claim, its prefill, its two tokens."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("llama", tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture

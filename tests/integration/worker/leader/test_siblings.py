@@ -22,9 +22,10 @@ from control.replicas.health import heartbeats
 from control.replicas.lease import acquire
 from control.requests import Enqueue
 from control.requests.history import read_log
-from tests.farm import clean_environment, until
+from tests.farm import clean_environment
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.models import make
+from tests.waiting import until
 from worker.health.detectors import REPLICA_GONE_S
 from worker.leader import siblings as siblings_module
 from worker.leader.siblings import LOOK_EVERY_S, Siblings

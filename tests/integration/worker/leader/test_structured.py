@@ -12,10 +12,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from control.messages import Grammar, LogEntry
-from tests.farm import until
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import EOS, make
+from tests.waiting import until
 from worker.scheduling.scheduler import Scheduler
 
 SCHEMA = Grammar(

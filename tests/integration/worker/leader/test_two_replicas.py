@@ -20,10 +20,9 @@ from control.replicas import health
 from control.replicas.health import write_poison
 from control.requests import Enqueue
 from control.requests.history import read_log
-from tests.farm import until
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.leader.test_isolation import Gone, innocents, marked, prompts
-from tests.models import make
+from tests.waiting import until
 from worker.engine.step import Step
 from worker.leader import siblings
 from worker.leader.leader import Leader
@@ -35,11 +34,6 @@ GONE_AFTER_S = 0.6
 RESTART_S = 2.5
 """For a process to start again: longer than the other replica waits before it takes over."""
 TOKENS = 24
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("llama", tmp_path_factory.mktemp("llama"))
 
 
 class Replica:

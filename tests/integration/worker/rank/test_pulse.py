@@ -14,9 +14,9 @@ from control.redis.connection import connect
 from control.redis.outage import Outage
 from control.replicas.health import Beat, beat, heartbeats, read_poison, write_poison
 from control.replicas.lease import Lease
-from tests.farm import until
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.servers import serving
+from tests.waiting import until
 from worker.health import pulse as pulse_module
 from worker.health.exits import STUCK
 from worker.health.progress import Progress
@@ -155,11 +155,13 @@ def test_a_leader_that_waits_for_a_slow_rank_is_not_overdue(redis: ReplicaRedis)
             other_at(int(10 * time.monotonic()))
             pulse.check()
             time.sleep(0.1)
-        stood = time.monotonic()
-        while not isinstance(redis_over := over_of(pulse), Poisoned):
+
+        def poisoned() -> Poisoned | None:
             other_at(1)
-            time.sleep(0.05)
-            assert time.monotonic() < stood + 20.0
+            over = over_of(pulse)
+            return over if isinstance(over, Poisoned) else None
+
+        redis_over = until(poisoned, 20.0)
     assert redis_over.kind == "deadline" and len(renewed) >= 2
     assert "every rank still beats" in redis_over.message
 

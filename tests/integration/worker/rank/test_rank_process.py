@@ -16,8 +16,9 @@ import pytest
 from control.messages import Assignment, ModelSpec, encode
 from control.process import child_environment
 from control.replicas.health import end_reason, heartbeats, poison_history, write_poison
-from tests.farm import clean_environment, until
+from tests.farm import clean_environment
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from tests.waiting import until
 from worker.health.exits import LOAD_FAILED, REFUSED, STOPPED
 
 pytestmark = pytest.mark.timeout(90)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from control.messages import GenerateStep, Sampling
+from control.commands import GenerateStep
+from control.messages import Sampling
 from tests import models
 from worker.collective import Solo
 from worker.engine.step import Engine

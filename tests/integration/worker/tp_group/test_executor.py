@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from control.errors import CollectiveFailed, RankError
-from control.messages import (
+from control.commands import (
     BatchChange,
     ClearKvCache,
     GenerateStep,
@@ -21,8 +20,9 @@ from control.messages import (
     Shutdown,
     StepRow,
     UnloadModel,
-    encode,
 )
+from control.errors import CollectiveFailed, RankError
+from control.messages import encode
 from control.replies import (
     AnyReply,
     ErrorReply,
@@ -63,7 +63,7 @@ def test_ping_names_rank_world_and_device() -> None:
     assert reply.host and reply.network == network()
 
 
-def test_nothing_before_init() -> None:
+def test_a_rank_refuses_commands_before_init() -> None:
     """A rank of a group without a seat refuses to load or to be summed up, and says what is missing."""
     rank = Executor(1, 2, "cpu")
     assert kind(rank.answer(NcclSanityCheck(epoch=1, seq=1))) == "nccl_not_initialised"

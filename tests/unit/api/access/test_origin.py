@@ -93,7 +93,7 @@ def test_beyond_loopback_a_host_may_have_any_name() -> None:
     assert refusal(settings=settings, host="farm.example", origin="https://evil.example") == "foreign_origin"
 
 
-def test_parts() -> None:
+def test_an_origin_is_split_into_its_parts() -> None:
     assert is_same_origin("https://a:8443", "A:8443") and not is_same_origin("https://a", "a:8443")
     assert not is_same_origin("http://a:x", "a") and not is_same_origin("app://a", "a")
     assert is_local_name("model.localhost") and not is_local_name("localhost.example")

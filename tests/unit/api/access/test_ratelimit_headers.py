@@ -24,7 +24,7 @@ from control.messages import GenerationRequest, Sampling
         (3_603_250, "1h0m3.25s"),
     ],
 )
-def test_durations(ms: int, text: str) -> None:
+def test_durations_have_the_form_of_go(ms: int, text: str) -> None:
     """As Go writes them."""
     assert duration(ms) == text
 
@@ -38,7 +38,7 @@ def test_only_limits_that_there_are() -> None:
     }
 
 
-def test_anthropic_s_names() -> None:
+def test_anthropics_headers_have_a_moment_in_rfc_3339() -> None:
     """The limit is whole again at a moment, in RFC 3339 and rounded up to a second."""
     assert anthropic_ratelimit_headers(Allowance(0, 0, 0, 900, 100, 1500), 1_767_225_599.2) == {
         "anthropic-ratelimit-tokens-limit": "900",
@@ -51,7 +51,7 @@ def member(prompt: int, max_tokens: int, n: int = 1) -> GenerationRequest:
     return GenerationRequest(prompt=[1] * prompt, sampling=Sampling(max_tokens=max_tokens, n=n))
 
 
-def test_the_estimate() -> None:
+def test_the_estimate_counts_prompt_and_answers_up_to_a_bound() -> None:
     """Prompts and what each choice may write, up to a bound; never more than the limit itself."""
     key, _ = mint(tpm=10_000)
     assert estimate(key, [member(10, 50, 2), member(5, 7)]) == [110, 12]

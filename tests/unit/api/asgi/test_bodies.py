@@ -132,7 +132,7 @@ async def test_a_client_that_leaves() -> None:
     assert bodies.held_bytes == 0
 
 
-async def test_a_compressed_body() -> None:
+async def test_a_compressed_body_is_refused() -> None:
     with pytest.raises(RequestError, match="gzip"):
         await read(Bodies(LIMITS), Sent(b"1", None, content_encoding="gzip"))
 

@@ -171,7 +171,7 @@ async def test_what_is_no_http(farm: Farm) -> None:
 
 
 @pytest.mark.parametrize("head", [b"GET", HEAD, b"\r\n\r\n"])
-async def test_a_slow_head(farm: Farm, head: bytes) -> None:
+async def test_a_slow_head_is_408(farm: Farm, head: bytes) -> None:
     """Line after line comes before the time is over, and yet the head has only its own time."""
     async with farm.client() as client:
         await client.send(head)
@@ -213,7 +213,7 @@ async def test_a_large_body_is_no_head(farm: Farm) -> None:
         assert await client.answer() == (200, b"50000")
 
 
-async def test_many_connections(farm: Farm) -> None:
+async def test_beyond_the_limit_the_longest_idle_connection_closes(farm: Farm) -> None:
     """The one that has waited longest without a request gives way; with all of them busy the new one gets 503."""
     async with farm.client() as first, farm.client() as second:
         await second.send(b"GET /slow HTTP/1.1\r\n\r\n")
@@ -233,7 +233,7 @@ async def test_many_connections(farm: Farm) -> None:
             writer.close()
 
 
-async def test_many_partial_heads(farm: Farm) -> None:
+async def test_partial_heads_beyond_their_memory_close_the_oldest(farm: Farm) -> None:
     """The oldest closes where all together take too much; one without a byte of a head is left alone."""
     async with farm.client() as idle, farm.client() as first:
         await first.send(HEAD + b"x: " + b"a" * 3000)
@@ -249,7 +249,7 @@ async def test_many_partial_heads(farm: Farm) -> None:
             assert await idle.answer() == (200, b"1")
 
 
-async def test_pipelined_requests(farm: Farm) -> None:
+async def test_five_pipelined_requests_are_answered_in_order(farm: Farm) -> None:
     """Five are answered in order, what comes after them is not; the connection ends."""
     async with farm.client() as client:
         await client.send((HEAD + b"content-length: 1\r\n\r\na") * 1000)

@@ -38,7 +38,7 @@ def test_the_count_is_that_of_the_values(value: Any, ascii_only: bool, size: int
 
 
 @pytest.mark.parametrize("unit", [b"[1],", b'{"a":1},', b"1,", b'"",', b"{},", b'"a":1,'])
-def test_too_many(unit: bytes) -> None:
+def test_too_many_values_are_refused_early(unit: bytes) -> None:
     """Refused after as much as is decoded in some 20 ms."""
     structure, counted = Structure(), 0
     with pytest.raises(RequestError, match="too many values"):

@@ -97,7 +97,7 @@ async def test_a_cancel_that_was_swallowed_is_said_again() -> None:
     assert swallowed == 1
 
 
-async def test_nothing_to_end() -> None:
+async def test_ending_without_tasks_returns_at_once() -> None:
     """Without tasks, and with one that has ended, it returns at once."""
     done = asyncio.create_task(asyncio.sleep(0))
     await done

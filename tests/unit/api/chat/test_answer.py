@@ -38,7 +38,7 @@ def said(answer: Answer, log: list[LogEntry]) -> str:
 
 
 @given(st.text(max_size=30))
-def test_text_comes_back(text: str) -> None:
+def test_the_pieces_of_an_answer_are_its_text(text: str) -> None:
     """Whatever the characters, the pieces together are the text, and no piece holds half a character."""
     answer = Answer(VOCABULARY, view())
     pieces = [answer.feed(entry).text for entry in entries(text)]

@@ -63,7 +63,7 @@ def takes(tokenizer: Any, text: str | None, said: str) -> bool:
         ("qwen_xml", XML, ["Hello.", XML.replace("\n3\n", "\nthree\n"), XML.replace("=city", "=town")]),
     ],
 )
-def test_a_demanded_call(tokenizer: Any, form: CallFormat, call: str, others: list[str]) -> None:
+def test_a_demanded_call_allows_calls_only(tokenizer: Any, form: CallFormat, call: str, others: list[str]) -> None:
     """Nothing but calls of the tools, with arguments that fit; tags match as text and as tokens."""
     found = grammar(tokenizer, form, "required")
     separator = "; " if form == "llama3" else "\n"
@@ -75,7 +75,7 @@ def test_a_demanded_call(tokenizer: Any, form: CallFormat, call: str, others: li
 
 
 @pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["text", "tokens"])
-def test_reasoning_comes_first(tokenizer: Any) -> None:
+def test_reasoning_may_precede_a_demanded_call(tokenizer: Any) -> None:
     """A model that reasons may do so before the call; one whose prompt has opened the reasoning has to end it."""
     free = grammar(tokenizer, "hermes", "required", thinking=Thinking())
     assert takes(tokenizer, free, HERMES) and takes(tokenizer, free, f"<think>\nso\n</think>\n\n{HERMES}")
@@ -83,7 +83,7 @@ def test_reasoning_comes_first(tokenizer: Any) -> None:
     assert not takes(tokenizer, begun, HERMES) and takes(tokenizer, begun, f"so\n</think>\n\n{HERMES}")
 
 
-def test_a_named_function() -> None:
+def test_a_named_function_is_called_once() -> None:
     """Only that one may be called, once."""
     choice = msgspec.convert({"type": "function", "function": {"name": "get_time"}}, ToolChoice)
     found = grammar(MARKED, "hermes", choice)

@@ -31,7 +31,7 @@ from control import errors
         (KeyError("secret"), 500, "server_error", "internal_error"),
     ],
 )
-def test_statuses(error: Exception, status: int, kind: str, code: str | None) -> None:
+def test_each_error_has_its_status_type_and_code(error: Exception, status: int, kind: str, code: str | None) -> None:
     """Status, type and code of each kind; those worth a retry say when; no inside is told."""
     found = problem(error)
     assert (found.status, found.body.error.type, found.body.error.code) == (status, kind, code)

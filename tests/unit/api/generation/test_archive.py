@@ -37,7 +37,7 @@ def test_all_owners_together_get_a_quarter() -> None:
     assert quota(server(16 * GIB), response_bytes=64 * GIB, owners=2) == 2 * GIB
 
 
-def test_sizes_in_words() -> None:
+def test_sizes_have_at_most_four_digits() -> None:
     """A unit that leaves at most four digits."""
     assert [in_words(size) for size in (0, 512, 1536, 1023 * 1024, 4 * GIB, 5000 * 1024**4)] == [
         "0 bytes",

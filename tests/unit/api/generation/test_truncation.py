@@ -80,6 +80,6 @@ def test_no_call_without_its_result(kinds: list[str], count: int) -> None:
     assert [word for word in words if word[0] == "s"] == [word for word in left if word[0] == "s"]
 
 
-def test_no_items() -> None:
+def test_truncation_of_no_items_is_empty() -> None:
     """Nothing may go of nothing."""
     assert droppable([]) == []

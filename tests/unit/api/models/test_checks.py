@@ -110,7 +110,7 @@ REFUSED = [
 ]
 
 
-def test_what_is_refused() -> None:
+def test_a_bad_grammar_is_refused_and_the_next_is_checked() -> None:
     """Bad, unsupported or hostile: the words say what it is, nothing is fetched, and the next check is as ever."""
 
     async def work(checks: GrammarChecks) -> None:

@@ -15,7 +15,7 @@ def references(node: Any) -> list[str]:
     return [found for value in node for found in references(value)] if isinstance(node, list) else []
 
 
-def test_bodies_and_references() -> None:
+def test_bodies_have_openais_fields_and_are_closed() -> None:
     """All generating endpoints have a body with OpenAI's field names, closed to unknown ones."""
     document = create_app(ApiSettings(redis_url="redis://127.0.0.1:1")).openapi_schema.to_schema()
     schemas = document["components"]["schemas"]

@@ -77,7 +77,7 @@ def test_resuming_loses_and_repeats_nothing(before: list[int], after: list[int],
     assert seen(kept + rest) == seen(stream([]))
 
 
-def test_texts_and_usage() -> None:
+def test_usage_counts_all_prompts_and_choices() -> None:
     """Two prompts with two choices each: four texts, all tokens counted, those that were cached too."""
     texts, rest = seen(stream([]))
     assert texts == [*TEXTS, "x", "x"]

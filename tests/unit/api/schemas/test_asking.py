@@ -34,7 +34,7 @@ def test_a_body_is_never_too_deep_to_be_refused() -> None:
         parse_chat(body)
 
 
-def test_free_text() -> None:
+def test_free_text_has_no_grammar() -> None:
     """Nothing, OpenAI's `text`, and values that ask for nothing."""
     nothing = [
         {},
@@ -58,7 +58,7 @@ def test_free_text() -> None:
         ({"structured_outputs": {"json_object": True}}, Grammar("json_object"), "structured_outputs.json_object"),
     ],
 )
-def test_every_form(fields: dict[str, Any], grammar: Grammar, param: str) -> None:
+def test_every_form_becomes_the_same_grammar(fields: dict[str, Any], grammar: Grammar, param: str) -> None:
     """Each neighbour's parameter becomes the same grammar, and errors will name the parameter that was sent."""
     assert asked(**fields) == Asked(grammar, param)
 
@@ -127,7 +127,7 @@ def test_a_strict_schema_is_taken_to_the_letter() -> None:
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], param: str, words: str) -> None:
+def test_a_wrong_form_is_refused_by_its_parameter(fields: dict[str, Any], param: str, words: str) -> None:
     """The error names the parameter and says what is wrong; two that constrain the answer are both named."""
     with pytest.raises(RequestError) as caught:
         asked(**fields)

@@ -54,7 +54,9 @@ def body(**fields: Any) -> bytes:
         ({"n": 128}, {"n": 129}, "n", "128"),
     ],
 )
-def test_at_most(most: dict[str, Any], beyond: dict[str, Any], param: str, bound: str) -> None:
+def test_a_bound_passes_and_one_more_is_refused(
+    most: dict[str, Any], beyond: dict[str, Any], param: str, bound: str
+) -> None:
     """Exactly the bound passes; one more is a refusal that names field and bound."""
     parse_chat(body(**most))
     with pytest.raises(RequestError, match=bound) as refused:
@@ -62,7 +64,7 @@ def test_at_most(most: dict[str, Any], beyond: dict[str, Any], param: str, bound
     assert refused.value.param == param
 
 
-def test_prompts_times_choices() -> None:
+def test_choices_are_counted_for_each_prompt() -> None:
     """A list of prompts counts once for each of its choices."""
     parse_completion(msgspec.json.encode({"prompt": ["a"] * 32, "n": 4}))
     with pytest.raises(RequestError, match="more than 128 choices"):

@@ -76,7 +76,7 @@ def test_tools_are_refused_in_the_endpoint_s_names(tool: bytes, param: str) -> N
     assert caught.value.param == param
 
 
-def test_choices_of_tools() -> None:
+def test_tool_choices_of_both_apis_become_those_of_chat() -> None:
     """Both APIs' ways to force or forbid a call are chat's own."""
     told = b'"tools":[{"type":"function","name":"f"}],"input":"x"'
     for choice, expected in ((b'"required"', "required"), (b'{"type":"function","name":"f"}', "f")):

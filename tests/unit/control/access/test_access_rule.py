@@ -17,7 +17,7 @@ def test_this_machine_needs_none(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "farm.example"])
-def test_everybody_else_does(host: str) -> None:
+def test_another_host_requires_a_key_without_no_auth(host: str) -> None:
     """Unless the operator says that they don't."""
     assert asks_for_key(host, (), keys=False, no_auth=False)
     assert not asks_for_key(host, (), keys=False, no_auth=True)

@@ -12,19 +12,9 @@ from control.settings import demo_model
 from ops.cli.options import demo_environment
 from ops.demo import MODEL_DIR
 
-PLAIN = {
-    "name": None,
-    "tp": 1,
-    "devices": "cpu",
-    "dtype": "auto",
-    "max_context": None,
-    "kv_tokens": None,
-    "quant": None,
-}
-
 
 def test_demo_is_the_folder_that_the_process_knows(tmp_path: Path) -> None:
-    spec = build_spec("demo", demo=tmp_path, **PLAIN)  # type: ignore[arg-type]
+    spec = build_spec("demo", demo=tmp_path)
     assert (spec.name, spec.source) == ("demo", str(tmp_path))
 
 
@@ -34,8 +24,8 @@ def test_demo_is_refused_where_its_folder_is_not_known() -> None:
 
 
 def test_a_folder_is_named_by_its_last_part_and_a_repository_by_its_id(tmp_path: Path) -> None:
-    assert build_spec(str(tmp_path), **PLAIN).name == tmp_path.name  # type: ignore[arg-type]
-    spec = build_spec("some/model", **PLAIN)  # type: ignore[arg-type]
+    assert build_spec(str(tmp_path)).name == tmp_path.name
+    spec = build_spec("some/model")
     assert (spec.name, spec.source) == ("some/model", "some/model")
 
 

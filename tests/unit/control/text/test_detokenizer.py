@@ -75,7 +75,7 @@ def fallback_ids(tokenizer: Tokenizer, words: list[str]) -> list[int]:
 
 
 @given(words=st.lists(st.sampled_from(["▁", "▁the", "▁farm", "a", "▁a", ".", "é", "😀", "東", "</s>"]), max_size=30))
-def test_byte_fallback(byte_fallback: Tokenizer, words: list[str]) -> None:
+def test_byte_fallback_gives_the_same_text_in_pieces(byte_fallback: Tokenizer, words: list[str]) -> None:
     """A decoder that strips a leading space and spells characters as byte tokens gives the same text in pieces."""
     ids = fallback_ids(byte_fallback, words)
     assert "".join(stream(byte_fallback.decode, ids)) == byte_fallback.decode(ids)

@@ -36,7 +36,7 @@ def search_pieces(pieces: list[str], stops: list[str]) -> tuple[str, str | None]
 
 @given(text=letters, stops=stop_lists, cuts=st.lists(st.integers(0, 30)))
 @settings(max_examples=500)
-def test_pieces_equal_whole(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_stop_strings_do_not_depend_on_the_pieces(text: str, stops: list[str], cuts: list[int]) -> None:
     """The text before the stop string and the string met do not depend on how the text was cut."""
     borders = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[left:right] for left, right in itertools.pairwise(borders)]
@@ -54,7 +54,7 @@ def test_nothing_is_held_back_without_need(text: str, stops: list[str]) -> None:
         assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
 
 
-def test_shortest_end_wins() -> None:
+def test_the_first_complete_stop_string_ends_the_text() -> None:
     """A stop string that is complete while a longer one is only begun ends the text."""
     assert StopStrings(["abcd", "bc"]).push("abcd") == ("a", "bc")
 

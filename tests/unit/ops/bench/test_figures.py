@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from ops.bench.__main__ import VERBS, LazyGroup
+from ops.bench.__main__ import VERBS, bench
 from ops.bench.common.ask import Answer
 from ops.bench.common.figures import Figure, conclude, table
 from ops.bench.common.memory import growth, part_of
@@ -46,7 +46,7 @@ def test_no_figure_at_all_is_a_failure() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_is_there(verb: str) -> None:
     """Each name in the list leads to a command of that name."""
-    command = LazyGroup(name="bench").get_command(click.Context(click.Command("bench")), verb)
+    command = bench.get_command(click.Context(bench), verb)
     assert command is not None and command.name == verb and command.help
 
 

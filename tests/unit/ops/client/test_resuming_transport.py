@@ -144,7 +144,7 @@ def test_what_is_not_waited_out() -> None:
         assert len(api.requests) == 1
 
 
-def test_patience_ends() -> None:
+def test_the_last_error_is_raised_when_patience_ends() -> None:
     """When nothing comes for so long, the client sees the last error or refusal as it is."""
     with client(ScriptedApi(*[unreachable] * 99), patience=0.2) as http, pytest.raises(httpx.ConnectError):
         http.post("/v1/chat/completions", json=BODY)

@@ -87,7 +87,7 @@ def test_a_script_s_lines_are_its_results(tmp_path: Path, monkeypatch: pytest.Mo
     assert (last.ok, last.detail) == (False, "gone\n")
 
 
-def test_where_environments_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_are_in_the_folder_of_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable names the folder; half an installation is none."""
     monkeypatch.setenv(environments.FOLDER, str(tmp_path))
     assert environments.folder(CLIENT) == tmp_path / "c"
@@ -97,7 +97,7 @@ def test_where_environments_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert environments.version(CLIENT) == "1.0" and environments.missing(CLIENT) is None
 
 
-def test_likelihoods_are_compared() -> None:
+def test_likelihoods_must_equal_transformers() -> None:
     """With transformers' own of the demonstration model, to 1e-3; none at all is a failure."""
     right = Reference().log_likelihood("One two", " three")
     assert -60 < right < 0

@@ -43,7 +43,7 @@ def test_a_container_sees_its_limit_at_the_root(tmp_path: Path) -> None:
     assert limited(tmp_path, "0::/docker/123\n", memory_max=f"{64 * MIB}") == 64 * MIB
 
 
-def test_version_one(tmp_path: Path) -> None:
+def test_the_memory_limit_of_cgroups_version_1_is_read(tmp_path: Path) -> None:
     """The memory controller has a hierarchy of its own; no limit is a huge number there."""
     own = "5:cpu:/x\n4:memory:/y\n"
     assert limited(tmp_path, own, memory__y__limit_in_bytes=f"{16 * MIB}\n") == 16 * MIB

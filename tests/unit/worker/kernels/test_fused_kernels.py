@@ -29,7 +29,7 @@ def assert_near(ours: Tensor, theirs: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, Gemma2RMSNorm])
-def test_norm(dtype: torch.dtype, kind: type, device: torch.device) -> None:
+def test_norm_equals_torch(dtype: torch.dtype, kind: type, device: torch.device) -> None:
     """Both kinds of weight, over a width that is no power of two."""
     torch.manual_seed(0)
     norm = kind(90, eps=1e-3).to(device=device, dtype=dtype).requires_grad_(False)
@@ -50,7 +50,7 @@ def test_norm_of_heads_in_a_wider_tensor(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("activation", [SILU, GELU_TANH])
-def test_gate(dtype: torch.dtype, activation: str, device: torch.device) -> None:
+def test_gate_equals_torch_without_overflow(dtype: torch.dtype, activation: str, device: torch.device) -> None:
     """Gate and up as halves of one tensor, with values far out, where an exponential overflows."""
     torch.manual_seed(0)
     both = (torch.randn(1, 3, 2 * 1100, device=device) * 30).to(dtype)
@@ -61,7 +61,7 @@ def test_gate(dtype: torch.dtype, activation: str, device: torch.device) -> None
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("dim", [16, 80])
-def test_rotary(dtype: torch.dtype, dim: int, device: torch.device) -> None:
+def test_rotary_turns_query_and_key_in_place(dtype: torch.dtype, dim: int, device: torch.device) -> None:
     """Query and key, as their projections leave them, turn in place; what lies beside them stays."""
     torch.manual_seed(0)
     both = torch.randn(3, 7, dim, device=device).to(dtype)

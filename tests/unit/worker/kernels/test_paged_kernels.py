@@ -86,7 +86,7 @@ MIXED = [Extent(1, 0, 1), Extent(2, 15, 1), Extent(3, 0, 21), Extent(4, 70, 1), 
 
 
 @pytest.mark.parametrize("features", ["", "window", "cap", "sinks", "window cap sinks"])
-def test_a_mixed_batch(features: str, device: torch.device) -> None:
+def test_a_mixed_batch_attends_as_dense_attention(features: str, device: torch.device) -> None:
     """Decode rows and prefill chunks of one batch attend as dense attention does, with every feature of a layer."""
     Scene(MIXED, device).check(variant_of(features, 4, device))
 
@@ -99,13 +99,13 @@ def test_head_sizes_and_groups(dim: int, heads: int, kv_heads: int, device: torc
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bit_numbers(dtype: torch.dtype, device: torch.device) -> None:
+def test_16_bit_numbers_are_summed_in_float32(dtype: torch.dtype, device: torch.device) -> None:
     """Sums are float32, so that results are as near as the type's own rounding allows."""
     Scene(MIXED, device, dtype=dtype).check(variant_of("", 4, device))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_layouts(seed: int, device: torch.device) -> None:
+def test_random_layouts_attend_as_dense_attention(seed: int, device: torch.device) -> None:
     """Whatever the lengths, the windows and where chunks are cut."""
     chance = random.Random(seed)
     extents = []
@@ -165,7 +165,7 @@ def test_the_control_sees_a_wrong_window(device: torch.device) -> None:
     assert (out.double() - expected).abs().max() > 1e-2
 
 
-def test_sizes(device: torch.device) -> None:
+def test_splits_and_tiles_follow_rows_and_heads(device: torch.device) -> None:
     """Few rows are split often, many not at all; wide heads read fewer keys at once."""
     cpu = torch.device("cpu")
     assert [splits_for(rows, 2, cpu) for rows in (1, 2, 4, 64)] == [4, 2, 1, 1]

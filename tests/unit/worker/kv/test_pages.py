@@ -73,7 +73,7 @@ class History:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_random_history(store: PagedStore, name: str) -> None:
+def test_pages_hold_any_history_of_sequences(store: PagedStore, name: str) -> None:
     """Sequences join, begin as others did, grow, idle and leave; what was never written, NaN, reaches nobody."""
     history = History(store, seed=len(name))
     chance, truth = history.chance, history.truth

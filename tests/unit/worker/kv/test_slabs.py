@@ -44,7 +44,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_random_history(layout: CacheLayout, name: str, seed: int) -> None:
+def test_slabs_hold_any_history_of_sequences(layout: CacheLayout, name: str, seed: int) -> None:
     """Sequences join, empty or with the beginning of another, grow by one or several tokens, idle, leave and hand over
     their slab; each token attends as the formula says."""
     chance, variant = random.Random(seed), VARIANTS[name]
@@ -175,7 +175,7 @@ def test_idle_slots_between_busy_ones(layout: CacheLayout, call_bytes: int, monk
         torch.testing.assert_close(out[row], textbook(query[:, row], whole, whole, Variant(0.3)))
 
 
-def test_capacity_from_memory(layout: CacheLayout) -> None:
+def test_capacity_counts_all_layers_and_the_growth_of_a_pool(layout: CacheLayout) -> None:
     """A token costs keys and values in all layers, twice for the time of a pool's growth."""
     assert layout.bytes_per_token == 2 * 2 * KV_HEADS * DIM * 8
     assert tokens_that_fit(100 * 2 * layout.bytes_per_token, layout) == 100

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from control.commands import BatchChange
 from control.errors import GroupError, Poisoned
-from control.messages import BatchChange, GenerationRequest, Sampling
+from control.messages import GenerationRequest, Sampling
 from control.replicas.lease import Lease
 from control.requests import Claimed, Claims, Emission, EmitResult
 from worker.engine.scoring import PromptScores

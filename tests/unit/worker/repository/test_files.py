@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_whole_folder(folder: Path) -> None:
+def test_the_files_of_a_whole_folder_are_found(folder: Path) -> None:
     """Configuration, weights, tokenizer and the optional files are found."""
     (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
     files = inspect(folder)
@@ -85,7 +85,7 @@ def test_each_fault_has_its_message(folder: Path, spoil: Callable[[Path], object
         inspect(folder)
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     """A folder that is not there is named."""
     with pytest.raises(ModelFilesAway, match="nowhere does not exist"):
         inspect(tmp_path / "nowhere")

@@ -50,7 +50,7 @@ def test_what_divides_is_accepted(tp: int) -> None:
         ({"use_bidirectional_attention": True}, 1, "encoder"),
     ],
 )
-def test_what_is_refused(changes: dict[str, Any], tp: int, message: str) -> None:
+def test_an_unservable_model_is_refused_by_type_or_number(changes: dict[str, Any], tp: int, message: str) -> None:
     """Each refusal names the type or the number, and the remedy where there is one."""
     with pytest.raises(UnsupportedArchitecture, match=message):
         gates.check(LLAMA | changes, tp)
@@ -98,7 +98,7 @@ def test_every_default_is_transformers_own() -> None:
         assert config.num_key_value_heads == (family.kv_heads or config.num_attention_heads), kind
 
 
-def test_ends_and_lengths() -> None:
+def test_every_end_of_sequence_id_counts() -> None:
     """Every end-of-sequence id counts, generation_config.json's before config.json's."""
     assert gates.eos_ids({"eos_token_id": 1}, {"eos_token_id": [2, 3]}) == [2, 3]
     assert gates.eos_ids({"eos_token_id": 1}, {}) == [1]

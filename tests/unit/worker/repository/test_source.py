@@ -62,7 +62,9 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, {}, str(Path("~/.cache/huggingface/hub").expanduser()), "default"),
     ],
 )
-def test_cache_precedence(explicit: Path | None, environment: dict[str, str], expected: str, reason: str) -> None:
+def test_the_first_set_variable_names_the_cache(
+    explicit: Path | None, environment: dict[str, str], expected: str, reason: str
+) -> None:
     """An explicit place comes first, then HF_HUB_CACHE, HF_HOME, the default; an empty variable is unset."""
     assert source.cache_folder(explicit, environment) == (Path(expected), reason)
 
@@ -97,7 +99,7 @@ def test_an_incomplete_snapshot_is_not_used(tmp_path: Path, offline: None) -> No
         source.resolve("org/name", cache=tmp_path)
 
 
-def test_download(hub: Path, tmp_path: Path) -> None:
+def test_a_repository_that_is_not_cached_is_fetched(hub: Path, tmp_path: Path) -> None:
     """What is not cached is fetched."""
     assert source.resolve("org/name", cache=tmp_path / "cache") == hub
 

@@ -50,7 +50,7 @@ def contexts(rows: int) -> list[list[int]]:
     return [torch.randint(VOCABULARY, (3 + 9 * row,), generator=generator).tolist() for row in range(rows)]
 
 
-def test_repetition_penalty(logits: torch.Tensor) -> None:
+def test_repetition_penalty_equals_transformers(logits: torch.Tensor) -> None:
     """Each row's own penalty over its own context equals transformers', also below 1."""
     penalties, ids = [1.1, 1.3, 2.0, 0.7, 1.0, 1.05], contexts(6)
     expected = per_row(logits, [RepetitionPenaltyLogitsProcessor(penalty) for penalty in penalties], ids)
@@ -58,7 +58,7 @@ def test_repetition_penalty(logits: torch.Tensor) -> None:
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
-def test_bias(logits: torch.Tensor) -> None:
+def test_bias_equals_transformers(logits: torch.Tensor) -> None:
     """logit_bias equals transformers' sequence_bias of single tokens; ids beyond the vocabulary change nothing."""
     biases = [{5: 2.5, 7: -100.0}, {0: 1.0}, {299: -3.0}, {1: 0.5, 2: 0.5}, {4: 9.0}, {8: -1.0}]
     expected = per_row(
@@ -68,7 +68,7 @@ def test_bias(logits: torch.Tensor) -> None:
     assert torch.equal(filters.add_bias(logits, [{VOCABULARY: 5.0, -1: 5.0}] * 6), logits)
 
 
-def test_presence_and_frequency(logits: torch.Tensor) -> None:
+def test_presence_and_frequency_follow_openais_formula(logits: torch.Tensor) -> None:
     """Each output token loses presence once and frequency for each time, by OpenAI's formula."""
     outputs = contexts(6)
     presence, frequency = [0.5, -1.0, 0.0, 2.0, 1.0, 0.1], [0.0, 0.3, 1.5, -0.5, 1.0, 0.2]
@@ -90,7 +90,7 @@ def test_stop_ids_are_removed(logits: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "with equals"])
-def test_top_k(logits: torch.Tensor, coarse: bool) -> None:
+def test_top_k_equals_transformers(logits: torch.Tensor, coarse: bool) -> None:
     """Rows of different top_k keep what transformers keeps, also where several tokens equal the last one kept."""
     if coarse:
         logits = logits.round()
@@ -99,7 +99,7 @@ def test_top_k(logits: torch.Tensor, coarse: bool) -> None:
     assert torch.equal(scattered(*filters.keep_top_k(logits, top_k)), expected)
 
 
-def test_top_p(logits: torch.Tensor) -> None:
+def test_top_p_equals_transformers(logits: torch.Tensor) -> None:
     """Rows of different top_p keep what transformers keeps; a tiny one keeps the best."""
     top_p = [1e-9, 0.1, 0.5, 0.9, 0.95, 0.999]
     expected = per_row(logits, [TopPLogitsWarper(p) for p in top_p])
@@ -109,7 +109,7 @@ def test_top_p(logits: torch.Tensor) -> None:
     )
 
 
-def test_min_p(logits: torch.Tensor) -> None:
+def test_min_p_equals_transformers(logits: torch.Tensor) -> None:
     """Rows of different min_p keep what transformers keeps; 1 keeps the best."""
     min_p = [1e-6, 0.01, 0.05, 0.1, 0.5, 1.0]
     expected = per_row(logits, [MinPLogitsWarper(p) for p in min_p])

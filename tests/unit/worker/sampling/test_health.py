@@ -26,20 +26,20 @@ def test_a_single_bad_value_is_found(value: float, dtype: torch.dtype) -> None:
     assert list(inspect(logits)) == [1]
 
 
-def test_report() -> None:
+def test_the_report_counts_each_kind_of_number() -> None:
     """The report counts each kind and describes the finite rest."""
     logits = torch.tensor([[NAN, INF, INF, -INF, -INF, -INF, -2.0, 4.0, 1.0]])
     assert inspect(logits) == {0: LogitsHealth(len=9, nan=1, pos_inf=2, neg_inf=3, finite_min=-2.0, max=4.0, mean=1.0)}
 
 
-def test_nothing_finite() -> None:
+def test_a_row_without_finite_values_has_no_minimum() -> None:
     """A row without a finite value has no minimum, maximum and mean."""
     assert inspect(torch.full((1, 3), NAN))[0] == LogitsHealth(
         len=3, nan=3, pos_inf=0, neg_inf=0, finite_min=None, max=None, mean=None
     )
 
 
-def test_infinities_that_cancel() -> None:
+def test_infinities_of_both_signs_are_found() -> None:
     """Infinities of both signs don't hide each other."""
     assert list(inspect(torch.tensor([[INF, -INF, 0.0]]))) == [0]
 

@@ -87,7 +87,7 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("varied", ["seed", "choice", "position"])
 @pytest.mark.parametrize("sampling", [{}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 0.5}])
-def test_distribution(varied: str, sampling: dict[str, Any]) -> None:
+def test_tokens_have_the_distribution_of_the_softmax(varied: str, sampling: dict[str, Any]) -> None:
     """Over seeds, choices or positions tokens come as often as the filtered softmax says."""
     draws = 5_000
     raw = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 1.2], dtype=torch.float64)

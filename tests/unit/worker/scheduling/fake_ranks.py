@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import zlib
 
-from control.messages import BatchChange, Sampling
+from control.commands import BatchChange
+from control.messages import Sampling
 from worker.scheduling.finish import Finisher
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler

@@ -28,7 +28,7 @@ def ends(tokens: list[int], *, before: list[int] | None = None, **sampling: Any)
     return decided
 
 
-def test_stop_id() -> None:
+def test_a_stop_id_ends_with_the_cause_token() -> None:
     """A stop id ends with the cause "token"."""
     assert ends([1, STOP]) == [None, ("stop", "token")]
 
@@ -38,7 +38,7 @@ def test_stop_id_before_min_tokens() -> None:
     assert ends([STOP, 1, STOP], min_tokens=2) == [None, None, ("stop", "token")]
 
 
-def test_length() -> None:
+def test_the_last_allowed_token_ends_by_length() -> None:
     """The last allowed token ends by length, without a cause."""
     assert ends([1, 1], max_tokens=2) == [None, ("length", None)]
 

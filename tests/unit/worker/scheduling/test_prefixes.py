@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from control.messages import Prefix, Sampling, StepRow
+from control.commands import Prefix, StepRow
+from control.messages import Sampling
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence, SequenceState

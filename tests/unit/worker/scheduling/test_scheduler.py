@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from control.commands import StepRow
 from control.errors import RequestTooLarge
-from control.messages import Sampling, StepRow
+from control.messages import Sampling
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import MOVES, Sequence, SequenceState

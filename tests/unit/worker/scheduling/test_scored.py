@@ -47,7 +47,7 @@ def run(sequences: list[Sequence], kv_tokens: int, budget: int) -> tuple[Counter
 
 
 @pytest.mark.parametrize(("kv_tokens", "budget"), [(1000, 7), (1000, 64), (72, 2), (75, 3)])
-def test_each_position_once(kv_tokens: int, budget: int) -> None:
+def test_each_position_is_scored_once(kv_tokens: int, budget: int) -> None:
     """Beside sequences of the same beginning that are not scored, and through preemptions."""
     sequences = [sequence("plain", 20, None), sequence("a", 30, 0), sequence("b", 22, 0), sequence("short", 1, 0)]
     seen, preemptions = run(sequences, kv_tokens, budget)

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from tests.farm import until
+from tests.waiting import until
 from worker.tp_group.courier import Courier
 
 

@@ -22,7 +22,7 @@ def test_text_and_tokens_are_one(tmp_path: Path) -> None:
     assert tokenizer.token_to_id("</s>") == alphabet.EOS
 
 
-def test_english_has_tokens(tmp_path: Path) -> None:
+def test_english_letters_have_one_token_each(tmp_path: Path) -> None:
     """One per character, white space included."""
     alphabet.write_tokenizer(tmp_path, 128)
     ids = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("Hello, you!\n").ids
@@ -30,7 +30,7 @@ def test_english_has_tokens(tmp_path: Path) -> None:
     assert max(ids) < alphabet.FIRST
 
 
-def test_the_largest_vocabulary() -> None:
+def test_the_largest_vocabulary_has_distinct_letters() -> None:
     """Every letter is another one, none is half of a pair, and one more is refused by name."""
     letters = alphabet.characters(alphabet.LARGEST)
     assert len(set(letters)) == alphabet.LARGEST > 152_000

@@ -25,7 +25,7 @@ SETUP = Setup(Path("nowhere"), "f32")
 PROMPT = [alphabet.FIRST + 1, alphabet.FIRST + 2]
 
 
-def test_rows_are_named() -> None:
+def test_rows_have_names_and_unknown_ones_are_refused() -> None:
     """An engine alone has float32 weights; what is unknown is refused by name with what there is."""
     assert row_of("furrow-farm") == Row("furrow-farm", "f32")
     assert str(row_of("llama.cpp:q8_0")) == "llama.cpp:q8_0"

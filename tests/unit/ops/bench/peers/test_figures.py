@@ -9,7 +9,7 @@ from ops.bench.peers.report.figures import check, equal_share, figures
 from tests.unit.ops.bench.peers.fakes import stream
 
 
-def test_one_stream() -> None:
+def test_the_first_token_does_not_count_for_the_decode_rate() -> None:
     """The first token's time counts for the whole and not for the decode rate."""
     found = figures([stream(0.0, 2.0, 2.5, 3.0, 4.0)], at_once=True)
     assert found.decode == pytest.approx(3 / 2)

@@ -114,7 +114,7 @@ def test_the_chart_is_a_picture(comparison: Comparison) -> None:
     assert len(bars) == 2
 
 
-def test_goals_are_judged(comparison: Comparison) -> None:
+def test_goals_are_judged_by_the_first_measured_engine(comparison: Comparison) -> None:
     """By the first engine that was measured; what was not is named."""
     goals = [
         Goal("f32", 1, 2.5, ("llama.cpp:f32", "llama-server:f32")),

@@ -1,0 +1,1 @@
+"""Shared by all rooms: groups of commands, and waiting for a condition."""

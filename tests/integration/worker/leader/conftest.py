@@ -1,0 +1,24 @@
+"""A leader with a tiny model; a test file that needs another model or another leader overrides the fixture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.worker.conftest import ReplicaRedis
+from tests.integration.worker.leader_scene import LeaderScene
+from tests.models import make
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
+    scene = LeaderScene(redis, folder)
+    yield scene
+    scene.stop()
