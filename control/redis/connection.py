@@ -168,10 +168,7 @@ class Posted:
 
     def values(self) -> list[Any]:
         """As of `run_every`."""
-        outcomes = self.outcomes()
-        for outcome in outcomes:
-            _value(outcome)
-        return outcomes
+        return [_value(outcome) for outcome in self.outcomes()]
 
 
 async def arun(client: AsyncRedis, call: Call[T]) -> T:
