@@ -12,7 +12,7 @@ from api.errors.errors import Forbidden
 from api.settings import ApiSettings
 
 
-def refusal(method: str = "POST", settings: dict[str, Any] | None = None, **headers: str) -> str | None:
+def refusal(method: str = "POST", settings: Any = None, **headers: str) -> str | None:
     """The code with which a request is refused; None for one that is taken."""
     check = OriginCheck(ApiSettings(redis_url="", **(settings or {})))
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -67,7 +67,7 @@ class Farm:
         await send({"type": "http.response.body", "body": content})
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
+    async def client(self) -> AsyncGenerator[Client]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             yield Client(reader, writer)

@@ -114,7 +114,7 @@ def test_marks_are_seen_in_their_place_and_never_shown() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens(["<think>", "</think>", "<|python_tag|>"])
     vocabulary = Vocabulary(byte_assets(tokenizer_json=tokenizer.to_str()))
-    marks = {tokenizer.token_to_id(text): text for text in ("<think>", "</think>", "<|python_tag|>")}
+    marks = {tokenizer.token_to_id(text) or 0: text for text in ("<think>", "</think>", "<|python_tag|>")}
     reading = Reading(Thinking(), Calling("llama3", ["f"]), marks)
     said = '<think>so</think>Well. ST<|python_tag|>{"name": "f", "parameters": {"a": 1}}'
     tokens = tokenizer.encode(said, add_special_tokens=False).ids

@@ -18,7 +18,7 @@ from control.errors import TemplateFailed
 from control.text.text import Detokenizer
 from tests.byte_model import byte_assets, byte_tokenizer
 
-BOS = byte_tokenizer().token_to_id("<s>")
+BOS = byte_tokenizer().token_to_id("<s>") or 0
 VOCABULARY = Vocabulary(byte_assets())
 
 

@@ -73,7 +73,7 @@ def test_what_was_accepted_is_not_refused_when_it_comes_back() -> None:
 def test_a_follower_enqueues_what_the_first_process_did() -> None:
     """But for its own id, and the deadline of which only the rest is left, it is the same request."""
     learned = origin_of(feed_of(None), followed(deadline=90_000, now=50_000), "mine", now_ms=1_020_000)
-    assert learned == msgspec.structs.replace(BEGUN, api="mine")
+    assert learned is not None and learned == msgspec.structs.replace(BEGUN, api="mine")
     assert enqueue(learned).args[DEADLINE] == 60_000
 
 

@@ -130,8 +130,12 @@ async def test_a_whole_answer_encodes_no_token_at_its_end(endpoint: str, monkeyp
     turns = Turns(view(128, logprobs=20, endpoint=endpoint), entries(128, True))
     pieces = await turns.watched(turns.session.collect())
     looked_up: list[int] = []
-    monkeypatch.setattr(Vocabulary, "token_text", lambda _, token: looked_up.append(token) or "A")
-    monkeypatch.setattr(Vocabulary, "token_bytes", lambda _, token: looked_up.append(token) or b"A")
+
+    def looked(_: Vocabulary, token: int) -> Any:
+        looked_up.append(token)
+
+    monkeypatch.setattr(Vocabulary, "token_text", looked)
+    monkeypatch.setattr(Vocabulary, "token_bytes", looked)
     choices = msgspec.json.decode(turns.renderer.whole(pieces))["choices"]
     assert looked_up == [] and len(choices) == 128
     for choice in choices:

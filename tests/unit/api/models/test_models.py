@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fakeredis import FakeRedis
@@ -16,19 +16,17 @@ from control.replicas.health import Overview, ReplicaState
 SERVED = ("loaded", "poisoned", "recovering")
 
 
-def models(*aliases: str, **states: ReplicaState) -> Models:
+def models(*aliases: str, **states: ReplicaState) -> Any:
     """Models by name; those that were `failed` here never had a tokenizer, `gone` are failed ones that served."""
-    client: Any = None
-    subject = Models(client, ApiSettings(redis_url="redis://nowhere", served_model_names=aliases))
+    subject: Any = Models(cast(Any, None), ApiSettings(redis_url="redis://nowhere", served_model_names=aliases))
     for name, state in states.items():
         subject._overviews[name] = Overview(name, state, "", 0, 1, 1, 0, None, [])
         if state in SERVED:
-            served: Any = ((), None)
-            subject._served[name] = served
+            subject._served[name] = ((), None)
     return subject
 
 
-def meant(subject: Models, name: str = "") -> str | None:
+def meant(subject: Any, name: str = "") -> str | None:
     return subject._real_name(name)
 
 

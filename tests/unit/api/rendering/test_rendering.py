@@ -55,7 +55,7 @@ def stream(sizes: list[int], resume: str | None = None) -> list[Event]:
     return list(events((data + renderer.end()).decode().splitlines()))
 
 
-def seen(found: list[Event]) -> tuple[list[str], list[object]]:
+def seen(found: list[Event]) -> tuple[list[str], list[str]]:
     texts = [""] * 4
     rest: list[object] = []
     for event in found:

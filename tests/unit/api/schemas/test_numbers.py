@@ -123,6 +123,7 @@ def test_what_is_no_number_of_json(field: str, word: str) -> None:
 
 def test_a_request_lives_for_a_day_at_most() -> None:
     """`timeout`, `deadline` and `on_disconnect` are bounded alike, in the body and in the header."""
+    fields: Any
     for fields in ({"timeout": LONGEST_S}, {"deadline": time.time() + LONGEST_S - 1}):
         assert deadline_ms(ChatRequest(messages=[], **fields)) <= 1000 * LONGEST_S
     with pytest.raises(RequestError, match=r"deadline.*day"):
@@ -147,6 +148,7 @@ def test_a_key_s_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", ["tp", "replicas", "max_context", "kv_tokens", "drain_s"])
 def test_a_model_s_numbers(name: str) -> None:
     """Neither `furrow models load` nor /farm takes a number of replicas that planning would never end with."""
+    value: Any
     for value in (FARM_NUMBERS[name].least - 1, FARM_NUMBERS[name].most + 1, 2**70):
         with pytest.raises(SettingsError, match=f"'{name}'.*between"):
             build_spec("demo", **{name: value})
