@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -133,7 +133,7 @@ def judge(sabotage: Sabotage, broken: int) -> None:
 @contextmanager
 def own_farm(
     spec: ModelSpec, log_file: Path | None, sabotage: Sabotage | None, topology: str, kinds: Sequence[str]
-) -> Iterator[Target]:
+) -> Generator[Target]:
     """A private target in a temporary folder, with the files that the `kinds` need."""
     with tempfile.TemporaryDirectory(prefix="furrow-chaos-") as name:
         folder = Path(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def _run_one(chosen: Client, url: str, pause_url: str) -> Run:
 
 
 @contextmanager
-def _farm(base_url: str | None) -> Iterator[tuple[str, str]]:
+def _farm(base_url: str | None) -> Generator[tuple[str, str]]:
     """The base URL, and the one that stops the leader: only of a farm that is started here."""
     if base_url is not None:
         yield base_url, ""

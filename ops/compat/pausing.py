@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -21,7 +21,7 @@ REPLICA = "r0"
 
 
 @contextmanager
-def pausing(redis_url: str, model: str) -> Iterator[str]:
+def pausing(redis_url: str, model: str) -> Generator[str]:
     """Yields a URL: a POST to it returns once the leader of `model` is stopped, PAUSE_S before it goes on.
 
     The leader must run on this machine.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -59,7 +59,7 @@ class Response:
 @asynccontextmanager
 async def request(
     base: Base, method: str, path: str, *, body: bytes = b"", headers: dict[str, str] | None = None
-) -> AsyncIterator[Response]:
+) -> AsyncGenerator[Response]:
     """Send a request on a connection of its own; yields the response once its headers are there. Raises OSError."""
     reader, writer = await asyncio.open_connection(base.host, base.port, limit=2**20)
     try:

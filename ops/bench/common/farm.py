@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def say(line: str) -> None:
 @contextmanager
 def private_farm(
     spec: ModelSpec, replicas: tuple[int, ...], *api_options: str, environment: Mapping[str, str] | None = None
-) -> Iterator[tuple[str, str, list[str]]]:
+) -> Generator[tuple[str, str, list[str]]]:
     """Serve `spec` once per number in `replicas`, under names of their own; yields the API's URL, Redis's, the names.
 
     `api_options` are those of `furrow api`; `environment` is added to that of agent and API. The parts log errors only,

@@ -15,7 +15,8 @@ from ops.bench.common.machine import describe
 from ops.bench.common.redis_traffic import traffic
 from ops.bench.common.summary import median
 from ops.bench.control.outside import outside
-from ops.bench.control.stepping import Metronome, Turn, hashing, stepping, timed
+from ops.bench.control.stepping import Metronome, Turn, stepping
+from ops.bench.control.work import hashing, timed
 from ops.local.embedded import EmbeddedServer
 from worker.leader.serving import REPEAT_WITHIN_S
 

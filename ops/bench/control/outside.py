@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import click
@@ -40,7 +40,7 @@ class Engine(Clocked):
         return logits
 
     @contextmanager
-    def step(self, command: GenerateStep) -> Iterator[Step]:  # type: ignore[override]
+    def step(self, command: GenerateStep) -> Generator[Step]:  # type: ignore[override]
         self._spent = 0.0
         with super().step(command) as step:
             yield step

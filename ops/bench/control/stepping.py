@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,6 +19,7 @@ from control.messages import GenerationRequest, ModelAssets, Sampling
 from control.redis.connection import Call, connect, connect_blocking, run
 from control.replicas.lease import Lease, acquire
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
+from ops.bench.control.work import timed
 from worker.engine.step import Forward, Step
 from worker.health.progress import Progress
 from worker.health.pulse import Pulse
@@ -42,25 +42,6 @@ T = TypeVar("T")
 
 _NO_LOGITS = torch.empty(0)
 
-PROBE = 1 << 20
-"""Bytes hashed to find out how fast that goes."""
-
-
-def hashing(seconds: float) -> Callable[[], object]:
-    """A step's computation, of about `seconds`: one call that leaves the interpreter to others while it computes, as a
-    forward in C++ and waiting for a GPU do."""
-    probe = bytes(PROBE)
-    fastest = min(timed(lambda: hashlib.sha256(probe)) for _ in range(100))
-    block = bytes(round(PROBE * seconds / fastest))
-    return lambda: hashlib.sha256(block)
-
-
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that `work` takes."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
 
 class Clocked(Executor):
     """`steps` has what each command's forwards came to."""
@@ -79,7 +60,7 @@ class Metronome(Clocked):
         self._pending: set[int] = set()
 
     @contextmanager
-    def step(self, command: GenerateStep) -> Iterator[MetronomeStep]:  # type: ignore[override]
+    def step(self, command: GenerateStep) -> Generator[MetronomeStep]:  # type: ignore[override]
         change = command.change
         rows = {row.sid: row.sample for row in change.rows}
         sids = sorted(self._pending.difference(change.left, change.paused, rows))
@@ -162,7 +143,7 @@ class TimedGroup(Group):
     seconds = 0.0
 
     @contextmanager
-    def step(self, change: BatchChange, repeat: bool = False) -> Iterator[Step]:
+    def step(self, change: BatchChange, repeat: bool = False) -> Generator[Step]:
         started = time.perf_counter()
         with super().step(change, repeat) as step:
             self.seconds += time.perf_counter() - started
@@ -213,13 +194,14 @@ class Loop:
 
         self.serving.run(enough)
         spans = [[b - a for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(stamps)]
-        return [Turn(*span, forwards) for span, forwards in zip(spans, self.engine.steps, strict=True)]
+        found = zip(spans, self.engine.steps, strict=True)
+        return [Turn(whole, exchange, group, forwards) for (whole, exchange, group), forwards in found]
 
 
 @contextmanager
 def stepping(
     url: str, rows: int, steps: int, engine: Clocked, overlap: bool, gather: bool = False, repeat: bool = False
-) -> Iterator[Loop]:
+) -> Generator[Loop]:
     """`rows` requests that go on for at least `steps` steps on an empty server, followed by one API process.
 
     Without `gather` each step's tokens go out by themselves, as the limits have it; with `repeat` a command has several
@@ -240,10 +222,12 @@ def stepping(
         progress.phase = "ready"
         pulse = Pulse(pulse_client, MODEL, REPLICA, lease.epoch, 0, tp, "cpu", progress, lease)
         stack.enter_context(pulse)
-        group = stack.enter_context(TimedGroup(client, blocking, lease, engine, progress, pulse.check, "127.0.0.1"))
+        group = TimedGroup(client, blocking, lease, engine, progress, pulse.check, "127.0.0.1")
+        stack.enter_context(group)
         group.ping(60.0)
         scheduler = Scheduler(kv_tokens=rows * (steps + 100), token_budget=512, max_sequences=256)
-        exchange = stack.enter_context(TimedExchange(client, blocking, lease, pulse.check))
+        exchange = TimedExchange(client, blocking, lease, pulse.check)
+        stack.enter_context(exchange)
         manager = RequestManager(lease, exchange, scheduler, Finisher(lambda ids: ""), Grammars(_no_assets()))
         siblings = Siblings(client, lease)
         sampler = SameToken() if isinstance(engine, Metronome) else StepSampler()

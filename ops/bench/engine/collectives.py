@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 import torch
-import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ops.bench import program
 from ops.bench.common.figures import Figure, conclude
@@ -98,7 +98,7 @@ def _rank(way: str, rank: int, ranks: int, repeat: int, pin: bool, place: str, a
         os.sched_setaffinity(0, {allowed[rank % len(allowed)]})
     for other in rendezvous.WAYS.keys() - {way}:
         del rendezvous.WAYS[other]
-    store = dist.PrefixStore("bench", dist.FileStore(place, ranks))
+    store = PrefixStore("bench", FileStore(place, ranks))
     collective = rendezvous.join(store, rank, ranks, "cpu", Abort(), shared=way != GLOO)
     if way != GLOO and type(collective).__name__ != "SharedMemoryCollective":
         raise click.ClickException(f"{way} is not possible here")

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -92,8 +93,8 @@ class Transformers:
     """`generate` with its default cache and attention."""
 
     def __init__(self, folder: Path, dtype: str, device: str) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device).eval()
-        self._device = device
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self._model, self._device = model.to(device).eval(), device
 
     def decode(self, prompts: list[list[int]], count: int) -> Decoded:
         """As Furrow's; the prompts have equal lengths, so that nothing is padded."""

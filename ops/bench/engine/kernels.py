@@ -5,6 +5,9 @@ which the tests use, knows neither types nor shared memory: what it accepts may 
 must not be set.
 """
 
+# pyright: reportPrivateUsage=false
+# The kernels are private to their modules, whose functions launch them.
+
 from __future__ import annotations
 
 import os

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 import torch
-import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from transformers.utils import logging
 
 from ops.bench import program
@@ -102,7 +102,7 @@ def _serve(
     """One rank, until its pipe is closed."""
     torch.set_num_threads(threads)
     logging.disable_progress_bar()
-    store = dist.PrefixStore("bench", dist.FileStore(place, tp))
+    store = PrefixStore("bench", FileStore(place, tp))
     collective = Solo() if tp == 1 else rendezvous.join(store, rank, tp, "cpu", Abort(), shared)
     furrow = Furrow(folder, dtype, "cpu", kv_tokens, collective=collective)
     pipe.send(None)
@@ -146,8 +146,8 @@ def ranks(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-bench-")))
         folder = build(shape, scratch, dtype)
         groups = [
-            stack.enter_context(Ranks(folder, dtype, *about))
-            for about in ((1, tp * each, room), (tp, each, room), (tp, each, room, False))
+            stack.enter_context(Ranks(folder, dtype, ranks, threads, room, shared))
+            for ranks, threads, shared in ((1, tp * each, True), (tp, each, True), (tp, each, False))
         ]
         vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
         for batch in batches:

@@ -6,7 +6,7 @@ import http.client
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -105,7 +105,7 @@ def fanout(
             seen += [streams(others, scratch, url, part, address, *each) for each in loads]
             overhead = whole(others, scratch, url, part, address, requests) if requests else None
     if json_path is not None:
-        kept = {"machine": describe(), "loads": [asdict(each) for each in seen]}
+        kept: dict[str, Any] = {"machine": describe(), "loads": [asdict(each) for each in seen]}
         kept["overhead_ms"] = asdict(overhead) if overhead is not None else None
         json_path.write_text(json.dumps(kept, indent=1))
     conclude(figures(seen, overhead))
@@ -136,7 +136,7 @@ def _of_streams(_: Seen, half: Seen, full: Seen) -> list[Figure]:
 
 
 @contextmanager
-def api(cores: set[int], redis_url: str, *more: str) -> Iterator[tuple[Part, str]]:
+def api(cores: set[int], redis_url: str, *more: str) -> Generator[tuple[Part, str]]:
     """One API process; yields it and its HOST:PORT."""
     port = free_port(HOST, 0)
     arguments = ["--host", HOST, "--port", str(port), "--max-queued", "100000", *NOBODY_REFUSED, *more]
@@ -189,7 +189,7 @@ def whole(others: set[int], folder: Path, redis_url: str, part: Part, address: s
 
 
 @contextmanager
-def leaders(cores: set[int], ring: Path, redis_url: str, load: Load, *more: str) -> Iterator[Part]:
+def leaders(cores: set[int], ring: Path, redis_url: str, load: Load, *more: str) -> Generator[Part]:
     """Leaders without a model. The URL, which holds a password, is told by the environment."""
     arguments = ["--ring", str(ring), "--load", _json(load), *more]
     with running(cores, f"{BENCH}.leaders", *arguments, environment={"FURROW_REDIS_URL": redis_url}) as part:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -60,7 +60,7 @@ class Part:
 @contextmanager
 def running(
     cores: set[int], module: str, *arguments: str, environment: Mapping[str, str] | None = None
-) -> Iterator[Part]:
+) -> Generator[Part]:
     part = Part(cores, module, arguments, environment or {})
     try:
         yield part

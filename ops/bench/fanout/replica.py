@@ -35,6 +35,8 @@ def publish(client: SyncRedis) -> tuple[Tokenizer, list[int]]:
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     tokenizer = Tokenizer.from_str(text)
     config = msgspec.json.decode((folder / "tokenizer_config.json").read_bytes())
+    end = tokenizer.token_to_id(config["eos_token"])
+    assert end is not None, "the tokenizer has its own end-of-sequence token"
     assets = ModelAssets(
         tokenizer_json=text,
         tokenizer_config=config,
@@ -42,7 +44,7 @@ def publish(client: SyncRedis) -> tuple[Tokenizer, list[int]]:
         generation_config={},
         context_length=_CONTEXT,
         vocab_size=tokenizer.get_vocab_size(),
-        eos_ids=[tokenizer.token_to_id(config["eos_token"])],
+        eos_ids=[end],
         kv_tokens=1 << 30,
         created=int(time.time()),
     )

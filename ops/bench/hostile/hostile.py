@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,7 +98,7 @@ def _lateness(cores: set[int], folder: Path, address: str, load: Load, seconds: 
 @contextmanager
 def _attackers(
     cores: set[int], address: str, key: str, spare: int, seconds: float, tried: list[dict[str, attacks.Tried]]
-) -> Iterator[None]:
+) -> Generator[None]:
     arguments = ["--address", address, "--key", key, "--spare", str(spare), "--seconds", str(seconds)]
     with running(cores, "ops.bench.hostile.attacks", *arguments) as part:
         yield
@@ -106,7 +106,7 @@ def _attackers(
 
 
 @contextmanager
-def _sampling(part: Part, memory: list[float], settled: float) -> Iterator[None]:
+def _sampling(part: Part, memory: list[float], settled: float) -> Generator[None]:
     done = threading.Event()
 
     def sample() -> None:

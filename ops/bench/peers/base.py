@@ -73,7 +73,7 @@ class Setup:
 
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> Setup:
-        paths = {name: Path(fields[name]) if fields[name] else None for name in ("folder", "gguf")}
+        paths: dict[str, Any] = {name: Path(fields[name]) if fields[name] else None for name in ("folder", "gguf")}
         return cls(**fields | paths)
 
 

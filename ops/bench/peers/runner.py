@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -102,7 +102,7 @@ class Runner:
             self._say(f"{result.row} failed: {why}")
 
     @contextmanager
-    def _started(self, result: Result, sizes: dict[str, int], turn: int) -> Iterator[Engine]:
+    def _started(self, result: Result, sizes: dict[str, int], turn: int) -> Generator[Engine]:
         """The engine once it has answered something short."""
         engine = self._make(result.row, sizes)
         try:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import click
@@ -98,7 +98,7 @@ def token_gaps(farm: Scene, rid: str) -> list[float]:
 
 
 @contextmanager
-def burning(count: int) -> Iterator[None]:
+def burning(count: int) -> Generator[None]:
     """That many processes that want a processor all the time."""
     burners = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
     try:

@@ -74,7 +74,7 @@ def table(found: dict[str, list[Phases]], targets: dict[str, int] | None) -> str
     names = [field.name for field in fields(Phases)]
     lines = [f"{'phase, median ms':<18}" + "".join(f"{name:>12}" for name in [*names, "in all"])]
     for fault, mine in found.items():
-        medians = [round(median(column)) for column in zip(*map(astuple, mine), strict=True)]
+        medians = [round(median(column)) for column in zip(*(astuple(one) for one in mine), strict=True)]
         lines.append(f"{fault:<18}" + "".join(f"{value:>12}" for value in [*medians, sum(medians)]))
     if targets is not None:
         values = [targets[name] for name in names]

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,7 @@ class Strike:
 
 
 @contextmanager
-def scene(shape: str | None = None, length: int = LENGTH) -> Iterator[Scene]:
+def scene(shape: str | None = None, length: int = LENGTH) -> Generator[Scene]:
     """The demonstration model in float64, or a random one of that shape in float32; requests of `length` tokens.
 
     Raises ModelUnavailable where the farm can't be started.

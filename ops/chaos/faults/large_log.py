@@ -11,7 +11,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -144,7 +144,7 @@ class Probe(threading.Thread):
 
 
 @contextmanager
-def probing(target: Target) -> Iterator[Probe]:
+def probing(target: Target) -> Generator[Probe]:
     """Clear the server's log of slow commands, which has those of more than 10 ms."""
     target.client.slowlog_reset()
     probe = Probe(target.server.url, target.spec.name)
@@ -233,7 +233,7 @@ def recorded(target: Target, kinds: Sequence[Large], random: random.Random) -> l
 
 
 @contextmanager
-def enqueued(target: Target, requests: Sequence[Large], random: random.Random) -> Iterator[list[str]]:
+def enqueued(target: Target, requests: Sequence[Large], random: random.Random) -> Generator[list[str]]:
     """The ids of the requests, which are put into the queue together after all their logs are written."""
     model, client = target.spec.name, target.client
     rids = [f"{random.getrandbits(128):032x}" for _ in requests]

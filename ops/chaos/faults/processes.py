@@ -30,7 +30,7 @@ BETWEEN_S = 0.15
 T = TypeVar("T")
 
 
-def proved(target: View, condition: Callable[[], T], what: str) -> T:
+def proved(target: View, condition: Callable[[], T | None], what: str) -> T:
     """Wait for a proof: as `Target.until`, but raises NoEffect."""
     try:
         return target.until(condition, what, EFFECT_WITHIN_S)
@@ -79,7 +79,7 @@ def stop_in_recovery(target: View, random: random.Random) -> str:
 
 def next_agent(target: Target, pid: int) -> int:
     """The agent after `pid`, once it beats: it has adopted what was there."""
-    found = proved(target, lambda: (now := target.agent_pid) != pid and now, "another agent runs")
+    found = proved(target, lambda: now if (now := target.agent_pid) != pid else None, "another agent runs")
     proved(target, lambda: found in farm.agents(target.client).values(), f"the new agent (pid {found}) beats")
     return found
 
@@ -114,7 +114,7 @@ def kill_api(target: Target, random: random.Random) -> str:
     index = random.randrange(len(target.ports))
     pid = proved(target, lambda: target.api_pid(index), "the API runs")
     target.send(pid, signal.SIGKILL)
-    now = proved(target, lambda: (found := target.api_pid(index)) != pid and found, "another API process runs")
+    now = proved(target, lambda: now if (now := target.api_pid(index)) != pid else None, "another API process runs")
     return f"api {index + 1} pid {pid} -> {now}"
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +47,7 @@ LONG = 8000
 
 
 @contextmanager
-def two_replicas(target: Target) -> Iterator[list[str]]:
+def two_replicas(target: Target) -> Generator[list[str]]:
     """Yield the names of two replicas that run streams; one of them ends afterwards."""
     model = target.spec.name
     desired.scale(target.client, model, 2)
@@ -104,7 +104,7 @@ def crash_two_replicas(target: Target, random: random.Random) -> str:
 
 
 @contextmanager
-def damaged(folder: Path) -> Iterator[None]:
+def damaged(folder: Path) -> Generator[None]:
     """Truncate the model's configuration: such a file is refused at once, while a missing one is retried."""
     config = folder / "config.json"
     text = config.read_text()

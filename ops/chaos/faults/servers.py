@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import psutil
@@ -32,8 +32,15 @@ NOWHERE = ("127.0.0.1", "1")
 """A port without a server."""
 
 
+def server_of(target: Target) -> ServerProcess:
+    """Raises NoEffect if the farm's Redis is more than one server."""
+    if not isinstance(target.server, ServerProcess):
+        raise NoEffect("this farm's Redis is more than one server; use the kinds of failover")
+    return target.server
+
+
 @contextmanager
-def operator(target: Target) -> Iterator[redis.Redis]:
+def operator(target: Target) -> Generator[redis.Redis]:
     """A direct client without time-out and retries."""
     retry = Retry(NoBackoff(), 0)
     with redis.Redis.from_url(
@@ -44,7 +51,8 @@ def operator(target: Target) -> Iterator[redis.Redis]:
 
 def kill(target: Target, random: random.Random) -> str:
     """SIGKILL; later a restart on the append-only file."""
-    server, away, before = target.server, outage_s(random), target.server.run_id()
+    server, away = server_of(target), outage_s(random)
+    before = server.run_id()
     with operator(target) as client:
         client.set(MARK, before)
     server.kill()
@@ -62,7 +70,8 @@ def kill(target: Target, random: random.Random) -> str:
 
 def kill_bare(target: Target, random: random.Random) -> str:
     """SIGKILL; later a restart without data."""
-    server, away, before = target.server, outage_s(random), target.server.run_id()
+    server, away = server_of(target), outage_s(random)
+    before = server.run_id()
     with operator(target) as client:
         client.set(MARK, before)
     server.kill()
@@ -80,7 +89,10 @@ def flush(target: Target, random: random.Random) -> str:
     with operator(target) as client:
         client.set(MARK, "1")
         keys = client.dbsize()
-        client.pipeline(transaction=True).flushall().script_flush().execute()
+        pipeline = client.pipeline(transaction=True)
+        pipeline.flushall()
+        pipeline.script_flush()
+        pipeline.execute()
         if client.exists(MARK):
             raise NoEffect("a key survived FLUSHALL")
     return f"{keys} keys and every script lost"
@@ -88,7 +100,7 @@ def flush(target: Target, random: random.Random) -> str:
 
 def sleep(target: Target, random: random.Random) -> str:
     """Stop the server by a signal, or by one long command."""
-    seconds, server = outage_s(random), target.server
+    seconds, server = outage_s(random), server_of(target)
     if random.random() < 0.5:
         with operator(target) as client:
             began = time.monotonic()
@@ -127,7 +139,7 @@ def pause(target: Target, random: random.Random) -> str:
 
 
 @contextmanager
-def refusing(target: Target, word: str, random: random.Random) -> Iterator[Callable[[], str]]:
+def refusing(target: Target, word: str, random: random.Random) -> Generator[Callable[[], str]]:
     """Yield a wait for the proof: refused writes with `word`, of this run and of the farm's processes."""
     with operator(target) as client:
         before = refusals(client, word)
@@ -170,7 +182,7 @@ def out_of_memory(target: Target, random: random.Random) -> str:
 def cannot_save(target: Target, random: random.Random) -> str:
     """A snapshot fails (its file can't be put in its place), so the server refuses every write."""
     with operator(target) as client, refusing(target, "MISCONF", random) as proof:
-        obstacle = target.server.folder / str(client.config_get("dbfilename")["dbfilename"])
+        obstacle = server_of(target).folder / str(client.config_get("dbfilename")["dbfilename"])
         obstacle.unlink(missing_ok=True)
         obstacle.mkdir()
         try:
@@ -185,7 +197,7 @@ def cannot_save(target: Target, random: random.Random) -> str:
 
 def loading(target: Target, random: random.Random) -> str:
     """SIGKILL; then a slow load of the append-only file, with LOADING as answer."""
-    server, seconds = target.server, random.uniform(*LOADING_S)
+    server, seconds = server_of(target), random.uniform(*LOADING_S)
     with operator(target) as client:
         client.set(MARK, 0)
         client.bgrewriteaof()  # so that what will be loaded is known: the keys, and what comes after them
@@ -205,7 +217,7 @@ def loading(target: Target, random: random.Random) -> str:
             try:
                 client.ping()
                 break
-            except redis.exceptions.BusyLoadingError:
+            except redis.BusyLoadingError:
                 refused += 1
             except (redis.ConnectionError, redis.TimeoutError):
                 pass
@@ -232,8 +244,7 @@ def wilful(fault: Callable[[Target, random.Random], str]) -> Fault:
     """Turn a server's refusal of the fault itself into NoEffect."""
 
     def strike(target: Target, random: random.Random) -> str:
-        if not isinstance(target.server, ServerProcess):
-            raise NoEffect("this farm's Redis is more than one server; only failovers strike it")
+        server_of(target)
         try:
             return fault(target, random)
         except (redis.RedisError, RedisUnavailable) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 
 from control.redis.connection import connect
@@ -46,7 +46,7 @@ class Replicated:
 
 
 @contextmanager
-def replicated(topology: str, key: str) -> Iterator[Replicated]:
+def replicated(topology: str, key: str) -> Generator[Replicated]:
     """`topology` is sentinel or cluster: a primary and its replica, or three of these."""
     with sentinel() if topology == "sentinel" else cluster(replicas=1) as servers:
         found = Replicated(servers, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -104,7 +104,7 @@ def private_target(
     log_file: Path,
     environment: Mapping[str, str] | None = None,
     topology: str = "server",
-) -> Iterator[Target]:
+) -> Generator[Target]:
     """A running target whose data lie in `folder`; all of it is stopped at the end.
 
     `environment` is its processes' own, `topology` one of TOPOLOGIES; the lossy proxy stands before one server only.
@@ -130,7 +130,7 @@ def private_target(
 
 
 @contextmanager
-def private_server(folder: Path) -> Iterator[ServerProcess]:
+def private_server(folder: Path) -> Generator[ServerProcess]:
     """One server, its data in `folder`."""
     server = ServerProcess(folder / "data")
     try:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from redis import exceptions as redis_errors
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
@@ -87,7 +88,7 @@ class SentinelTopology:
 
 
 @contextmanager
-def sentinel(replicas: int = 1, sentinels: int = 3, binary: Path | None = None) -> Iterator[SentinelTopology]:
+def sentinel(replicas: int = 1, sentinels: int = 3, binary: Path | None = None) -> Generator[SentinelTopology]:
     """A primary with replicas, each with the password PASSWORD, and the Sentinels; ready when it is handed out."""
     binary = binary or find_server().path
     with _folder() as folder:
@@ -188,7 +189,7 @@ class ClusterTopology:
     def _whole(self) -> bool:
         return all("cluster_state:ok" in node.ask("CLUSTER", "INFO") for node in self.nodes if node.alive)
 
-    def _slots(self) -> list[list]:
+    def _slots(self) -> list[list[Any]]:
         living = next(node for node in self.nodes if node.alive)
         return living.ask("CLUSTER", "SLOTS")
 
@@ -197,7 +198,7 @@ class ClusterTopology:
 
 
 @contextmanager
-def cluster(shards: int = 3, replicas: int = 0, binary: Path | None = None) -> Iterator[ClusterTopology]:
+def cluster(shards: int = 3, replicas: int = 0, binary: Path | None = None) -> Generator[ClusterTopology]:
     """A Cluster with `replicas` for each shard; every slot is served when it is handed out."""
     binary = binary or find_server().path
     with _folder() as folder:
@@ -233,7 +234,7 @@ def _form(topology: ClusterTopology) -> None:
 
 
 @contextmanager
-def _running(nodes: Sequence[Node]) -> Iterator[None]:
+def _running(nodes: Sequence[Node]) -> Generator[None]:
     try:
         for node in nodes:
             node.start()
@@ -244,7 +245,7 @@ def _running(nodes: Sequence[Node]) -> Iterator[None]:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def _folder() -> Generator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="furrow-redis-"))
     try:
         yield folder

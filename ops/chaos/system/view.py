@@ -46,7 +46,9 @@ class View:
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
-    def until(self, condition: Callable[[], T], what: str, seconds: float = EFFECT_WITHIN_S, tick: float = TICK_S) -> T:
+    def until(
+        self, condition: Callable[[], T | None], what: str, seconds: float = EFFECT_WITHIN_S, tick: float = TICK_S
+    ) -> T:
         """The first true value of `condition`; a server that can't be reached counts as not yet.
 
         Raises ChaosError naming `what`.

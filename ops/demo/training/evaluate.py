@@ -7,6 +7,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
@@ -47,20 +48,23 @@ def answer_all(
     ordered = sorted(conversations, key=lambda conversation: len(conversation.answers[0]))
     ends = set(model.generation_config.eos_token_id)
     outcomes: list[Outcome] = []
+    generate: Any = model.generate  # pyright: ignore[reportAttributeAccessIssue]
     for start in range(0, len(ordered), rows):
         group = ordered[start : start + rows]
         texts = [
-            tokenizer.apply_chat_template(
-                list(c.messages), tools=list(c.tools) or None, tokenize=False, add_generation_prompt=True
+            str(
+                tokenizer.apply_chat_template(
+                    list(c.messages), tools=list(c.tools) or None, tokenize=False, add_generation_prompt=True
+                )
             )
             for c in group
         ]
         inputs = tokenizer(texts, padding=True, padding_side="left", return_tensors="pt")
         longest = max(len(tokenizer(answer)["input_ids"]) for c in group for answer in c.answers)
-        output = model.generate(**inputs, max_new_tokens=longest * 5 // 4 + 16, do_sample=False)
+        output = generate(**inputs, max_new_tokens=longest * 5 // 4 + 16, do_sample=False)
         for conversation, ids in zip(group, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
             end = next((at for at, token in enumerate(ids) if token in ends), None)
-            outcomes.append(Outcome(conversation, tokenizer.decode(ids[:end]), end is not None))
+            outcomes.append(Outcome(conversation, str(tokenizer.decode(ids[:end])), end is not None))
     return outcomes
 
 

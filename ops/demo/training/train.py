@@ -3,11 +3,12 @@
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from ops.demo import MAX_NEW_TOKENS, MODEL_DIR
@@ -39,8 +40,8 @@ def configuration(tokens: PreTrainedTokenizerFast) -> Qwen3Config:
         rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokens.eos_token_id,
-        pad_token_id=tokens.pad_token_id,
+        eos_token_id=tokens.eos_token_id,  # pyright: ignore[reportArgumentType]: one token of text
+        pad_token_id=tokens.pad_token_id,  # pyright: ignore[reportArgumentType]
         attention_dropout=0.0,
     )
 
@@ -54,7 +55,7 @@ def initial(tokens: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return model.train()
 
 
-def _optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+def _optimizers(model: nn.Module) -> Sequence[torch.optim.Optimizer]:
     """Muon for the matrices, Adam for the embedding (which is the output too) and the norms."""
     named = list(model.named_parameters())
     embedding = [p for name, p in named if "embed" in name]
@@ -115,7 +116,7 @@ def train(
 
 def save(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, directory: Path) -> None:
     """Writes a checkpoint in the Hugging Face layout, weights in bf16."""
-    model.to(torch.bfloat16)
+    model.to(torch.bfloat16)  # pyright: ignore[reportArgumentType]: transformers hides torch's overloads
     ends = [tokens.convert_tokens_to_ids(name) for name in (tokenizer.TURN_END, tokenizer.END_OF_TEXT)]
     model.generation_config = GenerationConfig(
         eos_token_id=ends, pad_token_id=tokens.pad_token_id, do_sample=False, max_new_tokens=MAX_NEW_TOKENS
@@ -155,7 +156,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{folder}/meeting"
-        torch.multiprocessing.spawn(_process, (arguments, meeting), nprocs=arguments.processes)
+        spawn(_process, (arguments, meeting), nprocs=arguments.processes)
 
 
 if __name__ == "__main__":

@@ -127,9 +127,10 @@ def _multipliers(device: str, side: int) -> dict[str, Callable[[], Any]]:
     for name, dtype in kinds.items():
         left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         found[name] = lambda left=left, right=right: left @ right
-    if hasattr(torch, "_int_mm"):
+    int_mm: Callable[..., Any] | None = getattr(torch, "_int_mm", None)
+    if int_mm is not None:
         left8, right8 = (torch.randint(-9, 9, (side, side), device=device).to(torch.int8) for _ in range(2))
-        found["int8"] = lambda: torch._int_mm(left8, right8)
+        found["int8"] = lambda: int_mm(left8, right8)
     return found
 
 

@@ -192,7 +192,7 @@ def _both(rng: random.Random, job: Job, system: list[Message], tools: tuple[dict
         rng.choice(("{} and {}", "{} and in {}", "{} and of {}")).format(*cities)
     )
     asked: Message = {"role": "user", "content": dress(rng, core)}
-    calls = [{"name": job.name, "arguments": {key: city}} for city in cities]
+    calls: list[dict[str, Any]] = [{"name": job.name, "arguments": {key: city}} for city in cities]
     if rng.random() < 0.6:
         answer = "\n".join(call_text(**call) for call in calls)
         return Conversation("two calls", (*system, asked), (answer,), tools)
