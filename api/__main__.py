@@ -8,19 +8,19 @@ import resource
 import signal
 import sys
 from types import FrameType
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from api.app import create_app
 from api.asgi.limits import MIB, BodyLimits, ConnectionLimits
-from api.schemas.how import CallFormat
+from api.options import api_options
 from api.server import Server
 from api.settings import ApiSettings
 from control import access, logs
 from control.errors import FurrowError
 from control.listening import free_port
-from control.operations.options import cors_option, quota_options, redis_option
+from control.operations.options import redis_option
 from control.process import die_with_parent
 from control.redis.connection import connect, run
 from control.redis.readiness import wait_until_ready
@@ -31,83 +31,8 @@ from control.settings import Settings
 @redis_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
-@click.option(
-    "--served-model-name",
-    "served_model_names",
-    multiple=True,
-    help="NAME for the only model, NAME=MODEL for one of several, or * to let any name mean the only one. Repeatable.",
-)
 @access.key_options
-@cors_option
-@click.option("--grace", default=30.0, show_default=True, help="Seconds that open streams may go on after SIGTERM.")
-@click.option(
-    "--reader-timeout",
-    default=60.0,
-    show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds after which a client that takes nothing is cut.",
-)
-@click.option(
-    "--header-timeout",
-    default=10.0,
-    show_default=True,
-    envvar="FURROW_HEADER_TIMEOUT",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds in which headers must come, and the grace of a slow body; then 408.",
-)
-@click.option(
-    "--max-connections",
-    default=8192,
-    show_default=True,
-    envvar="FURROW_MAX_CONNECTIONS",
-    type=click.IntRange(1),
-    help="Open at one time; beyond it those without a request close, then new ones get 503.",
-)
-@click.option(
-    "--max-body",
-    default=6.0,
-    show_default=True,
-    envvar="FURROW_MAX_BODY",
-    type=click.FloatRange(min=0.1),
-    help="MiB of one request's body, where a model's context is not smaller; beyond it 413.",
-)
-@click.option(
-    "--body-memory",
-    default=64.0,
-    show_default=True,
-    envvar="FURROW_BODY_MEMORY",
-    type=click.FloatRange(min=1),
-    help="MiB of all bodies that are read at one time; each tenant has a quarter.",
-)
-@click.option("--keep-alive", default=10.0, show_default=True, help="Seconds of silence after which a comment is sent.")
-@click.option(
-    "--max-queued",
-    "max_queued_requests",
-    default=4096,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Requests; beyond it 429.",
-)
-@click.option(
-    "--max-queue-wait",
-    default=60.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Seconds that a request may expect to wait; beyond it 429. 0: however long.",
-)
-@click.option(
-    "--response-ttl",
-    default=86_400.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Seconds for which /v1/responses stores an answer; 0: it stores none.",
-)
-@quota_options
-@click.option(
-    "--tool-parser",
-    type=click.Choice(get_args(CallFormat)),
-    help="Form in which the models write calls of tools [default: what their templates show].",
-)
+@api_options
 def main(
     redis_url: str | None,
     host: str,

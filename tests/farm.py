@@ -96,14 +96,14 @@ class Farm:
 
 
 @contextmanager
-def serving_farm(model: str, *options: str, redis_url: str | None = None, **extra: str) -> Iterator[Farm]:
-    """`furrow serve model` on a free port, ready; its log is shown when the block fails.
+def serving_farm(*arguments: str, redis_url: str | None = None, **extra: str) -> Iterator[Farm]:
+    """`furrow serve` with these arguments on a free port, ready; its log is shown when the block fails.
 
     Without `redis_url` it starts a private server of its own.
     """
     with tempfile.TemporaryDirectory(prefix="furrow-farm-") as folder:
         data, log = Path(folder) / "data", Path(folder) / "log"
-        command = [sys.executable, "-m", "ops.cli", "serve", model, "--port", "0", "--data", str(data), *options]
+        command = [sys.executable, "-m", "ops.cli", "serve", *arguments, "--port", "0", "--data", str(data)]
         command += ["--redis", redis_url] if redis_url else []
         with log.open("w") as sink:
             process = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -38,24 +37,6 @@ def _without_password(context: click.Context, parameter: click.Parameter, named:
     return named
 
 
-def quota_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--response-bytes` and `--response-number`: the quota of stored responses."""
-    size = click.option(
-        "--response-bytes",
-        type=click.IntRange(1),
-        help="Bytes of stored responses of one tenant, or of all callers without a key; the oldest are deleted "
-        "[default: a sixteenth of Redis' memory].",
-    )
-    number = click.option(
-        "--response-number",
-        default=100_000,
-        show_default=True,
-        type=click.IntRange(1),
-        help="Stored responses of one tenant, or of all callers without a key; the oldest are deleted.",
-    )
-    return size(number(function))
-
-
 def connect_to_farm(redis_url: str | None) -> SyncRedis:
     """Connect to the farm's Redis; waits for it and prints so. Raises SettingsError if none is named."""
     url = named_url(redis_url) if redis_url else redis_url_from_environment()
@@ -64,28 +45,3 @@ def connect_to_farm(redis_url: str | None) -> SyncRedis:
     client = connect(url)
     wait_until_ready(client, redis_wait_s(), lambda line: click.echo(line, err=True))
     return client
-
-
-_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+")
-
-
-def check_origins(_context: click.Context, _parameter: click.Parameter, origins: tuple[str, ...]) -> tuple[str, ...]:
-    """Origins as browsers send them: scheme and host, a port where it is not the scheme's own, and no path.
-
-    Applications and extensions have schemes of their own; pages from a file have the origin `null`.
-    """
-    for origin in origins:
-        if not _ORIGIN.fullmatch(origin):
-            raise click.BadParameter(
-                f"{origin!r} is no origin; write https://HOST, http://HOST:PORT, app://NAME, null or *."
-            )
-    return origins
-
-
-cors_option = click.option(
-    "--cors-origin",
-    "cors_origins",
-    multiple=True,
-    callback=check_origins,
-    help="Let pages of this origin call from a browser (https://HOST, app://NAME, or * for all). Repeatable.",
-)

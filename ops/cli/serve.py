@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -16,11 +17,12 @@ from typing import Any
 
 import click
 
+from api.options import api_options, take_api_arguments
 from control import access
 from control.errors import ModelUnavailable, SettingsError
 from control.listening import free_port
 from control.messages import ModelSpec
-from control.operations.options import connect_to_farm, cors_option, quota_options, redis_option
+from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
 from control.placement import farm
 from control.process import die_with_parent
@@ -35,22 +37,20 @@ from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer
 from ops.local.memory import server_bytes
 from ops.local.ready import is_ready
-from ops.local.supervisor import Part, Supervisor
+from ops.local.supervisor import STOP_LIMIT_S, Part, Supervisor
 
 TICK_S = 0.1
 _PERCENT = re.compile(r"(\d+) %")
-GRACE_S = "5"
+GRACE_S = 5.0
 """Seconds for open streams when the parent stops. A stream that is cut can be resumed after the next start."""
 
 
-@click.command(short_help="Serve one model on this machine.")
-@click.argument("model")
+@click.command(short_help="Serve models on this machine.", context_settings={"default_map": {"grace": GRACE_S}})
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @model_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free port.")
 @access.key_options
-@cors_option
-@quota_options
 @redis_option
 @click.option("--data", type=click.Path(file_okay=False), help="Folder of the private server [default: per port].")
 @click.option(
@@ -58,53 +58,65 @@ GRACE_S = "5"
     metavar="SIZE",
     help="Memory limit of the private server, such as 2GiB [default: a quarter of the machine's].",
 )
+@api_options
+@click.pass_context
 def serve(
-    model: str,
+    context: click.Context,
+    models: tuple[str, ...],
     host: str,
     port: int,
     api_keys: tuple[str, ...],
     keys: bool,
     no_auth: bool,
-    cors_origins: tuple[str, ...],
     redis_url: str | None,
     data: str | None,
     redis_memory: str | None,
-    response_bytes: int | None,
-    response_number: int,
     **options: Any,
 ) -> None:
-    """Serve MODEL (`demo`, a folder, or a Hugging Face repository) and print the URL once it is ready.
+    """Serve each MODEL (`demo`, a folder, or a Hugging Face repository) and print the URL once all are ready.
 
-    Without --redis the command starts a private Redis-compatible server, which listens on loopback only.
+    Options of a model apply to each MODEL. Without --redis the command starts a private Redis-compatible server, which
+    listens on loopback only.
     """
     if "FURROW_PARENT" in os.environ:
         die_with_parent()
-    spec = build_spec(model, demo=MODEL_DIR, **options)
+    arguments = take_api_arguments(context, options)
+    specs = build_specs(models, **options)
     asks = access.asks_for_key(host, api_keys, keys, no_auth)
     port = free_port(host, port)
     stopping = Stopping()
     with ExitStack() as stack:
         redis, folder = named_or_private(redis_url, data, port, redis_memory, stack)
         client = connect_to_farm(redis)
-        desire(client, spec, alone=folder is not None)
+        desire(client, specs, alone=folder is not None)
         fixed = {access.FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
         supervisor = Supervisor({"FURROW_REDIS_URL": redis, **fixed, **demo_environment()}, say)
         stack.callback(supervisor.stop, stopping.hurry)
         supervisor.start(Part("worker", "worker.supervision", []))
-        listening = ["--host", host, "--port", str(port), "--grace", GRACE_S]
-        listening += [word for origin in cors_origins for word in ("--cors-origin", origin)]
-        listening += ["--response-number", str(response_number)]
-        listening += ["--response-bytes", str(response_bytes)] if response_bytes else []
-        supervisor.start(Part("api", "api", [*listening, "--keys" if asks else "--no-auth"]))
+        listening = ["--host", host, "--port", str(port), "--keys" if asks else "--no-auth"]
+        patience = STOP_LIMIT_S + context.params["grace"]
+        supervisor.start(Part("api", "api", [*listening, *arguments], stop_limit_s=patience))
         if asks and not api_keys:
             remind_of_keys(client, host, folder)
-        wait_until_served(client, spec, (host, port), supervisor, stopping)
+        wait_until_served(client, specs, (host, port), supervisor, stopping)
         if not stopping:
-            click.echo(f"{spec.name} is served at http://{host}:{port}/v1 (Ctrl-C stops)")
+            names = " and ".join(spec.name for spec in specs)
+            click.echo(f"{names} {'is' if len(specs) == 1 else 'are'} served at http://{host}:{port}/v1 (Ctrl-C stops)")
         while not stopping:
             supervisor.tend()
             time.sleep(TICK_S)
         say("stopping (Ctrl-C again kills)")
+
+
+def build_specs(models: Sequence[str], *, name: str | None, **options: Any) -> list[ModelSpec]:
+    """The desired state of each model. Raises SettingsError where two would have one name."""
+    if name is not None and len(models) > 1:
+        raise SettingsError("--name is for one model; several are served under their own names")
+    specs = [build_spec(model, name=name, demo=MODEL_DIR, **options) for model in models]
+    names = [spec.name for spec in specs]
+    if twice := sorted({one for one in names if names.count(one) > 1}):
+        raise SettingsError(f"two models would have the name '{twice[0]}'; serve one of them alone with --name")
+    return specs
 
 
 def named_or_private(
@@ -190,34 +202,43 @@ def data_folder(data: str | None, port: int, stack: ExitStack) -> Path:
     return folder
 
 
-def desire(client: SyncRedis, spec: ModelSpec, alone: bool) -> None:
-    """Make `spec` the desired state; on a private server it replaces all models of earlier runs."""
+def desire(client: SyncRedis, specs: Sequence[ModelSpec], alone: bool) -> None:
+    """Make `specs` the desired state; on a private server they replace all models of earlier runs."""
+    names = {spec.name for spec in specs}
     if alone:
         for other in catalog.list_specs(client):
-            if other.name != spec.name:
+            if other.name not in names:
                 abandon(client, other.name, f"the model '{other.name}' is not served any more")
                 catalog.forget(client, other)
         # An assignment left behind would start its ranks again, and they would bring their specification back.
-        for host in farm.known_hosts(client):
-            for assignment in farm.assignments(client, host):
-                if assignment.spec.name != spec.name:
+        for host, given in farm.all_assignments(client).items():
+            for assignment in given:
+                if assignment.spec.name not in names:
                     farm.remove_assignment(client, host, assignment.spec.name, assignment.replica)
-        for replica in [*run(client, catalog.replicas(spec.name)), *(f"r{index}" for index in range(spec.replicas))]:
-            health.clear_status(client, spec.name, replica)
-    catalog.put_spec(client, spec)
+        for spec in specs:
+            expected = {f"r{index}" for index in range(spec.replicas)}
+            for replica in expected | run(client, catalog.replicas(spec.name)).keys():
+                health.clear_status(client, spec.name, replica)
+    for spec in specs:
+        catalog.put_spec(client, spec)
 
 
 def wait_until_served(
-    client: SyncRedis, spec: ModelSpec, address: tuple[str, int], supervisor: Supervisor, stopping: Stopping
+    client: SyncRedis,
+    specs: Sequence[ModelSpec],
+    address: tuple[str, int],
+    supervisor: Supervisor,
+    stopping: Stopping,
 ) -> None:
-    """Print the progress until /ready is true. Raises ModelUnavailable if the model can't be served."""
-    news = News()
+    """Print the progress until every model is loaded and /ready is true. Raises ModelUnavailable if one failed."""
+    news = {spec.name: News() for spec in specs}
     while not stopping:
         supervisor.tend()
-        overview = health.overview(client, spec.name)
-        news.tell(f"{spec.name}: {overview.state}" + (f" ({overview.detail})" if overview.detail else ""))
-        if overview.state == "failed":
-            raise ModelUnavailable(spec.name, "failed", overview.detail)
-        if overview.state == "loaded" and is_ready(address):
+        found = [health.overview(client, name) for name in news]
+        for one in found:
+            news[one.model].tell(f"{one.model}: {one.state}" + (f" ({one.detail})" if one.detail else ""))
+            if one.state == "failed":
+                raise ModelUnavailable(one.model, "failed", one.detail)
+        if all(one.state == "loaded" for one in found) and is_ready(address):
             return
         time.sleep(TICK_S)

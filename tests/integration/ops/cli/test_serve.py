@@ -1,15 +1,23 @@
-"""What `furrow serve` makes of a data folder that an earlier run has left."""
+"""The options of `furrow serve`, and its desired state."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
+import click
+import pytest
+from click.testing import CliRunner
+
+from api.options import api_options, take_api_arguments
+from control.errors import SettingsError
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.connection import connect
-from ops.cli.serve import desire
+from ops.cli.serve import build_specs, desire, serve
+from ops.demo import MODEL_DIR
 from tests.servers import Server
 
 OLD, NEW = ModelSpec(name="old", source="/old"), ModelSpec(name="new", source="/new")
@@ -23,8 +31,65 @@ def test_only_what_is_served_now_is_started(new_server: Server) -> None:
         for spec in (OLD, NEW):
             catalog.put_spec(client, spec)
             farm.assign(client, "one", Assignment(spec=spec, replica="r0", ranks=[0], devices=["cpu"]))
-        desire(client, NEW, alone=False)
+        desire(client, [NEW], alone=False)
         assert len(catalog.list_specs(client)) == len(farm.assignments(client, "one")) == 2
-        desire(client, NEW, alone=True)
+        desire(client, [NEW], alone=True)
         assert [spec.name for spec in catalog.list_specs(client)] == ["new"]
         assert [assignment.spec.name for assignment in farm.assignments(client, "one")] == ["new"]
+
+
+@click.command(context_settings={"default_map": {"grace": 5.0}})
+@click.option("--own")
+@api_options
+@click.pass_context
+def command(context: click.Context, **options: Any) -> None:
+    click.echo(" ".join([*take_api_arguments(context, options), str(options)]))
+
+
+def test_options_of_an_api_process_are_passed_on() -> None:
+    """Those that were given, and the default that differs; the environment reaches the process by itself."""
+    words = ["--served-model-name", "a=m", "--own", "x", "--served-model-name", "*", "--max-body", "2"]
+    found = CliRunner().invoke(command, words, env={"FURROW_HEADER_TIMEOUT": "3"})
+    expected = "--served-model-name a=m --served-model-name * --grace 5.0 --max-body 2.0 {'own': 'x'}"
+    assert found.output.strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["demo", "--keep-alive", "0"], "--keep-alive"),
+        (["demo", "--cors-origin", "nonsense"], "is no origin"),
+        (["demo", "--max-queued", "0"], "--max-queued"),
+        (["demo", "--tool-parser", "nonsense"], "--tool-parser"),
+        ([], "MODEL"),
+    ],
+)
+def test_a_wrong_option_of_an_api_process_is_refused_at_once(words: list[str], text: str) -> None:
+    """Before a process is started."""
+    found = CliRunner().invoke(serve, words)
+    assert found.exit_code == 2 and text in found.output
+
+
+PLAIN: dict[str, Any] = {
+    "tp": 1,
+    "devices": "cpu",
+    "dtype": "auto",
+    "max_context": None,
+    "kv_tokens": None,
+    "quant": None,
+}
+
+
+def test_each_model_has_its_own_name() -> None:
+    specs = build_specs(["demo", str(MODEL_DIR)], name=None, **PLAIN)
+    assert [spec.name for spec in specs] == ["demo", MODEL_DIR.name]
+    assert [spec.name for spec in build_specs(["demo"], name="other", **PLAIN)] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("models", "name", "text"),
+    [(["demo", "demo"], None, "two models would have the name 'demo'"), (["demo", "/m"], "one", "--name is for one")],
+)
+def test_two_models_of_one_name_are_refused(models: list[str], name: str | None, text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        build_specs(models, name=name, **PLAIN)

@@ -1,0 +1,154 @@
+"""The command-line options of an API process, which `furrow serve` takes as well and passes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, get_args
+
+import click
+from click.core import ParameterSource
+
+from api.schemas.how import CallFormat
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+")
+
+
+def check_origins(_context: click.Context, _parameter: click.Parameter, origins: tuple[str, ...]) -> tuple[str, ...]:
+    """Origins as browsers send them: scheme and host, a port where it is not the scheme's own, and no path.
+
+    Applications and extensions have schemes of their own; pages from a file have the origin `null`.
+    """
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise click.BadParameter(
+                f"{origin!r} is no origin; write https://HOST, http://HOST:PORT, app://NAME, null or *."
+            )
+    return origins
+
+
+class ApiOption(click.Option):
+    """An option of an API process."""
+
+
+def _option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
+    return click.option(*names, cls=ApiOption, show_default=attributes.get("default") is not None, **attributes)
+
+
+_OPTIONS = (
+    _option(
+        "--served-model-name",
+        "served_model_names",
+        multiple=True,
+        help="NAME for the only model, NAME=MODEL for one of several, or * for any name of the only one. Repeatable.",
+    ),
+    _option(
+        "--cors-origin",
+        "cors_origins",
+        multiple=True,
+        callback=check_origins,
+        help="Let pages of this origin call from a browser (https://HOST, app://NAME, or * for all). Repeatable.",
+    ),
+    _option(
+        "--grace", type=click.FloatRange(0), default=30.0, help="Seconds that open streams may go on after SIGTERM."
+    ),
+    _option(
+        "--reader-timeout",
+        default=60.0,
+        type=click.FloatRange(min=0, min_open=True),
+        help="Seconds after which a client that takes nothing is cut.",
+    ),
+    _option(
+        "--header-timeout",
+        default=10.0,
+        envvar="FURROW_HEADER_TIMEOUT",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Seconds in which headers must come, and the grace of a slow body; then 408.",
+    ),
+    _option(
+        "--max-connections",
+        default=8192,
+        envvar="FURROW_MAX_CONNECTIONS",
+        type=click.IntRange(1),
+        help="Open at one time; beyond it those without a request close, then new ones get 503.",
+    ),
+    _option(
+        "--max-body",
+        default=6.0,
+        envvar="FURROW_MAX_BODY",
+        type=click.FloatRange(min=0.1),
+        help="MiB of one request's body, where a model's context is not smaller; beyond it 413.",
+    ),
+    _option(
+        "--body-memory",
+        default=64.0,
+        envvar="FURROW_BODY_MEMORY",
+        type=click.FloatRange(min=1),
+        help="MiB of all bodies that are read at one time; each tenant has a quarter.",
+    ),
+    _option(
+        "--keep-alive",
+        type=click.FloatRange(min=0, min_open=True),
+        default=10.0,
+        help="Seconds of silence after which a comment is sent.",
+    ),
+    _option(
+        "--max-queued",
+        "max_queued_requests",
+        default=4096,
+        type=click.IntRange(1),
+        help="Requests; beyond it 429.",
+    ),
+    _option(
+        "--max-queue-wait",
+        default=60.0,
+        type=click.FloatRange(0),
+        help="Seconds that a request may expect to wait; beyond it 429. 0: however long.",
+    ),
+    _option(
+        "--response-ttl",
+        default=86_400.0,
+        type=click.FloatRange(0),
+        help="Seconds for which /v1/responses stores an answer; 0: it stores none.",
+    ),
+    _option(
+        "--response-bytes",
+        type=click.IntRange(1),
+        help="Bytes of stored responses of one tenant, or of all callers without a key; the oldest are deleted "
+        "[default: a sixteenth of Redis' memory].",
+    ),
+    _option(
+        "--response-number",
+        default=100_000,
+        type=click.IntRange(1),
+        help="Stored responses of one tenant, or of all callers without a key; the oldest are deleted.",
+    ),
+    _option(
+        "--tool-parser",
+        type=click.Choice(get_args(CallFormat)),
+        help="Form in which the models write calls of tools [default: what their templates show].",
+    ),
+)
+
+
+def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Every option of an API process but its address, its Redis and its keys."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def take_api_arguments(context: click.Context, values: dict[str, Any]) -> list[str]:
+    """The options among `values` that are an API process's, as words of its command line; they leave `values`.
+
+    Those that are set by default are left out; an API process inherits the environment that sets the others.
+    """
+    words: list[str] = []
+    for option in context.command.params:
+        if isinstance(option, ApiOption):
+            value = values.pop(option.name)
+            source = context.get_parameter_source(option.name)
+            if source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP):
+                given = value if option.multiple else [value]
+                words += [word for one in given for word in (option.opts[0], str(one))]
+    return words
