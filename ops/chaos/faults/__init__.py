@@ -6,8 +6,6 @@ from ops.chaos.faults import failover, large_log, moments, network, processes, r
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import ON_ANY_FARM
 
-__all__ = ["FAULTS", "ON_ANY_FARM", "Fault", "suited"]
-
 FAULTS: dict[str, Fault] = {
     **processes.FAULTS,
     **moments.FAULTS,
