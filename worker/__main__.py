@@ -62,7 +62,6 @@ def run_agent() -> None:
 
 
 def be_rank() -> NoReturn:
-    """The rank that the environment describes, to its end."""
     from worker.rank.process import run_rank
 
     status = run_rank()
@@ -81,12 +80,10 @@ def run_standby(folders: list[Path]) -> None:
 
 
 def say(line: str) -> None:
-    """Tell whoever started the process."""
     print(line, file=sys.stderr, flush=True)
 
 
 def main() -> int:
-    """Run the part named by the first argument."""
     part = sys.argv[1] if len(sys.argv) > 1 else ""
     if part == "agent":
         try:

@@ -15,7 +15,7 @@ from control.replicas.health import write_poison
 from control.replicas.lease import Lease
 from control.requests import Emission, Inheritance, takeover
 from tests.contract.conftest import MODEL, Farm, last, rids, token
-from worker.leader.requests.suspects import Docket
+from worker.leader.requests.crash_record import CrashRecord
 
 
 def note(farm: Farm, lease: Lease, docket: str, suspects: list[str], cleared: list[str]) -> None:
@@ -136,7 +136,7 @@ class Crashed:
             farm.put(rid)
         farm.claim(self.first)
         farm.emit(self.first, Emission("b", 1, [token(1), token(2)]))
-        docket = Docket(epoch=self.first.epoch, tried={"a": 2, "b": 2}, rest=["c"])
+        docket = CrashRecord(epoch=self.first.epoch, tried={"a": 2, "b": 2}, rest=["c"])
         self.text = encode(docket).decode()
         note(farm, self.first, self.text, ["c"], [])
         if poisoned:

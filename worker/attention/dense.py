@@ -1,7 +1,7 @@
-"""Attention over contiguous keys and values, for any device that torch has.
+"""Attention over contiguous keys and values, on any device of torch.
 
-Masks are additive: 0 where a token may look, -inf where not, broadcast over batch and heads. Query heads that share a
-key-value head (grouped-query attention) are never paid for by copies of the keys.
+Masks are additive: 0 where a token attends, -inf elsewhere, broadcast over batch and heads. Keys are never copied for
+the query heads that share them (grouped-query attention).
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ def decode(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, varia
 
 def prefill(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, variant: Variant) -> Tensor:
     """A chunk of one sequence: query (heads, n, dim), key and value (kv heads, L, dim), bias (n, L) → (n, heads, dim).
-
-    Without a bias the chunk is the sequence's first, so n = L and the mask is the lower triangle.
-    """
+    Without a bias the chunk is the sequence's first: n = L, and the mask is the lower triangle."""
     heads, length, dim = query.shape
     shared = key.shape[0]
     if variant.plain:

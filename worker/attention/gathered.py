@@ -1,6 +1,6 @@
 """Attention over pages in plain torch: each sequence's pages are gathered and attended densely, one after the other.
 
-The reference for the Triton kernels, and what runs where those can't: on a CPU, in float64, without Triton.
+The reference for the Triton kernels, used where they can't run: on a CPU, in float64, without Triton.
 """
 
 from __future__ import annotations

@@ -19,11 +19,9 @@ def all_ready(
     patience_s: float,
     check: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Say whether this rank is ready, and wait for the others: True once all are, False as soon as one has failed or
-    after `patience_s` seconds. `store` must be fresh: one rank says only one thing in it. What `check` raises ends it.
-
-    Waiting here costs no device and has no time-out of a collective: ranks may load at very different paces.
-    """
+    """Tell the other ranks whether this one is ready, and wait for them. True once all are ready, False if one has
+    failed or after `patience_s` seconds. `store` must be fresh. The wait occupies no device, as ranks may load at
+    different speeds. An error of `check` ends it."""
     keys = [f"ready/{other}" for other in range(world_size)]
     store.set(keys[rank], (READY if ready else FAILED).decode())
     deadline = time.monotonic() + patience_s

@@ -1,6 +1,6 @@
-"""What a model and an engine need of their group, whatever carries it.
+"""The interface of a group for models and engines, with either transport.
 
-Every rank must call the same collectives in the same order; `count` lets a test and the operator see that they did.
+Every rank must call the same collectives in the same order; their `count` shows it.
 """
 
 from __future__ import annotations
@@ -51,4 +51,4 @@ class Solo:
         return tensor
 
     def close(self) -> None:
-        """Nobody waits for it, and it may be used again."""
+        """Do nothing: no other rank waits, and the object may be used again."""

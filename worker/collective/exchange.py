@@ -1,4 +1,4 @@
-"""What carries the data of a group on one host: the same exchanges, compiled or interpreted."""
+"""The transport of a group on one host: its interface, for the compiled and the interpreted one, and its errors."""
 
 from __future__ import annotations
 

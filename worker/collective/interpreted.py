@@ -1,7 +1,7 @@
-"""The same exchanges without a compiler, in Python and torch: some twenty times slower, still far from gloo's sockets.
+"""The exchanges in Python and torch, for hosts without a compiler: some twenty times slower, still faster than gloo.
 
-Rules of slots and rounds as in exchange.cpp. Nothing here orders memory: it is right only where the processor keeps the
-order of its stores and of its loads, as x86 does.
+Slots and rounds are as in exchange.cpp. There are no memory barriers: the processor must keep the order of its stores
+and of its loads, as x86 does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REDUCE, GATHER, BROADCAST = 1, 3, 4
 
 
 def ordered() -> bool:
-    """Whether this processor keeps the order that is needed."""
+    """True if this processor keeps the order that is needed."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 

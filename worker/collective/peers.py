@@ -1,7 +1,6 @@
-"""The other ranks' processes on this host, as descriptors that tell when one has ended.
+"""The other ranks' processes on this host, as descriptors (pidfds) that become readable when a process ends.
 
-A descriptor stays with its process: unlike a pid it can't come to mean another one, and it also tells of a process that
-has ended and that nobody has waited for yet.
+Unlike a pid a descriptor is never reused, and it also tells of a process that has not been reaped.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Peers:
         """The descriptors as an array, -1 for this rank."""
 
     def ended(self) -> list[int]:
-        """The ranks whose processes have ended."""
         return [self._descriptors[descriptor] for descriptor, _ in self._poll.poll(0)]
 
     def close(self) -> None:

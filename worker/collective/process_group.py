@@ -22,11 +22,9 @@ def met() -> Iterator[None]:
 
 
 class ProcessGroupCollective:
-    """Over a torch process group (gloo or NCCL), registered with torch.distributed or a bare backend object.
-
-    The group's own methods are called instead of the functions of torch.distributed: those accept only groups of the
-    process-wide registry, and a group that outlives an epoch must not be in it.
-    """
+    """Over a torch process group (gloo or NCCL), registered with torch.distributed or a bare backend object. The
+    group's own methods are called, because torch.distributed's functions accept only registered groups, which must not
+    outlive an epoch."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group

@@ -44,7 +44,7 @@ WAYS: dict[str, type[native.NativeExchange] | type[interpreted.InterpretedExchan
 
 
 class Card(msgspec.Struct):
-    """What a rank says of itself. `place` is equal on ranks that see each other's processes and memory."""
+    """A rank's description of itself. `place` is equal on ranks that see each other's processes and memory."""
 
     pid: int
     place: str
@@ -63,10 +63,8 @@ class Offer(msgspec.Struct):
 
 
 def join(store: dist.Store, rank: int, world_size: int, device: str, abort: Abort, shared: bool = True) -> Collective:
-    """Take a seat in the group that meets at `store`, which must be this epoch's alone; `shared` admits shared memory.
-
-    Raises CollectiveFailed or RuntimeError where another rank does not come, CollectiveLeft when told to leave.
-    """
+    """Join the group that meets at `store`, which must be this epoch's alone; `shared` admits shared memory. Raises
+    CollectiveFailed or RuntimeError if another rank does not come, CollectiveLeft when told to leave."""
     card = card_of(device, shared)
     store.set(f"card/{rank}", msgspec.json.encode(card))
     exchange = _lead(store, card, world_size, abort) if rank == 0 else _follow(store, rank, abort)
@@ -79,14 +77,13 @@ def join(store: dist.Store, rank: int, world_size: int, device: str, abort: Abor
 
 
 def card_of(device: str, shared: bool) -> Card:
-    """This process's card."""
     refusal, place, ways = "", "", list[str]()
     if not shared:
         refusal = "switched off"
     elif device != "cpu":
         refusal = f"it runs on {device}"
     else:
-        place = where()
+        place = namespace("pid")
         ways += ["native"] if native.library() is not None else []
         ways += ["interpreted"] if interpreted.ordered() else []
         if not place:
@@ -96,11 +93,11 @@ def card_of(device: str, shared: bool) -> Card:
     return Card(os.getpid(), place, ways, refusal)
 
 
-def where() -> str:
-    """The kernel's run and the process namespace: equal where a pid means the same process. Empty if not known."""
+def namespace(kind: str) -> str:
+    """The kernel's boot and this process's namespace: equal for processes that share it. Empty if not known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+        return f"{boot}/{Path(f'/proc/self/ns/{kind}').readlink()}"
     except OSError:
         return ""
 

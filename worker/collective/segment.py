@@ -22,15 +22,12 @@ SLOT_BYTES = 256 * 1024
 
 
 def size(world_size: int) -> int:
-    """Bytes for so many ranks."""
     return HEADER_BYTES + 2 * world_size * SLOT_BYTES
 
 
 def create(world_size: int) -> int:
-    """A descriptor of new shared memory, all zeros. Raises OSError where there is no such memory, or not enough of it.
-
-    It is taken at once: a page that is missing only when it is written would kill the process.
-    """
+    """A descriptor of new shared memory, all zeros, allocated at once: a page that is missing at its first write would
+    kill the process. Raises OSError without such memory, or without enough of it."""
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memory without a name to share (memfd_create)")
     descriptor = os.memfd_create("furrow-ranks", os.MFD_CLOEXEC)
@@ -56,7 +53,6 @@ class Segment:
 
     @property
     def address(self) -> int:
-        """Where it is mapped in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
 

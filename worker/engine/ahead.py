@@ -1,9 +1,8 @@
-"""Running ahead: the next decode step is launched before the host has read this one's tokens.
+"""The launch of the next decode step before the host has read this one's tokens, on a rank without peers.
 
-The tokens stay on the device as the next step's input, so it never waits for the host to book, to send and to hear the
-next command. What was launched counts only where that command does feed these tokens at these positions: rows that
-left are passed over, and rows that joined are run beside. Nothing is committed before that, so a step in vain leaves no
-trace. Only a rank alone does this: several would have to agree on it first.
+The tokens stay on the device as the next step's input. A launched row counts only if the next command feeds the same
+token at the same position. Other launched rows are dropped, and rows that joined are run apart. Nothing is committed
+before that.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class RunAhead:
         return taken
 
     def forget(self) -> None:
-        """What was launched was in vain."""
+        """Discard the step that was launched early."""
         self._places, self._tokens, self._logits = {}, {}, None
 
     def _covers(self, row: Row) -> bool:

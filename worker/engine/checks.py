@@ -1,8 +1,8 @@
-"""Whether a command fits the batch: rules that depend only on what is equal on all ranks, so they refuse alike."""
+"""Validation of a step command against the batch. The rules use only state that is equal on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from control.commands import BatchChange, StepRow
 from control.errors import RankError, RankErrorKind
@@ -13,8 +13,8 @@ from worker.models.batch import Row
 class CommandCheck:
     """Every method raises RankError, and changes nothing."""
 
-    def __init__(self, store: KVStore, vocab_size: int, rank: int) -> None:
-        self._store, self._vocab_size, self._rank = store, vocab_size, rank
+    def __init__(self, store: KVStore, vocab_size: int, error: Callable[[RankErrorKind, str], RankError]) -> None:
+        self._store, self._vocab_size, self._error = store, vocab_size, error
 
     def row(self, row: Row, cached: int | None) -> None:
         """That a row goes on where its sequence's cache, of `cached` positions, ends."""
@@ -83,7 +83,7 @@ class CommandCheck:
             own, has = self._store.length(sid), self._store.length(donor)
             again = own == count  # after a failed forward the same command may be run again
             fault = None
-            if not self._store.cuts:
+            if not self._store.supports_prefix_sharing:
                 fault = "this model's cache can't be cut"
             elif sid not in fed or sid in begun or sid in change.left:
                 fault = "it must join with one row and one prefix"
@@ -97,6 +97,3 @@ class CommandCheck:
                 )
             begun[sid] = count
         return begun
-
-    def _error(self, kind: RankErrorKind, message: str) -> RankError:
-        return RankError(self._rank, kind, message)

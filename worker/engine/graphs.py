@@ -1,9 +1,8 @@
 """Decode steps as CUDA graphs: one launch per step instead of hundreds, collectives included.
 
-A graph is a fixed sequence of kernels over fixed addresses. So there is one for each of a few batch sizes (buckets),
-over buffers that a step fills in before the launch; a smaller batch is filled up with rows that own nothing. Every rank
-takes the bucket from the batch, which is equal on all. A graph holds collectives of the communicator that it was
-captured with, so it must be released before that is destroyed, and captured again in the next epoch.
+There is one graph for each of a few batch sizes (buckets), over buffers that are filled before the launch. A smaller
+batch is padded with rows that own nothing. The bucket depends only on the batch, which is equal on all ranks. A graph
+holds its communicator's collectives, so it is released before the communicator and captured again in the next epoch.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ FILLING = (0, 0, -1)
 
 
 class Graph(Protocol):
-    """What was captured."""
+    """Launch the captured work."""
 
     def replay(self) -> None: ...
 
@@ -77,11 +76,8 @@ class DecodeGraphs:
         self._tables: Tensor | None = None
 
     def prepare(self) -> None:
-        """Capture every bucket. Where that fails the graphs stay empty, and steps are launched one kernel at a time.
-
-        Every bucket is run once before any is captured: what a rank runs then, its peers must run too, whereas a
-        capture that fails on one rank leaves nobody waiting.
-        """
+        """Capture every bucket. If that fails the graphs stay empty, and kernels are launched one by one. All buckets
+        are run before any is captured, because peers take part in a run; a failed capture keeps no peer waiting."""
         self.release()
         begun = time.monotonic()
         for bucket in self.buckets:
@@ -94,10 +90,11 @@ class DecodeGraphs:
                 self._collectives[bucket] = self._model.collective.count - before
         except RuntimeError as error:
             self.release()
-            log.warning("decode steps can't be captured, so they are launched by hand", error=str(error))
+            log.warning("decode steps not captured", reason=str(error), action="capture")
             return
         self._tables = self._store.tables
-        log.info("captured the decode steps", buckets=len(self.buckets), seconds=round(time.monotonic() - begun, 1))
+        seconds = round(time.monotonic() - begun, 1)
+        log.info("captured the decode steps", buckets=len(self.buckets), seconds=seconds, action="capture")
 
     def release(self) -> None:
         """Give the graphs up; needed before their communicator is destroyed."""
@@ -106,7 +103,7 @@ class DecodeGraphs:
         self._tables = None
 
     def takes(self, rows: list[Row]) -> bool:
-        """Whether `rows` are a decode step that was captured: one token each, all of them sampled."""
+        """True if `rows` are a decode step that was captured: one token each, all of them sampled."""
         return (
             0 < len(rows) <= max(self._graphs, default=0)
             and self._tables is self._store.tables
@@ -123,10 +120,8 @@ class DecodeGraphs:
         return self._store.max_context
 
     def run(self, rows: list[Row], tokens: Tensor | None = None) -> Tensor:
-        """Logits (rows, vocabulary), valid until the next run. Stores keys and values; the caller commits them.
-
-        `tokens` (rows) on the device are fed in place of those of `rows`; below 0, where there is none, anything is.
-        """
+        """Logits (rows, vocabulary), valid until the next run. Keys and values are stored, and committed by the caller.
+        `tokens` (rows) on the device replace those of `rows`; one below 0 stands for none."""
         owners = self._store.reserve([row.extent for row in rows])
         bucket = self.bucket(len(rows))
         self._fill(bucket, [(row.tokens[0], row.offset, owner) for row, owner in zip(rows, owners, strict=True)])
@@ -167,6 +162,6 @@ def graphs_for(model: ServedModel, store: KVStore) -> DecodeGraphs | None:
     if model.device.type != "cuda" or not isinstance(store, PagedStore) or store.attention is gathered.attend:
         return None
     if model.waits_for_device:
-        log.info("decode steps are launched by hand: which experts are hit is read from the device")
+        log.info("decode steps not captured", reason="the chosen experts are read from the device", action="capture")
         return None
     return DecodeGraphs(model, store, CudaCapture(model.device))

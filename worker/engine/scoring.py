@@ -47,7 +47,7 @@ class ScoreTarget:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """What one forward tells of prompts, by sid: each sequence of the targets is in one of the two."""
+    """The scores of one forward, by sid: each sequence of the targets is in one of the two."""
 
     tokens: dict[int, list[PromptToken]] = field(default_factory=dict)
     """The scored tokens, in the order of their positions."""
@@ -56,10 +56,7 @@ class PromptScores:
 
 
 class PromptScorer:
-    """Scores the positions of one forward, window by window.
-
-    Never raises: a fault is its sequences' alone, and the other ranks go on to the next window.
-    """
+    """Scores the positions of one forward, window by window. Never raises: an error ends its sequences alone."""
 
     def __init__(self, targets: Mapping[int, ScoreTarget], places: list[tuple[int, int]]) -> None:
         """`places` are (sid, position) of the forward's scored positions, in order."""
@@ -74,11 +71,10 @@ class PromptScorer:
             self._score(logits, places)
         except Exception:
             sids = sorted({sid for sid, _ in places})
-            log.exception("could not score prompts", sids=sids)
+            log.exception("could not score prompts", sids=sids, action="score_prompts")
             self._failed |= dict.fromkeys(sids, "its prompt could not be scored; the server's log has the cause")
 
     def _score(self, logits: torch.Tensor, places: list[tuple[int, int]]) -> None:
-        """Score the tokens that follow the places."""
         targets = [self._targets[sid] for sid, _ in places]
         following = [target.prompt[position + 1] for target, (_, position) in zip(targets, places, strict=True)]
         tokens = score(logits, following, max(target.top for target in targets))
@@ -91,6 +87,5 @@ class PromptScorer:
 
     @property
     def scores(self) -> PromptScores:
-        """The windows taken so far."""
         scored = {sid: tokens for sid, tokens in self._tokens.items() if sid not in self._failed}
         return PromptScores(scored, self._failed)

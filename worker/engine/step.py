@@ -1,7 +1,7 @@
-"""The engine: one model's running batch on this rank, which every command changes and every forward extends.
+"""The engine: one model's running batch on this rank, changed by every command and extended by every forward.
 
-Every rank of a group runs the same engine over the same commands; only rank 0 samples, and the others hear its tokens.
-The engine returns what it computed and calls nobody back: the loop over a command's forwards is its caller's.
+Every rank of a group runs the same engine over the same commands. Only rank 0 samples; the others receive its
+tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.models.batch import Row, flatten
 from worker.models.served import ServedModel
 
 NO_TOKEN = -1
-"""What rank 0 broadcasts for every row when it could not sample."""
+"""Broadcast by rank 0 for a row that could not be sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,9 @@ class Forward:
 
 
 class Engine:
-    """One model's running batch on this rank."""
-
     def __init__(self, model: ServedModel, store: KVStore, collective: Collective) -> None:
         self.model, self.store, self.collective = model, store, collective
-        self._check = CommandCheck(store, model.vocab_size, collective.rank)
+        self._check = CommandCheck(store, model.vocab_size, self.error)
         self.graphs = graphs_for(model, store)
         self.ahead = None if self.graphs is None or collective.world_size > 1 else RunAhead(self.graphs)
         self._pending: dict[int, int] = {}
@@ -53,7 +51,6 @@ class Engine:
         """That have ended, of all commands."""
 
     def step(self, command: GenerateStep) -> Step:
-        """The command's forwards."""
         return Step(self, command)
 
     # --- an epoch ----------------------------------------------------------------------------------------------------
@@ -70,7 +67,6 @@ class Engine:
             self.graphs.release()
 
     def clear(self) -> None:
-        """Forget every sequence."""
         if self.ahead is not None:
             self.ahead.forget()
         self._pending.clear()
@@ -86,11 +82,8 @@ class Engine:
 
     def change(self, change: BatchChange) -> list[Row]:
         """Apply a command to the batch; returns the rows of its first forward: the continuing sequences by ascending
-        sid, then the command's rows in their order.
-
-        A command is checked in full before anything is changed, by rules that depend only on what is equal on all
-        ranks, so they refuse alike. Raises RankError: `bad_request` or `forward_failed`, with nothing changed.
-        """
+        sid, then the command's rows in their order. The whole command is checked before any change, by state that is
+        equal on all ranks. Raises RankError: `bad_request` or `forward_failed`, with nothing changed."""
         rows = self._rows(change)
         self._settle(rows)
         self._make_room(change)
@@ -123,7 +116,7 @@ class Engine:
         ]
 
     def _settle(self, rows: list[Row]) -> None:
-        """What was launched early and is not among `rows` gives its room back, before others take it."""
+        """Release the room of rows that were launched early and are not among `rows`."""
         if self.ahead is not None:
             self.ahead.settle(rows)
 
@@ -143,11 +136,8 @@ class Engine:
     # --- a forward ---------------------------------------------------------------------------------------------------
 
     def forward(self, rows: list[Row], targets: Mapping[int, ScoreTarget]) -> tuple[Tensor, PromptScores]:
-        """The logits of the sampled rows, and the scores of `targets`; the rows are cached then.
-
-        Raises RankError: `forward_failed` with the first cause as its `__cause__`. No length has grown then, and the
-        same command may be run again.
-        """
+        """The logits of the sampled rows, and the scores of `targets`; the rows are cached then. Raises RankError:
+        `forward_failed`, caused by the first error. Nothing is cached then, and the same command may be run again."""
         places = [(row.sid, position) for row in rows for position in row.scored]
         scorer = PromptScorer(targets, places) if targets else None
         covered = [] if self.ahead is None else self.ahead.covered(rows)
@@ -207,10 +197,10 @@ class Engine:
 
 
 class Step:
-    """One command's forwards on this rank: `forward`, then `agree`, and again while that says so.
+    """One command's forwards on this rank: `forward`, then `agree`, and again while `agree` returns True.
 
-    A context manager: where rank 0 fails between the two, it broadcasts NO_TOKEN for every row, as peers are waiting.
-    The rows are cached then, and those that should have been sampled wait for a row of their own.
+    A context manager: if rank 0 fails between the two, it broadcasts NO_TOKEN for every row, because peers wait. The
+    rows are cached then.
     """
 
     def __init__(self, engine: Engine, command: GenerateStep) -> None:
@@ -239,10 +229,8 @@ class Step:
                 raise broken from error
 
     def forward(self, targets: Mapping[int, ScoreTarget] | None = None) -> Forward:
-        """Run the command's next forward, and score `targets`, where the command has positions scored.
-
-        Raises RankError as Engine.change and Engine.forward do.
-        """
+        """Run the command's next forward, and score `targets`. Raises RankError as Engine.change and Engine.forward
+        do."""
         engine = self._engine
         self._rows = engine.decode_again() if self.forwards else engine.change(self.command.change)
         if not self._rows:
@@ -260,11 +248,9 @@ class Step:
             self._engine.run_ahead(self._rows, tokens)
 
     def agree(self, tokens: Sequence[int] = (), *, more: bool = False) -> bool:
-        """Spread the forward's tokens, NO_TOKEN for a row that has none; returns whether another forward follows.
-
-        Rank 0 gives both, and may want `more` of a command with `repeat` alone; the other ranks hear both. Raises
-        RankError: `forward_failed` where the broadcast fails.
-        """
+        """Broadcast the forward's tokens, NO_TOKEN for a row that has none; returns True if another forward follows.
+        Rank 0 gives both, and may want `more` only of a command with `repeat`. Raises RankError: `forward_failed` if
+        the broadcast fails."""
         if not self._rows:
             return False
         chosen = list(tokens) if self.rank == 0 else [NO_TOKEN] * len(self._sids)

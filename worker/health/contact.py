@@ -1,4 +1,4 @@
-"""Whether Redis was there all along: only then is a heartbeat that is missing a sign of anything."""
+"""Contact with Redis. A missing heartbeat is evidence of a fault only if Redis was reachable all the time."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ class Contact:
 
     @property
     def steady(self) -> bool:
-        """Whether silence may be held against somebody: no absence now, nor a moment ago."""
+        """True if a missing heartbeat is evidence: Redis is reachable, and was a moment ago."""
         now = self._clock()
         return self._last is None or (now - self._last <= GAP_S and now >= self._grace_until)

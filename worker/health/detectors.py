@@ -1,6 +1,6 @@
-"""Every failure detector of a farm: its time-out, and its action. The one table; docs/reliability.md shows it.
+"""Every failure detector of a farm, with its time-out and action. docs/reliability.md shows this table.
 
-The code takes its time-outs from here. Only the standard library is imported: the supervisor loads this file too.
+Only the standard library is imported: the supervisor loads this file too.
 """
 
 from __future__ import annotations

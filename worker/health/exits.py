@@ -19,7 +19,7 @@ FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL,
 
 
 def poison_kind(status: int) -> str:
-    """What the end of a rank says about its epoch: `crashed` of itself, or just `exited`, for whatever reason."""
+    """The kind of poison for the end of a rank: `crashed` by its own fault, else `exited`."""
     own = -status in FAULTS if status < 0 else status not in (STOPPED, REFUSED, LOAD_FAILED, STUCK)
     return "crashed" if own else "exited"
 

@@ -1,4 +1,4 @@
-"""What a rank's main thread is doing, for the side thread that reports and judges it."""
+"""The progress of a rank's main thread, read by the side thread that reports it and detects a stall."""
 
 from __future__ import annotations
 
@@ -48,15 +48,13 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Command:
-    """One command under way."""
-
     began: float
     deadline_s: float
     moved: Callable[[], None]
 
 
 class Progress:
-    """Written by the main thread, read by the pulse; each field is assigned atomically, so no lock is needed."""
+    """Written by the main thread, read by the heartbeat; each field is assigned atomically, so no lock is needed."""
 
     def __init__(self) -> None:
         self.phase: Phase = "starting"
@@ -75,28 +73,26 @@ class Progress:
         """The command under way, and since when it stands still, where that is not since its beginning."""
 
     def begin(self, deadline_s: float, moved: Callable[[], None] = lambda: None) -> None:
-        """The main thread starts a command, which must show progress every `deadline_s` seconds until it ends.
-
-        `moved` is called, by the side thread, whenever it has.
-        """
+        """Start a command, which must show progress every `deadline_s` seconds until it ends. The side thread calls
+        `moved` at each progress."""
         self._pending = _Command(time.monotonic(), deadline_s, moved)
 
     def look(self) -> None:
-        """Note whether the main thread has got on since the last look. For the pulse alone."""
+        """Note whether the main thread has got on since the last look. For the heartbeat alone."""
         count = self.count()
         if count != self._seen:
             self._seen, self.moved_at = count, time.monotonic()
             self.moved()
 
     def moved(self) -> None:
-        """The command under way has got on, on this rank or on another one. For the pulse alone."""
+        """The command under way has got on, on this rank or on another one. For the heartbeat alone."""
         pending = self._pending
         if pending is not None:
             self._since = (pending, time.monotonic())
             pending.moved()
 
     def excuse(self, seconds: float) -> None:
-        """Redis was away for so long, until now, and what was under way can't be blamed for it. For the pulse alone."""
+        """Subtract an outage of Redis of `seconds`, until now, from the command under way. For the heartbeat alone."""
         pending = self._pending
         if pending is not None:
             self._since = (pending, min(time.monotonic(), self._still_since(pending) + seconds))
@@ -109,7 +105,6 @@ class Progress:
         return time.monotonic() - started
 
     def idle(self) -> None:
-        """Nothing is under way."""
         self._pending = None
 
     def _still_since(self, pending: _Command) -> float:
@@ -129,12 +124,12 @@ class Progress:
 
     @property
     def suspicious(self) -> bool:
-        """Whether half of the time is over in which progress must show."""
+        """True if half of the time is over in which progress must show."""
         pending = self._pending
         return pending is not None and time.monotonic() - self._still_since(pending) > pending.deadline_s / 2
 
     @property
     def overdue(self) -> bool:
-        """Whether the command under way has shown no progress for longer than it may."""
+        """True if the command under way has shown no progress for longer than it may."""
         pending = self._pending
         return pending is not None and time.monotonic() - self._still_since(pending) > pending.deadline_s

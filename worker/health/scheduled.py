@@ -1,4 +1,4 @@
-"""Whether a process was given a processor: a slow or throttled one runs now and then, a stopped one never."""
+"""CPU scheduling of a process: a slow or throttled one runs now and then, a stopped one never."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import psutil
 
 
 def times_run(pid: int) -> int:
-    """How often the main thread of a process has given up a processor so far; 0 for one that has ended.
-
-    A thread that a signal stops, or lets go on, does so too.
-    """
+    """How often the main thread of a process has given up a processor so far; 0 for one that has ended. A signal that
+    stops or continues the thread counts too."""
     try:
         switches = psutil.Process(pid).num_ctx_switches()
     except psutil.Error:

@@ -5,5 +5,5 @@ Launchers take tensors and read no value from the device, so that a CUDA graph c
 
 import os
 
-# Whether a product and a sum become one instruction: said here, as Triton is about to change its default.
+# Fused multiply-add is set here, because Triton is about to change its default.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

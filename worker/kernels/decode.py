@@ -1,7 +1,7 @@
 """Attention of one new token per sequence over its pages, split along the keys, then reduced.
 
-How often the keys are split depends on the number of rows alone, never on lengths: a graph that was captured for a
-bucket stays right whatever its sequences grow to. (Flash-Decoding: Dao, Haziza, Massa, Sizov, 2023.)
+The number of parts depends on the number of rows alone, so a captured graph stays right as its sequences grow.
+(Flash-Decoding: Dao, Haziza, Massa, Sizov, 2023.)
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ def _decode(query, out, partial, key_pages, value_pages, tables, owners, positio
             GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
             PAGE: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, WIDENED: tl.constexpr,
             LOG2_E: tl.constexpr):
-    """One sequence (axis 0), one key-value head (axis 1), one part of the keys (axis 2).
-
-    A line of `partial` has the values, then best and total, of one row, head and part.
-    """
+    """One sequence (axis 0), one key-value head (axis 1), one part of the keys (axis 2). A line of `partial` has the
+    values, then best and total, of one row, head and part."""
     number, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token = number.to(tl.int64)
     if not ALL:

@@ -31,10 +31,8 @@ def _rms_norm(rows, weight, out, outer_stride, inner_stride, inner, eps,
 
 
 def rms_norm(inputs: Tensor, weight: Tensor, eps: float, *, one_added: bool) -> Tensor:
-    """inputs (…, dim) → the same shape, dense: inputs / √(mean of squares + eps) · weight, or · (1 + weight).
-
-    A view of shape (1, tokens, heads, dim) into a wider tensor is read where it lies.
-    """
+    """inputs (…, dim) → the same shape, dense: inputs / √(mean of squares + eps) · weight, or · (1 + weight). A view of
+    shape (1, tokens, heads, dim) into a wider tensor is read without a copy."""
     dim = inputs.shape[-1]
     if inputs.dim() == 4 and inputs.shape[0] == 1 and inputs.stride(-1) == 1:
         inner, outer_stride, inner_stride = inputs.shape[2], inputs.stride(1), inputs.stride(2)

@@ -1,4 +1,4 @@
-"""What attention over pages reads: the batch by table row and position, and the interface of the two that can do it.
+"""The inputs of attention over pages, by table row and position, and the interface of its two implementations.
 
 Keys of one layer lie in pages, shape (blocks, kv heads, block tokens, dim), values alike. A sequence owns a row of
 `tables`; entry i of it is the block of its positions i · block tokens and on.

@@ -42,7 +42,7 @@ def over_range(asked, sees, begin, end, table, kv_head, key_pages, value_pages, 
         # Blocks are looked up in 64 bits: a layer of a large cache has more than 2 ** 31 numbers.
         block = tl.load(table + keys // PAGE, mask=inside, other=0).to(tl.int64)
         line = ((block * KV_HEADS + kv_head) * PAGE + keys % PAGE) * DIM
-        # What lies behind the end may be anything, also NaN, so it is not read.
+        # Memory behind the end is uninitialised, so it is not read.
         key = tl.load(key_pages + line[None, :] + place[:, None],
                       mask=inside[None, :] & (place < DIM)[:, None], other=0.0)
         scores = product(asked, key, WIDENED) * scale

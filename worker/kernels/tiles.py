@@ -32,10 +32,8 @@ def keys_at_once(dim: int, dtype: torch.dtype) -> int:
 
 
 def widened(tensor: Tensor) -> bool:
-    """Whether products must be computed on float32 copies: Triton's interpreter multiplies bfloat16 as integers.
-
-    The result is the same, as tensor cores sum exact products of 16-bit numbers in float32.
-    """
+    """True if products need float32 copies, because Triton's interpreter multiplies bfloat16 as integers. Tensor cores
+    give the same result: they sum exact products in float32."""
     return tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16
 
 

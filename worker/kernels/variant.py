@@ -1,4 +1,4 @@
-"""What distinguishes one layer's attention from plain scaled dot products."""
+"""The variant of a layer's attention: its differences from plain scaled dot products."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from worker.kernels.variant import Variant
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """What one rank keeps per position: `kv_heads` are this rank's own. `windows` has one entry per layer."""
+    """The shape of one rank's cache. `kv_heads` counts this rank's own. `windows` has one entry per layer."""
 
     layers: int
     kv_heads: int
@@ -57,8 +57,8 @@ class KVStore(Protocol):
     capacity_tokens: int
     block_tokens: int
     """Memory is handed out in blocks of so many positions, 1 where a sequence takes just what it has."""
-    cuts: bool
-    """Whether `fork` is possible: each position of attention's cache stands alone, of a recurrent state only the end
+    supports_prefix_sharing: bool
+    """True if `fork` is possible: each position of attention's cache stands alone, of a recurrent state only the end
     is there."""
 
     @property
@@ -67,7 +67,7 @@ class KVStore(Protocol):
         ...
 
     def rounded(self, tokens: int) -> int:
-        """What `tokens` of one sequence take of `capacity_tokens`."""
+        """The part of `capacity_tokens` that `tokens` of one sequence take."""
         ...
 
     def length(self, sid: int) -> int | None:
@@ -84,10 +84,8 @@ class KVStore(Protocol):
         ...
 
     def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
-        """Let the unknown sequence `sid` begin with the first `count` cached positions of `donor`.
-
-        They are copied; `take_over` gives it the donor's own memory instead, and the donor is unknown from then on.
-        """
+        """Let the unknown sequence `sid` begin with a copy of the first `count` cached positions of `donor`.
+        `take_over` gives it the donor's own memory instead, and removes the donor."""
         ...
 
     def drop(self, sid: int) -> None:

@@ -18,7 +18,6 @@ class Blocks:
         return len(self._free)
 
     def of(self, holder: int) -> list[int]:
-        """The holder's blocks in order."""
         return self._held.get(holder, [])
 
     def grow(self, holder: int, length: int) -> list[tuple[int, int]]:

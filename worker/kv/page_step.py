@@ -13,7 +13,7 @@ from worker.kv.base import Extent
 
 
 class PagedMemory(Protocol):
-    """What a step needs of its store."""
+    """The part of a store that a step uses."""
 
     attention: PagedAttention
 

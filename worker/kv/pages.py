@@ -1,8 +1,7 @@
-"""The store of pages: blocks of a fixed number of positions in one tensor, handed to sequences as they grow.
+"""The store of pages: blocks of a fixed number of positions in one tensor, assigned to sequences as they grow.
 
-Nothing is ever moved: a sequence that grows is given another block. Sequences that begin alike hold the same blocks;
-only the block that both go on writing is copied. Memory is never cleared: attention reads nothing behind a sequence's
-end.
+Nothing is moved: a sequence that grows gets another block. Sequences with the same beginning share blocks; only a block
+that both continue is copied. Memory is not cleared, as attention reads nothing behind a sequence's end.
 """
 
 from __future__ import annotations
@@ -30,12 +29,10 @@ def tokens_that_fit(free_bytes: int, layout: CacheLayout, block_tokens: int = BL
 
 
 class PagedStore:
-    """Cached keys and values on one device, bounded by `capacity_tokens`, a whole number of blocks.
+    """Cached keys and values on one device, bounded by `capacity_tokens`, a whole number of blocks. `max_context` is
+    the most positions of a sequence. Raises ValueError if not one block fits."""
 
-    `max_context` is the longest that a sequence can become. Raises ValueError where not a single block fits.
-    """
-
-    cuts = True
+    supports_prefix_sharing = True
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """A pool: slabs of one capacity, side by side in one tensor, so that many sequences decode in one matrix product.
 
-A sequence stays in its slot. Whatever lies behind its last position is zero: padding is read (with weight 0), and a
-stale NaN would make 0 · NaN = NaN there.
+A sequence stays in its slot. Memory behind its last position is zero: it is read with weight 0, and 0 · NaN is NaN.
 """
 
 from __future__ import annotations

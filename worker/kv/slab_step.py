@@ -19,7 +19,7 @@ CALL_BYTES = 512 * 1024
 
 
 @dataclass
-class Place:
+class Slab:
     """A sequence's slab. `written` counts the positions from 0 that may hold something else than zero."""
 
     pool: Pool
@@ -30,8 +30,8 @@ class Place:
 class SlabStep:
     """Indices and masks are built once per step, where torch attends, and shared by the layers."""
 
-    def __init__(self, layout: CacheLayout, extents: list[Extent], places: list[Place]) -> None:
-        self._layout, self.extents, self.places = layout, extents, places
+    def __init__(self, layout: CacheLayout, extents: list[Extent], slabs: list[Slab]) -> None:
+        self._layout, self.extents, self.slabs = layout, extents, slabs
 
     @functools.cached_property
     def _starts(self) -> list[int]:
@@ -40,28 +40,28 @@ class SlabStep:
     @functools.cached_property
     def _by_pool(self) -> list[list[int]]:
         by_pool: dict[int, list[int]] = {}
-        for index, place in enumerate(self.places):
-            by_pool.setdefault(id(place.pool), []).append(index)
+        for index, slab in enumerate(self.slabs):
+            by_pool.setdefault(id(slab.pool), []).append(index)
         return list(by_pool.values())
 
     @functools.cached_property
     def _writes(self) -> list[_Write]:
-        return [_Write(self._layout, self.extents, self.places, self._starts, members) for members in self._by_pool]
+        return [_Write(self._layout, self.extents, self.slabs, self._starts, members) for members in self._by_pool]
 
     @functools.cached_property
     def _decodes(self) -> list[_Decode]:
-        layout, extents, places = self._layout, self.extents, self.places
+        layout, extents, slabs = self._layout, self.extents, self.slabs
         return [
-            _Decode(layout, extents, places, self._starts, run)
+            _Decode(layout, extents, slabs, self._starts, run)
             for members in self._by_pool
-            for run in _runs(layout, extents, places, [index for index in members if extents[index].count == 1])
+            for run in _runs(layout, extents, slabs, [index for index in members if extents[index].count == 1])
         ]
 
     @functools.cached_property
     def _prefills(self) -> list[_Prefill]:
         return [
-            _Prefill(extent, place, start)
-            for extent, place, start in zip(self.extents, self.places, self._starts, strict=False)
+            _Prefill(extent, slab, start)
+            for extent, slab, start in zip(self.extents, self.slabs, self._starts, strict=False)
             if extent.count > 1
         ]
 
@@ -79,16 +79,16 @@ class SlabStep:
         return out
 
 
-def _runs(layout: CacheLayout, extents: list[Extent], places: list[Place], members: list[int]) -> list[list[int]]:
+def _runs(layout: CacheLayout, extents: list[Extent], slabs: list[Slab], members: list[int]) -> list[list[int]]:
     """`members`, all of one pool, in the order of their slots, cut where reading the idle slots between two of them
     would take longer than another call."""
-    ordered = sorted(members, key=lambda index: places[index].slot)
+    ordered = sorted(members, key=lambda index: slabs[index].slot)
     longest = max((extents[index].end for index in members), default=0)
     idle_bytes = 2 * layout.kv_heads * longest * layout.head_dim * layout.dtype.itemsize
     runs: list[list[int]] = []
     last = 0
     for index in ordered:
-        slot = places[index].slot
+        slot = slabs[index].slot
         if runs and (slot - last - 1) * idle_bytes <= CALL_BYTES:
             runs[-1].append(index)
         else:
@@ -101,15 +101,15 @@ class _Write:
     """The new tokens of one pool as rows of its memory seen as (slots · kv heads · capacity, head dim)."""
 
     def __init__(
-        self, layout: CacheLayout, extents: list[Extent], places: list[Place], starts: list[int], members: list[int]
+        self, layout: CacheLayout, extents: list[Extent], slabs: list[Slab], starts: list[int], members: list[int]
     ) -> None:
-        self.pool = places[members[0]].pool
+        self.pool = slabs[members[0]].pool
         tokens: list[int] = []
         first_heads: list[int] = []
         for index in members:
             extent, start = extents[index], starts[index]
             tokens.extend(range(start, start + extent.count))
-            base = places[index].slot * layout.kv_heads * self.pool.capacity
+            base = slabs[index].slot * layout.kv_heads * self.pool.capacity
             first_heads.extend(range(base + extent.offset, base + extent.end))
         heads = torch.arange(layout.kv_heads, device=layout.device) * self.pool.capacity
         self.target = (torch.tensor(first_heads, device=layout.device).unsqueeze(1) + heads).flatten()
@@ -130,16 +130,16 @@ class _Decode:
     the last one's, those between them that are not asked for included."""
 
     def __init__(
-        self, layout: CacheLayout, extents: list[Extent], places: list[Place], starts: list[int], members: list[int]
+        self, layout: CacheLayout, extents: list[Extent], slabs: list[Slab], starts: list[int], members: list[int]
     ) -> None:
         """`members` are in the order of their slots."""
-        self.pool = places[members[0]].pool
-        slots = [places[index].slot for index in members]
+        self.pool = slabs[members[0]].pool
+        slots = [slabs[index].slot for index in members]
         offsets = [extents[index].offset for index in members]
         rows = [starts[index] for index in members]
         self.rows = torch.tensor(rows, device=layout.device)
         self.whole = rows == list(range(starts[-1]))
-        """Whether these are all of the batch, in its order."""
+        """True if these are all of the batch, in its order."""
         self._front = slice(slots[0], slots[-1] + 1)
         self._lowest, self._longest = min(offsets), max(offsets) + 1
         self._asked, self._busy = self.rows, None
@@ -177,16 +177,16 @@ class _Decode:
 class _Prefill:
     """One sequence's chunk of two tokens or more."""
 
-    def __init__(self, extent: Extent, place: Place, start: int) -> None:
-        self.extent, self.place = extent, place
+    def __init__(self, extent: Extent, slab: Slab, start: int) -> None:
+        self.extent, self.slab = extent, slab
         self.start, self.stop = start, start + extent.count
         self._biases: dict[int | None, Tensor | None] = {}
 
     def attend(self, layer: int, query: Tensor, variant: Variant) -> Tensor:
-        extent, slot = self.extent, self.place.slot
+        extent, slot = self.extent, self.slab.slot
         first = 0 if variant.window is None else max(0, extent.offset + 1 - variant.window)
-        key = self.place.pool.keys[layer][slot, :, first : extent.end]
-        value = self.place.pool.values[layer][slot, :, first : extent.end]
+        key = self.slab.pool.keys[layer][slot, :, first : extent.end]
+        value = self.slab.pool.values[layer][slot, :, first : extent.end]
         asked = query[:, self.start : self.stop]
         return dense.prefill(asked, key, value, self._bias(variant.window, first, query), variant)
 

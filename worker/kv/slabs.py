@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.pool import FIRST_SLOTS, Pool
-from worker.kv.slab_step import Place, SlabStep
+from worker.kv.slab_step import Slab, SlabStep
 
 FIRST_CAPACITY = 256
 """Positions of the smallest slab. Each further pool's are twice as long, so a long sequence moves seldom."""
@@ -24,13 +24,13 @@ class SlabStore:
     """Cached keys and values on one device, bounded by `capacity_tokens`."""
 
     block_tokens = 1
-    cuts = True
+    supports_prefix_sharing = True
 
     def __init__(self, layout: CacheLayout, capacity_tokens: int) -> None:
         self.layout, self.capacity_tokens = layout, capacity_tokens
         self._pools: dict[int, list[Pool]] = {}
         """By capacity."""
-        self._places: dict[int, Place] = {}
+        self._slabs: dict[int, Slab] = {}
         self._lengths: dict[int, int] = {}
 
     @property
@@ -52,52 +52,52 @@ class SlabStore:
     def begin(self, extents: list[Extent], beside: Iterable[Extent] = ()) -> SlabStep:
         for extent in extents:
             self._reserve(extent)
-        return SlabStep(self.layout, extents, [self._places[extent.sid] for extent in extents])
+        return SlabStep(self.layout, extents, [self._slabs[extent.sid] for extent in extents])
 
     def commit(self, extents: list[Extent]) -> None:
         for extent in extents:
             self._lengths[extent.sid] = extent.end
 
     def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
-        place = self._places[donor]
+        slab = self._slabs[donor]
         if take_over:
-            self._places[sid] = self._places.pop(donor)
+            self._slabs[sid] = self._slabs.pop(donor)
             del self._lengths[donor]
-            place.pool.clear(place.slot, count, place.written)
-            place.written = min(count, place.written)
+            slab.pool.clear(slab.slot, count, slab.written)
+            slab.written = min(count, slab.written)
         else:
-            self._places[sid] = self._copy(place, count, count + 1)
+            self._slabs[sid] = self._copy(slab, count, count + 1)
         self._lengths[sid] = count
 
     def drop(self, sid: int) -> None:
         self._lengths.pop(sid, None)
-        if (place := self._places.pop(sid, None)) is not None:
-            self._vacate(place)
+        if (slab := self._slabs.pop(sid, None)) is not None:
+            self._vacate(slab)
 
     def clear(self) -> None:
         self._pools.clear()
-        self._places.clear()
+        self._slabs.clear()
         self._lengths.clear()
 
     def _reserve(self, extent: Extent) -> None:
-        place = self._places.get(extent.sid)
-        if place is None:
-            place = self._places[extent.sid] = self._take(extent.end)
-        elif extent.end > place.pool.capacity:
-            self._places[extent.sid] = self._copy(place, extent.offset, extent.end)
-            self._vacate(place)
-            place = self._places[extent.sid]
+        slab = self._slabs.get(extent.sid)
+        if slab is None:
+            slab = self._slabs[extent.sid] = self._take(extent.end)
+        elif extent.end > slab.pool.capacity:
+            self._slabs[extent.sid] = self._copy(slab, extent.offset, extent.end)
+            self._vacate(slab)
+            slab = self._slabs[extent.sid]
         # Marked before the forward: should it fail half way, what it wrote is still cleared when the slab is given up.
-        place.written = max(place.written, extent.end)
+        slab.written = max(slab.written, extent.end)
 
-    def _copy(self, place: Place, count: int, length: int) -> Place:
-        """A new slab for `length` positions, the first `count` as in `place`."""
+    def _copy(self, slab: Slab, count: int, length: int) -> Slab:
+        """A new slab for `length` positions, the first `count` as in `slab`."""
         copy = self._take(length)
-        place.pool.copy_to(place.slot, copy.pool, copy.slot, count)
+        slab.pool.copy_to(slab.slot, copy.pool, copy.slot, count)
         copy.written = count
         return copy
 
-    def _take(self, length: int) -> Place:
+    def _take(self, length: int) -> Slab:
         """A slab of zeros for `length` positions."""
         capacity = FIRST_CAPACITY
         while capacity < length:
@@ -110,7 +110,7 @@ class SlabStore:
         elif pool is None:
             pool = Pool(self.layout, capacity, self._slots(capacity, siblings))
             siblings.append(pool)
-        return Place(pool, pool.take(), 0)
+        return Slab(pool, pool.take(), 0)
 
     def _slots(self, capacity: int, siblings: list[Pool]) -> int:
         """Of one more pool: as many as there are, so that pools stay few, but hardly more than could ever be filled."""
@@ -119,9 +119,9 @@ class SlabStore:
             return slots
         return min(slots, max(1, 2 * self.capacity_tokens // capacity))
 
-    def _vacate(self, place: Place) -> None:
+    def _vacate(self, slab: Slab) -> None:
         """Free a slab; a pool without any gives its memory back."""
-        pool = place.pool
-        pool.release(place.slot, place.written)
+        pool = slab.pool
+        pool.release(slab.slot, slab.written)
         if pool.empty:
             self._pools[pool.capacity].remove(pool)

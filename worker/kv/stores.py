@@ -25,9 +25,7 @@ GPU_WORKSPACE = 2**30
 
 def store_for(layout: CacheLayout, kv_tokens: int | None, max_context: int, ranks: int) -> KVStore:
     """A store of `kv_tokens`, or as many as this rank's part of the free memory holds; `ranks` share a host's memory.
-
-    Raises ValueError where not even one block fits.
-    """
+    Raises ValueError if not one block fits."""
     if layout.device.type != "cuda":
         free = psutil.virtual_memory().available // (2 * ranks)
         return slabs.SlabStore(layout, kv_tokens or slabs.tokens_that_fit(free, layout))

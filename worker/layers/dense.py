@@ -21,10 +21,8 @@ class DenseLinear(nn.Module):
 
 
 def stacked(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The parts (rows, …) one under the other. Always a copy: what safetensors returns may be the mapped file, at an
-    odd address. Products would be slower, their last bits would depend on the file's header, and a file changed in
-    place would be read.
-    """
+    """The parts (rows, …) one under the other, always as a copy. A tensor of safetensors may be the mapped file, which
+    may change in place, and whose alignment would change the speed and the last bits of products."""
     rows = sum(part.shape[0] for part in parts)
     kept = torch.empty(rows, *parts[0].shape[1:], dtype=dtype, device=device)
     for place, part in zip(kept.split([part.shape[0] for part in parts]), parts, strict=True):

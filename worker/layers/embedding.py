@@ -8,10 +8,8 @@ from torch.nn import functional
 
 
 class HalfEmbedding(nn.Module):
-    """ids (…) → rows (…, hidden) in float32, from a table in the checkpoint's own 16-bit type, or float16.
-
-    Stands for transformers' embedding, the scaled one of some families included.
-    """
+    """ids (…) → rows (…, hidden) in float32, from a table in the checkpoint's own 16-bit type, or float16. Replaces
+    transformers' embedding, also the scaled one of some families."""
 
     def __init__(self, embedding: nn.Embedding, rows: Tensor) -> None:
         super().__init__()

@@ -9,10 +9,8 @@ _product = torch.ops.quantized.linear_dynamic_fp16.default
 
 
 class HalfLinear(nn.Module):
-    """y = x · Wᵀ + b with W in float16. x (…, inputs) → y (…, outputs), both float32; each row by itself.
-
-    fbgemm widens the weights while it multiplies. What float16 can't hold saturates (beyond 65,504).
-    """
+    """y = x · Wᵀ + b with W in float16. x (…, inputs) → y (…, outputs), both float32, row by row. fbgemm widens the
+    weights as it multiplies. Weights beyond 65,504 saturate."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Weights and activations in 8 bits: a quarter of the bytes, and integer products.
 
-A weight has one scale per output. An activation has one scale per row, that row's own largest value: a scale for the
-whole batch, as torch's dynamic quantisation has it, lets one user's outlier blur everybody else's answer.
+A weight has one scale per output. An activation has one scale per row: with a scale for the whole batch, as in torch's
+dynamic quantisation, an outlier of one user would blur the others' answers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class Int8Linear(nn.Module):
-    """y ≈ x · Wᵀ + b. x (…, inputs) → y (…, outputs), both float32.
-
-    Sums are exact integers, so a row's result is the same, bit for bit, in any company. A row that holds NaN or
-    infinity gives NaN or infinity, and no other row does.
-    """
+    """y ≈ x · Wᵀ + b. x (…, inputs) → y (…, outputs), both float32. Sums are exact integers, so a row's bits don't
+    depend on the batch. NaN or infinity in a row gives NaN or infinity in that row alone."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, levels: int | None = None) -> None:
         super().__init__()
@@ -42,10 +39,8 @@ class Int8Linear(nn.Module):
 
 
 def pack(weight: Tensor, levels: int, rows: int = 8192) -> torch.ScriptObject:
-    """`weight` (outputs, inputs) of any float type as fbgemm's packed matrix, values in ± `levels`.
-
-    Goes `rows` outputs at a time, so that no float copy of the whole is made.
-    """
+    """`weight` (outputs, inputs) of any float type as fbgemm's packed matrix, values in ± `levels`. Packs `rows`
+    outputs at a time, to avoid a float copy of the whole."""
     integers = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(weight.shape[0])
     for start in range(0, weight.shape[0], rows):
@@ -63,11 +58,8 @@ def pack(weight: Tensor, levels: int, rows: int = 8192) -> torch.ScriptObject:
 
 @functools.cache
 def weight_levels() -> int:
-    """127 where the processor sums products in 32 bits, 63 where it goes through 16 bits, which would overflow.
-
-    Without VNNI two products are added in 16 bits: 2 · 255 · 127 does not fit, 2 · 255 · 63 does. The kernel itself is
-    asked rather than the processor's flags, as it may have been told not to use them.
-    """
+    """127 if the processor sums products in 32 bits; 63 if it adds two in 16 bits first, as without VNNI: 2 · 255 · 127
+    would overflow. The kernel is measured, because it may ignore the processor's flags."""
     ones = torch.ones(1, 64)
     packed = pack(torch.ones(16, 64), 127)
     exact = bool((_product(ones, ACTIVATION_SCALE, ZERO_POINT, packed) - 64).abs().max() < 0.01)

@@ -18,11 +18,11 @@ LARGEST_HALF = torch.finfo(torch.float16).max
 
 
 class NativeLinear(nn.Module):
-    """y = x · Wᵀ + b in float32. x (…, inputs) → y (…, outputs); each row by itself, to the last bit.
+    """y = x · Wᵀ + b in float32. x (…, inputs) → y (…, outputs); the bits of a row don't depend on the others.
 
-    `kind` is the type that weights are kept in: float32, bfloat16 or float16, widened as they are read, or int8.
-    With int8 a weight has one scale per output and an activation one per row, that row's own largest value; sums are
-    exact integers. A row that holds NaN or infinity gives NaN, and no other row does.
+    `kind` is the type of the stored weights: float32, bfloat16 or float16, widened as they are read, or int8. With int8
+    a weight has one scale per output and an activation one per row; sums are exact integers. NaN or infinity in a row
+    gives NaN in that row alone.
     """
 
     def __init__(self, parts: list[Tensor], bias: Tensor | None, kind: torch.dtype, threads: Threads) -> None:

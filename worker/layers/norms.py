@@ -24,10 +24,8 @@ class FusedRMSNorm(nn.Module):
 
 @torch.inference_mode()
 def fuse_norms(model: nn.Module) -> None:
-    """Replace every RMS norm of a float32 model for which torch's own says the same.
-
-    Families differ in their formula (some add one to the weight), so each norm is asked rather than its name.
-    """
+    """Replace every RMS norm of a float32 model that computes the same as torch's. Each norm is measured, because
+    formulas differ by family (some add one to the weight)."""
     for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             if (fused := _equal(child)) is not None:

@@ -32,13 +32,11 @@ class Packing:
     packed: bool
     quantized: bool
     shares_tables: bool = False
-    """Whether an embedding can be looked up in the head that `pack` made of the same table."""
+    """True if an embedding can be looked up in the head that `pack` made of the same table."""
 
     def keeps_stored_rows(self, table: Tensor) -> bool:
-        """Whether an embedding stays apart from the head, in 16 bits: it is exact where it is stored so.
-
-        A packed head can't be looked up in; beside one in float32, a table stored in float32 would be memory twice.
-        """
+        """True if an embedding stays apart from the head, in the 16 bits in which it is stored. A packed head allows no
+        look-up; a float32 table beside it would double the memory."""
         return self.quantized or (self.packed and table.dtype in (torch.float16, torch.bfloat16))
 
 

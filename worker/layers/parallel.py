@@ -18,10 +18,8 @@ class Link:
 
 
 class RowParallelLinear(nn.Module):
-    """y = Σ over ranks of x_rank · W_rankᵀ, then the bias once. x (…, inputs / ranks) → y (…, outputs).
-
-    `partial` is this rank's product, without a bias.
-    """
+    """y = Σ over ranks of x_rank · W_rankᵀ, then the bias once. x (…, inputs / ranks) → y (…, outputs). `partial` is
+    this rank's product, without a bias."""
 
     def __init__(self, partial: nn.Module, bias: Tensor | None, link: Link) -> None:
         super().__init__()

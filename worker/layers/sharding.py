@@ -1,7 +1,7 @@
-"""Which part of each parameter a rank keeps: transformers' tensor-parallel plan, with key-value heads done by head.
+"""The part of each parameter that a rank keeps: transformers' tensor-parallel plan, with key-value heads by head.
 
-A column-parallel layer keeps rows of its weight (outputs), a row-parallel one keeps columns (inputs) and sums with its
-peers. Everything that the plan does not name is kept whole.
+A column-parallel layer keeps rows of its weight (outputs), a row-parallel one keeps columns (inputs) and sums over the
+ranks. Parameters that the plan does not name are kept whole.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ShardPlan:
         return None if role in WHOLE_ROLES else role
 
     def interval(self, module: str, size: int) -> tuple[int, int]:
-        """What this rank keeps of `size` outputs (or inputs) of a sharded module."""
+        """The interval that this rank keeps of `size` outputs (or inputs) of a sharded module."""
         if module.endswith((".k_proj", ".v_proj")) and self.kv_heads < self.world_size:
             # Fewer key-value heads than ranks: neighbours share one, each with a full copy of it.
             head, width = self.rank * self.kv_heads // self.world_size, size // self.kv_heads

@@ -21,23 +21,23 @@ from control.redis.outage import outage
 from control.replicas import health
 from control.replicas.lease import Lease, acquire, release
 from control.text.text import Decode
+from worker.health.heartbeat import Heartbeat
 from worker.health.progress import Progress
-from worker.health.pulse import Pulse
 from worker.leader.backoff import Backoff
-from worker.leader.pace import Pace
-from worker.leader.requests.exchange import LOOP, Exchange
+from worker.leader.chunk_size import ChunkSize
+from worker.leader.dead_replicas import DeadReplicas
+from worker.leader.requests.redis_exchange import LOOP, RedisExchange
 from worker.leader.requests.request_manager import RequestManager
 from worker.leader.serving import PEER_FAILED, STEP_FAILED, Serving
-from worker.leader.siblings import Siblings
 from worker.repository.fingerprint import fingerprint
-from worker.repository.gates import ModelFiles
+from worker.repository.validation import ModelFiles
 from worker.sampling.grammars import Grammars
 from worker.scheduling.finish import Finisher
 from worker.scheduling.prefixes import BLOCK_TOKENS
 from worker.scheduling.scheduler import Scheduler
-from worker.tp_group.courier import Courier
-from worker.tp_group.executor import Executor
+from worker.tp_group.background_call import BackgroundCall
 from worker.tp_group.group import Group
+from worker.tp_group.rank_worker import RankWorker
 
 log = structlog.get_logger()
 
@@ -66,19 +66,19 @@ class Leader:
         owner: str,
         files: ModelFiles,
         assets: ModelAssets,
-        executor: Executor,
+        rank_worker: RankWorker,
         address: str,
         limits: LeaderLimits | None = None,
     ) -> None:
-        self._client, self._blocking, self._pulse_client = clients
+        self._client, self._blocking, self._heartbeat_client = clients
         self._spec, self._replica = assignment.spec, assignment.replica
         self._owner, self._files, self._assets = owner, files, assets
-        self._executor, self._address, self._limits = executor, address, limits or LeaderLimits()
+        self._rank_worker, self._address, self._limits = rank_worker, address, limits or LeaderLimits()
         tokenizer = Tokenizer.from_str(assets.tokenizer_json)
         self._decode: Decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         self._grammars = Grammars(assets)
         self._backoff = Backoff()
-        self._pace = Pace()
+        self._chunk_size = ChunkSize()
         self._steps = 0
         self._trying = False
         self._epoch = 0
@@ -95,14 +95,14 @@ class Leader:
                 return
             self._epoch = lease.epoch
             structlog.contextvars.bind_contextvars(epoch=lease.epoch)
-            log.info("leads", world_size=self._executor.world_size)
+            log.info("leads", world_size=self._rank_worker.world_size, action="begin_epoch")
             self._steps, self._trying, pause = 0, False, 0.0
             try:
                 self._serve(lease)
             except RedisUnavailable as error:  # where nothing holds out for it the epoch ends, and the process stays
-                log.warning("left the epoch", reason=str(error))
+                log.warning("left the epoch", reason=str(error), action="leave_epoch")
             except EpochOver as over:
-                log.warning("left the epoch", reason=str(over))
+                log.warning("left the epoch", reason=str(over), action="leave_epoch")
                 failed = isinstance(over, Poisoned) and over.kind in (STEP_FAILED, PEER_FAILED)
                 # A trial that crashed is followed by a smaller one, so it can't go on for ever: no rest.
                 pause = self._backoff.after(steps=self._steps, failed=failed and not self._trying)
@@ -113,7 +113,7 @@ class Leader:
     def _rest(self, seconds: float) -> None:
         """Let a fault that repeats rest, without the lock, so that a healthier process may take it."""
         if seconds:
-            log.warning("the first step of the epoch failed; resting before the next", seconds=seconds)
+            log.warning("first step of the epoch failed", pause_s=seconds, action="back_off")
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.stopping:
             time.sleep(POLL_S)
@@ -129,7 +129,7 @@ class Leader:
                         self._spec.name,
                         self._replica,
                         self._owner,
-                        self._executor.world_size,
+                        self._rank_worker.world_size,
                         floor=self._epoch,
                         weights=self._weights,
                     ),
@@ -138,7 +138,7 @@ class Leader:
                 if lease is not None:
                     return lease
                 if not waited:
-                    log.info("waiting for the lock")
+                    log.info("waiting for the lock", action="acquire")
                     waited = True
                 if self.draining and time.monotonic() - begun > DISPLACED_S:
                     return None
@@ -149,45 +149,35 @@ class Leader:
 
     def _serve(self, lease: Lease) -> None:
         progress = Progress()
-        progress.read_share = lambda: self._executor.read_share
-        progress.count = lambda: self._executor.progress
-        pulse = Pulse(
-            self._pulse_client,
-            lease.model,
-            lease.replica,
-            lease.epoch,
-            0,
-            self._executor.world_size,
-            self._executor.device,
-            progress,
-            lease,
-            self._executor.abort.say,
-        )
-        with pulse:
-            ranks = Group(self._client, self._blocking, lease, self._executor, progress, pulse.check, self._address)
+        worker, client = self._rank_worker, self._heartbeat_client
+        with worker.heartbeat(client, lease.model, lease.replica, lease.epoch, progress, lease) as heartbeat:
+            ranks = Group(self._client, self._blocking, lease, worker, progress, heartbeat.check, self._address)
             try:
                 with ranks as group:
                     kv_tokens, formation = group.form(self._load_command)
                     self._publish(kv_tokens, formation)
-                    self._work(lease, group, kv_tokens, progress, pulse)
+                    self._work(lease, group, kv_tokens, progress, heartbeat)
             except GroupError as error:
                 self._poison(lease, "load_failed", str(error))
                 raise
 
-    def _work(self, lease: Lease, group: Group, kv_tokens: int, progress: Progress, pulse: Pulse) -> None:
+    def _work(self, lease: Lease, group: Group, kv_tokens: int, progress: Progress, heartbeat: Heartbeat) -> None:
+        shares_prefixes = self._spec.prefix_cache and self._rank_worker.supports_prefix_sharing
         scheduler = Scheduler(
             kv_tokens=kv_tokens,
             token_budget=self._limits.token_budget,
             max_sequences=self._limits.max_sequences,
-            block_tokens=self._executor.block_tokens,
-            prefix_tokens=BLOCK_TOKENS if self._spec.prefix_cache and self._executor.cuts_caches else None,
+            block_tokens=self._rank_worker.block_tokens,
+            prefix_tokens=BLOCK_TOKENS if shares_prefixes else None,
         )
         progress.kv = scheduler.kv_tokens
-        exchange = Exchange(self._client, self._blocking, lease, pulse.check)
+        exchange = RedisExchange(self._client, self._blocking, lease, heartbeat.check)
         manager = RequestManager(lease, exchange, scheduler, Finisher(self._decode), self._grammars)
-        siblings = Siblings(self._client, lease)
-        counting = Courier[bool]("recount")
-        serving = Serving(lease, group, scheduler, manager, exchange, progress, pulse.check, siblings, self._pace)
+        dead_replicas = DeadReplicas(self._client, lease)
+        counting = BackgroundCall[bool]("recount")
+        serving = Serving(
+            lease, group, scheduler, manager, exchange, progress, heartbeat.check, dead_replicas, self._chunk_size
+        )
         try:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for
                 serving.adopt()
@@ -211,7 +201,7 @@ class Leader:
         return self.stopping or (self.draining and not serving.busy)
 
     def _leave(self, lease: Lease) -> None:
-        self._executor.leave()
+        self._rank_worker.leave()
         try:
             run(self._client, release(lease))
         except RedisUnavailable as error:  # it lapses by itself
@@ -230,10 +220,8 @@ class Leader:
         )
 
     def _publish(self, kv_tokens: int, formation: health.Formation) -> None:
-        """Put what the API needs into the catalog; a model counts as served only once this is there.
-
-        And what this replica is, before it claims anything: its siblings and the claims of others go by that.
-        """
+        """Write the model's assets to the catalog, from when on it counts as served, and what other replicas must know
+        of this one before it claims."""
         name, assigned = self._spec.name, catalog.Assigned(revision=self._spec.revision, tp=self._spec.tp)
         assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
         words = [
@@ -248,4 +236,4 @@ class Leader:
         try:
             health.write_poison(self._client, lease.model, lease.replica, lease.epoch, 0, kind, message)
         except RedisUnavailable as error:
-            log.warning("could not publish the poison", error=str(error))
+            log.warning("could not publish the poison", error=str(error), action="poison")

@@ -1,4 +1,4 @@
-"""One epoch's work: claim → plan → forward → sample → apply → emit, until the epoch ends or the leader shall stop."""
+"""The step loop of one epoch: claim → plan → forward → sample → apply → emit."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from control.messages import Sampling
 from control.replicas.lease import Lease
 from worker.engine.step import Step
 from worker.health.progress import Progress
-from worker.leader.pace import Pace
+from worker.leader.chunk_size import ChunkSize
+from worker.leader.dead_replicas import DeadReplicas
 from worker.leader.requests.claimer import Claimer
 from worker.leader.requests.emitter import Emitter
-from worker.leader.requests.exchange import Exchange
 from worker.leader.requests.prompt_scores import score_targets
+from worker.leader.requests.redis_exchange import RedisExchange
 from worker.leader.requests.request_manager import RequestManager
-from worker.leader.siblings import Siblings
 from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.scheduler import Scheduler, StepPlan
 from worker.scheduling.sequence import Sequence
@@ -44,19 +44,17 @@ REPEAT_WITHIN_S = 0.02
 
 
 def met_in_collective(error: GroupError) -> bool:
-    """Whether the leader's own part failed because of another rank: that says nothing about the step's requests."""
+    """True if the leader's own part failed because of another rank: that says nothing about the step's requests."""
     return collective_failure(error.leader) is not None
 
 
 class RepeatTime:
-    """The time of one command's forwards, from its beginning."""
-
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
         self._began = self._last = time.monotonic()
 
     def allows_another(self) -> bool:
-        """Whether a forward that takes as long as the one that has just ended would end in time."""
+        """True if a forward that takes as long as the one that has just ended would end in time."""
         now = time.monotonic()
         took, self._last = now - self._last, now
         return now + took - self._began <= self._within_s
@@ -71,37 +69,33 @@ class Serving:
         group: Group,
         scheduler: Scheduler,
         manager: RequestManager,
-        exchange: Exchange,
+        exchange: RedisExchange,
         progress: Progress,
         check: Callable[[], None],
-        siblings: Siblings,
-        pace: Pace | None = None,
+        dead_replicas: DeadReplicas,
+        chunk_size: ChunkSize | None = None,
         sampler: StepSampler | None = None,
     ) -> None:
-        """`pace` knows the rate of earlier epochs."""
+        """`chunk_size` knows the rate of earlier epochs."""
         self._lease, self._group, self._scheduler, self._manager = lease, group, scheduler, manager
-        self._exchange, self._progress, self._check, self._siblings = exchange, progress, check, siblings
-        self._sampler, self._pace = sampler or StepSampler(), pace or Pace()
+        self._exchange, self._progress, self._check, self._dead_replicas = exchange, progress, check, dead_replicas
+        self._sampler, self._chunk_size = sampler or StepSampler(), chunk_size or ChunkSize()
         self.claimer = Claimer(lease, exchange, scheduler, manager)
         self.emitter = Emitter(exchange, manager, self.claimer)
         self.overlap_below_s, self.repeat_within_s = OVERLAP_BELOW_S, REPEAT_WITHIN_S
 
     @property
     def busy(self) -> bool:
-        """Whether it has requests that have not ended."""
         return bool(self._manager.running or self.claimer.reading)
 
     @property
     def trying(self) -> bool:
-        """Whether the last step was a trial of requests that may have crashed the group."""
+        """True if the last step was a trial of requests that may have crashed the group."""
         return self._manager.isolation.trying
 
     def adopt(self) -> None:
-        """Take up what the replica's earlier epochs left; once, before the first `run`.
-
-        An epoch that leaves something behind may have crashed: the group first proves itself with a step of no request,
-        and what happens before all have got on is held against those in whose step it happens.
-        """
+        """Adopt the requests of the replica's earlier epochs; once, before the first `run`. The last epoch may have
+        crashed, so the group first runs a step without a request, and later crashes count for the requests in them."""
         adopted = self.claimer.adopt()
         if adopted:
             adopted = self._manager.isolation.open(adopted)
@@ -110,7 +104,6 @@ class Serving:
             self.claimer.read(adopted)
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Serve until `stopping()`."""
         last_contact = time.monotonic()
         while not stopping():
             self._check()
@@ -132,7 +125,7 @@ class Serving:
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        self._scheduler.alone, self._scheduler.beside = self._pace.alone, self._pace.beside
+        self._scheduler.prefill_budget, self._scheduler.mixed_budget = self._chunk_size.prefill, self._chunk_size.mixed
         first = plan = self._scheduler.plan()
         self._manager.before(plan)
         repeat, lasts = self._repeats, RepeatTime(self.repeat_within_s)
@@ -148,27 +141,25 @@ class Serving:
                 more = step.agree(tokens.ids, more=repeat and self._continues_decode(lasts))
                 if more:
                     plan = self._scheduler.plan()
-        self._pace.observe(self._group.last_seconds, first.prompt_tokens, len(first.continuing))
+        self._chunk_size.observe(self._group.last_seconds, first.prompt_tokens, len(first.continuing))
         self.emitter.finish()
         if not self._overlaps:
             self.emitter.deliver()
 
     @property
     def _repeats(self) -> bool:
-        """Whether a command may have several forwards. A leader alone sends no commands: its next one is free."""
+        """True if a command may have several forwards. A leader alone sends no commands: its next one is free."""
         isolation = self._manager.isolation
         return not (self._group.alone or isolation.watching or isolation.active)
 
     def _continues_decode(self, lasts: RepeatTime) -> bool:
-        """Whether the same sequences decode once more: none ends, fails, waits or begins, and there is time for it."""
+        """True if the same sequences decode once more: none ends, fails, waits or begins, and there is time for it."""
         return lasts.allows_another() and not self._manager.urgent and self._scheduler.steady
 
     @property
     def _overlaps(self) -> bool:
-        """Whether Redis gets the last step's tokens while the next one runs, and not before.
-
-        While a crash is looked into each step must be known to have got through before the next one may crash.
-        """
+        """True if Redis gets the last step's tokens while the next one runs. During a crash isolation each step must be
+        settled before the next one, which may crash."""
         quick = self._group.last_seconds < self.overlap_below_s and self._scheduler.backlog < LONG_PROMPTS
         return quick and self._scheduler.has_work and not self._manager.isolation.watching
 
@@ -181,7 +172,7 @@ class Serving:
         except GroupError as error:
             # Ranks know sequences and log the command's seq: this line says whose they were.
             rids = {sid: sequence.rid for sid, sequence in plan.sequences.items()}
-            log.error("the step failed", seq=self._group.seq, requests=rids)
+            log.error("the step failed", seq=self._group.seq, requests=rids, action="poison")
             raise Poisoned(PEER_FAILED if met_in_collective(error) else STEP_FAILED, str(error), 0) from error
 
     def _prove(self) -> None:
@@ -205,13 +196,13 @@ class Serving:
     def _take_over(self) -> None:
         """Take up what replicas that are gone left behind, room or not: clients wait for it."""
         manager = self._manager
-        for name in self._exchange.hold(self._siblings.gone):
+        for name in self._exchange.hold(self._dead_replicas.gone):
             how = self._exchange.held(requests.inherit(self._lease, name))
             taken = self.claimer.take_over(name)
             if taken:
-                log.warning("takes over from a replica that is gone", gone=name, requests=len(taken), suspects=how)
+                log.warning("took over requests", gone=name, requests=len(taken), suspects=how, action="take_over")
             if how == "waits":
-                self._siblings.look_again(name)
+                self._dead_replicas.look_again(name)
             if how == "inherited":
                 self.emitter.deliver()
                 taken = manager.isolation.inherit(name, taken)

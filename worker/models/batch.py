@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model's forward reads. T counts all tokens, S the rows that are sampled."""
+    """The input of a model's forward. T counts all tokens, S the rows that are sampled."""
 
     tokens: Tensor
     """(T,) int64."""
@@ -42,7 +42,6 @@ class Batch:
 
 
 def flatten(rows: list[Row], cache: CacheStep, device: torch.device) -> Batch:
-    """The rows, in their order, as one batch."""
     tokens: list[int] = []
     positions: list[int] = []
     sampled: list[int] = []

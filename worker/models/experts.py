@@ -13,7 +13,7 @@ ExpertKeys = tuple[str, str, str]
 
 
 def is_fused(module: str, leaf: str) -> bool:
-    """Whether a parameter of the skeleton is built from several tensors of the checkpoint."""
+    """True if a parameter of the meta model is built from several tensors of the checkpoint."""
     return module.endswith(".experts") and leaf in {GATE_UP, DOWN}
 
 
@@ -21,9 +21,7 @@ def read(
     checkpoint: Checkpoint, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys
 ) -> Tensor:
     """The rank's part: gate_up_proj (experts, 2 · width, hidden), gate above up, or down_proj (experts, hidden, width).
-
-    Each expert's inner width is split, the same columns of gate and up and the same rows of down on one rank.
-    """
+    Each expert's inner width is split, with the same columns of gate and up and rows of down on one rank."""
     layer = module[: module.index(".mlp.") + 1]
     gate, up, down = (layer + key for key in keys)
     count = parameter.shape[0]

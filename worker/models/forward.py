@@ -99,7 +99,7 @@ def native_forward(module: Any, link: Link, layout: CacheLayout, vocab_size: int
 
 
 class _Reduction:
-    """What the step calls to sum over the ranks. An exception can't pass through it, so it is kept."""
+    """The callback by which the step sums over the ranks. C++ passes no exception on, so it is stored."""
 
     def __init__(self, forward: NativeForward, collective: Collective) -> None:
         self.failure: Exception | None = None
@@ -118,10 +118,10 @@ def spans_of(step: SlabStep) -> ctypes.Array[library.Span]:
     """Where each sequence's tokens are in the batch, and its keys and values in memory."""
     spans = (library.Span * len(step.extents))()
     first = 0
-    for span, extent, place in zip(spans, step.extents, step.places, strict=True):
-        memory = place.pool.memory  # (layers, 2, slots, kv heads, capacity, head dim)
+    for span, extent, slab in zip(spans, step.extents, step.slabs, strict=True):
+        memory = slab.pool.memory  # (layers, 2, slots, kv heads, capacity, head dim)
         layer, values, slot, head = memory.stride()[:4]
-        span.keys = memory.data_ptr() + 4 * place.slot * slot
+        span.keys = memory.data_ptr() + 4 * slab.slot * slot
         span.values, span.layer_stride, span.head_stride = values, layer, head
         span.first, span.count, span.offset = first, extent.count, extent.offset
         first += extent.count

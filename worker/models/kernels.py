@@ -1,7 +1,6 @@
-"""Puts the fused kernels into a model that is loaded on a GPU, where transformers has several small ones.
+"""The replacement of transformers' modules by fused kernels, in a model that is loaded on a GPU.
 
-What is replaced is recognised by the modelling code's own names, and only in forms that the parity tests hold; anything
-else stays as it is.
+A module is recognised by the modelling code's names, and replaced only in forms that the parity tests cover.
 """
 
 from __future__ import annotations

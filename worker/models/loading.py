@@ -18,10 +18,10 @@ from worker.layers.norms import fuse_norms
 from worker.layers.packing import packing
 from worker.layers.sharding import ShardPlan
 from worker.models.checkpoint import Checkpoint
-from worker.models.filling import Filler
+from worker.models.meta_model import configuration, meta_model
 from worker.models.served import ServedModel
-from worker.models.skeleton import configuration, skeleton
-from worker.repository import gates
+from worker.models.weight_loader import WeightLoader
+from worker.repository import validation
 from worker.repository.files import ModelFiles, inspect
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
@@ -36,23 +36,21 @@ def load(
     device: str = "cpu",
     tell: Callable[[float], None] = lambda share: None,
 ) -> ServedModel:
-    """This rank's shard, ready to serve. Raises ModelFilesError, UnsupportedArchitecture or SettingsError.
-
-    `tell` hears how much of the checkpoint was read, 0 to 1. Nothing is exchanged with other ranks, so they may load at
-    their own pace.
-    """
+    """This rank's shard, ready to serve. `tell` is called with the share of the checkpoint that was read. Ranks
+    exchange nothing, so each may load at its own speed. Raises ModelFilesError, UnsupportedArchitecture or
+    SettingsError."""
     files = source if isinstance(source, ModelFiles) else inspect(source)
-    gates.check(files.config, collective.world_size, quant=quant)
+    validation.check(files.config, collective.world_size, quant=quant)
     check_quant(quant, dtype, [device])
     config = configuration(files.config)
     where = torch.device(device)
     chosen = resolve_dtype(dtype, where, config)
-    model = skeleton(config, chosen, where)
-    plan = ShardPlan.of_config(config, gates.kv_heads(files.config), collective.rank, collective.world_size)
+    model = meta_model(config, chosen, where)
+    plan = ShardPlan.of_config(config, validation.kv_heads(files.config), collective.rank, collective.world_size)
     link = parallel.Link(collective)
     with Checkpoint(files.weights) as checkpoint:
-        family, kept = gates.family_of(files.config), packing(quant, chosen, where)
-        Filler(model, checkpoint, plan, family, chosen, where, link, kept, tell).fill()
+        family, kept = validation.family_of(files.config), packing(quant, chosen, where)
+        WeightLoader(model, checkpoint, plan, family, chosen, where, link, kept, tell).fill()
     if chosen == torch.float32 and where.type == "cpu":
         fuse_norms(model)
     if where.type == "cuda" and importlib.util.find_spec("triton") is not None:

@@ -27,8 +27,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of a flat batch: query (1, heads, T, dim), key and value (1, kv heads, T, dim) → (1, T, heads, dim).
 
-    T counts the tokens of all sequences one after the other; `cache_step` knows whose they are, stores the new keys and
-    values and attends each token to its own sequence only. No mask is ever given: causality is the cache's business.
+    T counts the tokens of all sequences in order. `cache_step` stores the new keys and values, and attends each token
+    to its own sequence. There is never a mask: the cache keeps causality.
     """
     if cache_step is None:
         raise RuntimeError("the furrow attention needs the step's cache: call the model through ServedModel.forward")

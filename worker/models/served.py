@@ -44,15 +44,12 @@ class ServedModel:
         )
 
     def parts(self) -> Iterator[nn.Module]:
-        """The modules that it is made of, each once."""
         return self._module.modules()
 
     @property
     def progress(self) -> int:
-        """A number that changes with each layer of a forward; for any thread, while the forward runs too.
-
-        A layer that is only launched on a device counts as done.
-        """
+        """A number that changes with each layer of a forward; for any thread. A layer that is launched on a device
+        counts as done."""
         return self._layers_done + (self._native.progress if self._native is not None else 0)
 
     def _layer_done(self, *_: Any) -> None:
@@ -64,7 +61,7 @@ class ServedModel:
 
     @property
     def waits_for_device(self) -> bool:
-        """Whether the forward reads values from the device: the loop over experts asks which of them were hit."""
+        """True if the forward reads values from the device: the loop over experts asks which of them were hit."""
         return hasattr(self._module.config, "num_experts_per_tok")
 
     def join(self, collective: Collective) -> None:
@@ -81,11 +78,9 @@ class ServedModel:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, hear: Hear | None = None) -> Tensor:
-        """Logits (sampled rows, vocabulary), whole on every rank; float32, or float64 for a float64 model.
-
-        Also stores the batch's keys and values, but leaves committing them to the caller. The logits of the batch's
-        scored positions are given to `hear` a few at a time and kept nowhere.
-        """
+        """Logits (sampled rows, vocabulary), whole on every rank; float32, or float64 for a float64 model. Stores the
+        batch's keys and values, which the caller commits. `hear` gets the logits of the scored positions a few at a
+        time."""
         scored = batch.scored
         if self._native is not None and isinstance(batch.cache, SlabStep):
             logits = self._native(batch)
@@ -125,10 +120,8 @@ def _tell(hear: Hear | None, scored: Tensor | None, logits_at: Callable[[Tensor]
 
 @contextmanager
 def _answering(body: nn.Module, output: Any) -> Iterator[None]:
-    """Let the model's body answer with what it has computed, so that a call of the model is its head alone.
-
-    What comes after the body differs by family: some cap or scale their logits.
-    """
+    """Let the model's body return its last output, so that a call of the model runs its head alone. Heads differ by
+    family: some cap or scale their logits."""
     body.forward = lambda *args, **kwargs: output  # type: ignore[method-assign]  # in front of the class's own
     try:
         yield

@@ -1,6 +1,6 @@
-"""Small C++ sources compiled where they run, once for each version of a source, and kept under the user's cache.
+"""C++ sources compiled on the host, once for each version of a source, and kept in the user's cache.
 
-A host without a compiler, or where one fails, goes on without: whoever asks has another way.
+Without a compiler, or if it fails, callers use another implementation.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ _lock = threading.Lock()
 
 
 def library(source: Path, *, for_this_processor: bool = False) -> ctypes.CDLL | None:
-    """The loaded library of `source` and the headers beside it; None where there is no way to it.
-
-    May take some seconds the first time. A source that is compiled for this processor runs on none with less.
-    """
+    """The loaded library of `source` and the headers beside it; None if it can't be compiled. May take some seconds the
+    first time. A library for this processor does not run on a lesser one."""
     with _lock:
         if source not in _libraries:
             try:

@@ -15,8 +15,7 @@ from control.redis.outage import outage
 from control.replicas import commands, health
 from control.replies import Bye, ErrorReply, Reply
 from worker.health.progress import UNKNOWN_STEP_S, Progress
-from worker.health.pulse import Pulse
-from worker.tp_group.executor import Executor
+from worker.tp_group.rank_worker import RankWorker
 
 log = structlog.get_logger()
 
@@ -28,7 +27,7 @@ LOOP = "commands"
 
 
 class Envelope(msgspec.Struct):
-    """What any command carries, readable even where its op is unknown."""
+    """The part of a command that can be decoded even if its op is unknown."""
 
     op: str
 
@@ -37,23 +36,20 @@ KNOWN_OPS = frozenset(struct.__struct_config__.tag for struct in get_args(AnyCom
 
 
 class Rank:
-    """One rank's life over all epochs of its replica."""
-
     def __init__(
         self,
         client: SyncRedis,
         blocking: SyncRedis,
-        pulse: SyncRedis,
+        heartbeat: SyncRedis,
         model: str,
         replica: str,
-        executor: Executor,
+        rank_worker: RankWorker,
     ) -> None:
-        self._client, self._blocking, self._pulse_client = client, blocking, pulse
-        self._model, self._replica, self._executor = model, replica, executor
+        self._client, self._blocking, self._heartbeat_client = client, blocking, heartbeat
+        self._model, self._replica, self._rank_worker = model, replica, rank_worker
         self.stopping = False
 
     def run(self) -> None:
-        """Serve epoch after epoch until told to shut down."""
         last = 0
         while not self.stopping:
             epoch = self._wait_for_epoch(last)
@@ -66,14 +62,11 @@ class Rank:
             except (EpochOver, RedisUnavailable) as over:  # whatever was under way: the next epoch takes it up
                 log.info("left the epoch", reason=str(over), action="leave_epoch")
             finally:
-                self._executor.leave()
+                self._rank_worker.leave()
 
     def _wait_for_epoch(self, last: int) -> int | None:
-        """The first epoch after `last` that is led and not poisoned already; None when told to stop.
-
-        The newest epoch may have lost its leader with the whole host, unpoisoned and its commands still readable: a
-        fresh process that obeyed them would wait for peers that are gone.
-        """
+        """The first epoch after `last` that is led and not poisoned; None when told to stop. An epoch without a leader
+        is passed over: its commands are still readable, but its peers may be gone."""
         while not self.stopping:
             try:
                 epoch = health.read_led_epoch(self._client, self._model, self._replica)
@@ -89,24 +82,11 @@ class Rank:
     def _serve(self, epoch: int) -> None:
         progress = Progress()
         progress.phase = "ready"
-        executor = self._executor
-        progress.read_share = lambda: executor.read_share
-        progress.count = lambda: executor.progress
-        mailbox = commands.Mailbox(self._blocking, self._model, self._replica, epoch, executor.rank)
-        pulse = Pulse(
-            self._pulse_client,
-            self._model,
-            self._replica,
-            epoch,
-            executor.rank,
-            executor.world_size,
-            executor.device,
-            progress,
-            at_end=executor.abort.say,
-        )
-        with pulse:
+        mailbox = commands.Mailbox(self._blocking, self._model, self._replica, epoch, self._rank_worker.rank)
+        client = self._heartbeat_client
+        with self._rank_worker.heartbeat(client, self._model, self._replica, epoch, progress) as heartbeat:
             while True:
-                pulse.check()
+                heartbeat.check()
                 try:
                     frame = mailbox.receive(BLOCK_MS)
                 except RedisUnavailable as error:  # hold still: the leader decides when it is back
@@ -134,21 +114,21 @@ class Rank:
         if isinstance(command, Shutdown):
             log.info("told to shut down", action="rank_stop")
         try:
-            return self._executor.answer(command)
+            return self._rank_worker.answer(command)
         except EpochOver:
             raise
         except Exception as error:
             # Unknown, so device or collective state can't be trusted: tell the leader, poison, and leave.
             log.exception("command failed", seq=command.seq, op=type(command).__name__, action="poison")
             message = f"{type(error).__name__}: {error}"
-            refusal = self._executor.refusal(command, RankError(self._executor.rank, "forward_failed", message))
+            refusal = self._rank_worker.refusal(command, RankError(self._rank_worker.rank, "forward_failed", message))
             commands.reply(self._client, self._model, self._replica, refusal)
             health.write_poison(
                 self._client,
                 self._model,
                 self._replica,
                 command.epoch,
-                self._executor.rank,
+                self._rank_worker.rank,
                 "forward_failed",
                 message,
             )
@@ -164,4 +144,4 @@ class Rank:
         kind: RankErrorKind = "unknown_op" if unknown else "bad_request"
         message = f"unknown op {op!r}" if unknown else f"{error}: {frame[:200]!r}"
         log.error("refused a frame", kind=kind, error=message, action="refuse_command")
-        return ErrorReply(epoch=epoch, seq=seq, rank=self._executor.rank, kind=kind, message=message)
+        return ErrorReply(epoch=epoch, seq=seq, rank=self._rank_worker.rank, kind=kind, message=message)

@@ -1,6 +1,6 @@
-"""A standby from inside: imports all that a rank needs, says so, and waits for its duty. Touches no device.
+"""The standby process: imports all modules of a rank, reports, and waits for its duty. Touches no device.
 
-Free of torch at import: the slow part happens in a thread of lower priority, beside ranks that serve.
+It imports no torch itself: a thread of lower priority does, beside ranks that serve.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ NICENESS = 10
 
 
 def await_duty(channel: socket.socket, folders: list[Path]) -> dict[str, str] | None:
-    """Import, report, wait; the environment of the rank to become, or None when the agent has no use for it any more.
-
-    Raises whatever an import raised.
-    """
+    """Import, report and wait. Returns the environment of the rank to become, or None if the agent needs none. Raises
+    any error of an import."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name_process("furrow-standby")
@@ -47,11 +45,8 @@ def await_duty(channel: socket.socket, folders: list[Path]) -> dict[str, str] | 
 
 
 def import_in_background(folders: list[Path]) -> None:
-    """Run `import_all` in a thread that yields to ranks at work.
-
-    On Linux niceness belongs to a thread, and without privilege none can be taken back: so the main thread keeps its
-    own, and threads that torch starts from it later too.
-    """
+    """Run `import_all` in a thread of lower priority. On Linux niceness belongs to a thread and can't be raised again
+    without privilege, so the main thread, and torch's later threads, keep their own."""
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -70,16 +65,16 @@ def import_in_background(folders: list[Path]) -> None:
 
 
 def import_all(folders: list[Path]) -> None:
-    """What a rank imports, and the modelling code of the models in `folders`, built once without weights."""
+    """Import all modules of a rank, and build the models of `folders` once without weights."""
     import torch
 
     import worker.rank.process  # noqa: F401  # all of a rank
-    from worker.models.skeleton import configuration, skeleton
-    from worker.repository import gates
+    from worker.models.meta_model import configuration, meta_model
+    from worker.repository import validation
 
     for folder in folders:
         try:
-            skeleton(configuration(gates.inspect(folder).config), torch.float32, torch.device("cpu"))
+            meta_model(configuration(validation.inspect(folder).config), torch.float32, torch.device("cpu"))
         except Exception as error:  # the rank that loads it will say what is wrong with it
             log.warning(
                 "standby could not prepare a model", folder=str(folder), error=str(error), action="standby_prepare"

@@ -1,4 +1,4 @@
-"""What the catalog tells API processes about a model, read from its folder."""
+"""The assets of a model, read from its folder for the catalog and the API processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from control.messages import ModelAssets
-from worker.repository.gates import ModelFiles, context_length, eos_ids
+from worker.repository.validation import ModelFiles, context_length, eos_ids
 
 
 def read_assets(files: ModelFiles, max_context: int | None) -> ModelAssets:

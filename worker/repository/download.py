@@ -1,8 +1,7 @@
 """A download in a process of its own, which can be killed wherever it hangs.
 
-Files that are complete are kept, and the next download goes on with the others.
-
-The process writes one JSON object a line: how far it is, and at last the folder or the error.
+Complete files are kept for the next download. The process writes one JSON object a line: its progress, and at last the
+folder or the error.
 """
 
 from __future__ import annotations
@@ -71,7 +70,6 @@ class Download:
 
 
 def download_here(repository: str, revision: str, cache: str) -> int:
-    """The process's part."""
     die_with_parent()
     name_process("furrow-download")
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(1))  # files that are open are removed on the way

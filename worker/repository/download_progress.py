@@ -41,5 +41,4 @@ def teller(tell: Tell, clock: Callable[[], float] = time.monotonic) -> type[tqdm
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
     return f"{count / _GB:.1f} GB" if count >= _GB else f"{count / _MB:.1f} MB"

@@ -1,6 +1,6 @@
-"""The table of model types that are served: what each needs known before any process is spawned. Torch-free.
+"""The table of model types that are served, with the facts that are needed before any process is spawned.
 
-A type is in the table because the parity tests hold it: greedy tokens equal to transformers' own in float64.
+The parity tests cover each type: its greedy tokens equal those of transformers in float64.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """How a model type names and divides what tensor parallelism must split.
+    """The names and numbers of a model type that tensor parallelism needs.
 
-    `kv_heads` is what transformers assumes where config.json is silent (None: as many as query heads). `experts` names
-    the config field with the number of experts, and `expert_keys` how one expert's matrices are called on disk (gate,
-    up, down; `{}` is the expert's number); both are None for a dense model. `renamed` maps parts of transformers'
-    parameter names to what they are on disk.
+    `kv_heads` is transformers' default where config.json has none (None: as many as query heads). `experts` names the
+    config field with the number of experts, `expert_keys` the tensors of one expert on disk (gate, up, down; `{}` is
+    its number); both are None for a dense model. `renamed` maps parts of transformers' parameter names to those on
+    disk.
     """
 
     kv_heads: int | None = None

@@ -16,10 +16,8 @@ SINGLE = "model.safetensors"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What a rank needs to build its shard, and what the farm needs to describe the model.
-
-    `tokenizer` is None where only weights travelled (a rank's load command).
-    """
+    """The files of a model: those that a rank loads, and those that describe the model to the farm. `tokenizer` is None
+    in a rank that got only the weights, by its load command."""
 
     config: dict[str, Any]
     weights: list[Path]
@@ -30,12 +28,10 @@ class ModelFiles:
 
     @classmethod
     def of_command(cls, config_json: str, safetensors_paths: list[str]) -> ModelFiles:
-        """The files as a load command names them."""
         return cls(config=json.loads(config_json), weights=[Path(path) for path in safetensors_paths])
 
     @property
     def where(self) -> str:
-        """The folder, for messages."""
         return str(self.folder or (self.weights[0].parent if self.weights else "?"))
 
 

@@ -14,11 +14,8 @@ SAMPLES, SAMPLE_BYTES = 8, 32
 
 
 def fingerprint(files: ModelFiles, dtype: str, quant: str | None = None) -> str:
-    """16 hexadecimal digits of the configuration, the type of numbers, their packing, and samples of every tensor.
-
-    Training, merging or quantizing changes nearly every tensor nearly everywhere, so the samples tell; two files that
-    differ only between the samples are taken for the same. Raises OSError where a file went away.
-    """
+    """16 hexadecimal digits of the configuration, the types, and samples of every tensor. Training, merging or
+    quantizing changes nearly every sample. Raises OSError if a file went away."""
     digest = hashlib.sha256(json.dumps([files.config, dtype, quant], sort_keys=True).encode())
     for path in sorted(files.weights, key=lambda one: one.name):
         _add_samples(digest, path)

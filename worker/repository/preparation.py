@@ -1,7 +1,7 @@
-"""From an assignment to a folder that passed the gates, beside the agent's own work and beside each other. Torch-free.
+"""From an assignment to a validated folder, beside the agent's own work.
 
-A file system or a hub may hang for good. So each preparation has a thread of its own, which nobody waits for, and a
-download has a process of its own, which is killed where it is not wanted any more.
+A file system or a hub may hang for good. So each preparation has a thread that is never joined, and each download a
+process that can be killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from control.quantization import check_quant
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas.health import AgentState
-from worker.repository import gates, source
+from worker.repository import source, validation
 from worker.repository.download import Download
 
 log = structlog.get_logger()
@@ -34,14 +34,12 @@ PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 def check(
     assignment: Assignment, tell: Callable[[str], None] = lambda text: None, fetch: source.Fetch | None = None
 ) -> Path:
-    """Resolve the model's files and hold the gates, before any process is spawned. Returns the folder.
-
-    `tell` hears how far a download is; `fetch` downloads, in this process by default.
-    """
+    """Resolve and validate the model's files, before any process is spawned. Returns the folder. `tell` is called with
+    the progress of a download, which `fetch` does, in this process by default."""
     spec = assignment.spec
     check_quant(spec.quant, spec.dtype, assignment.devices)
     folder = source.resolve(spec.source, tell=tell, fetch=fetch)
-    gates.check(gates.inspect(folder).config, spec.tp, spec.max_context, spec.quant)
+    validation.check(validation.inspect(folder).config, spec.tp, spec.max_context, spec.quant)
     return folder
 
 
@@ -154,10 +152,8 @@ class Preparations:
             one.cancel()
 
     def _again(self, one: Preparation, error: Exception) -> bool:
-        """Whether there is another try: after what the hub did, and for the files of a model that was loaded once.
-
-        The source of a model that never was is named wrongly more often than it is away just now.
-        """
+        """Plan another try after an error of the hub, or for a model that was loaded once; False if there is none. A
+        source that was never loaded is more often a wrong name than one that is away."""
         model = one.assignment.spec.name
         if not isinstance(error, ModelFilesAway):
             return False

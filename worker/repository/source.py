@@ -1,6 +1,6 @@
-"""From a model's source, a folder or a Hugging Face repository, to a folder with its files. Torch-free.
+"""From a model's source, a folder or a Hugging Face repository, to a folder with its files.
 
-A repository that is complete in the local cache is served from there without a question to the network.
+A repository that is complete in the local cache is served without any network request.
 """
 
 from __future__ import annotations
@@ -41,11 +41,9 @@ def resolve(
     tell: Tell = lambda text: None,
     fetch: Fetch | None = None,
 ) -> Path:
-    """The folder with the files of `source`; raises ModelFilesError naming the file and the repository.
-
-    A folder is taken as it is. Otherwise the cache is looked at, then the hub is asked; `cache` overrides the cache's
-    place, see `cache_folder`. `tell` hears how far a download is, which `fetch` does, in this process by default.
-    """
+    """The folder with the files of `source`: itself a folder, or a repository in the cache or of the hub. `cache`
+    overrides `cache_folder`. `tell` is called with the progress of a download, which `fetch` does, in this process by
+    default. Raises ModelFilesError naming the file and the repository."""
     if Path(source).expanduser().is_dir():
         return Path(source).expanduser().resolve()
     if source.lower().endswith(".gguf"):
@@ -71,10 +69,8 @@ def download(repository: str, revision: str, cache: Path, tell: Tell) -> Path:
 
 
 def cache_folder(explicit: Path | None, environment: Mapping[str, str]) -> tuple[Path, str]:
-    """Where Hugging Face files are kept, and why: explicit > HF_HUB_CACHE > HF_HOME/hub > the default.
-
-    An empty variable counts as unset.
-    """
+    """The folder of Hugging Face files, and the reason: explicit > HF_HUB_CACHE > HF_HOME/hub > the default. An empty
+    variable counts as unset."""
     if explicit is not None:
         return explicit, "set explicitly"
     if hub := environment.get("HF_HUB_CACHE"):
@@ -149,7 +145,7 @@ class _Hub:
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether another try would end alike: no such repository or revision, no access, no valid name."""
+    """True if another try would end alike: no such repository or revision, no access, no valid name."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     return isinstance(error, ValueError) or (status is not None and 400 <= status < 500 and status not in (408, 429))
 

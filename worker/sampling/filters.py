@@ -1,7 +1,6 @@
-"""What changes logits before a token is drawn; names, formulas and order are those of transformers' logits processors.
+"""Logits processors, with the names, formulas and order of transformers'.
 
-Each function is given only the rows that ask for it, so that a plain row costs nothing. Logits are [rows, vocabulary],
-parameters [rows, 1].
+Each function gets only the rows that ask for it. Logits are [rows, vocabulary], parameters [rows, 1].
 """
 
 from __future__ import annotations
@@ -58,15 +57,12 @@ def penalise_presence_and_frequency(
 
 
 def remove(logits: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Make single tokens impossible."""
     return logits.index_put(positions(ids, logits), torch.tensor(REMOVED, dtype=logits.dtype, device=logits.device))
 
 
 def keep_allowed(logits: torch.Tensor, rows: Sequence[int], allowed: Sequence[torch.Tensor]) -> None:
-    """In place, make impossible in each of `rows` what is not among its `allowed` [bytes] uint8, a bit per token.
-
-    The lowest bit of a byte comes first. What is added, a table's entry for each byte, costs a tenth of a fill by mask.
-    """
+    """In each of `rows`, remove in place the tokens that are not in `allowed` [bytes] uint8, a bit per token, the
+    lowest of a byte first. Adding a table's entry for each byte takes a tenth of a fill by mask."""
     table, vocabulary = _terms(logits.dtype, logits.device), logits.shape[-1]
     if logits.is_cuda:
         where = sent(rows, torch.int64, logits.device)
@@ -91,10 +87,8 @@ def _widened(terms: torch.Tensor, vocabulary: int) -> torch.Tensor:
 
 
 def keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values (others removed) and ids of each row's `top_k` best, best first; equals of the last of them stay too.
-
-    As many columns as the row with most of them needs, so that what follows works on few tokens instead of all.
-    """
+    """Values (others removed) and ids of each row's `top_k` best, best first; ties with the last of them stay. The
+    result has as many columns as the row with most of them needs."""
     vocabulary = logits.shape[-1]
     wanted = torch.tensor([min(k, vocabulary) for k in top_k], device=logits.device)[:, None]
     best = logits.topk(min(max(top_k), vocabulary), dim=-1)
@@ -107,10 +101,8 @@ def keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor
 
 
 def keep_top_p(values: torch.Tensor, top_p: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Keep the fewest best that hold `top_p` of the probability, one at least; `values` are sorted, best first.
-
-    `total` [rows, 1] is the logsumexp of all logits, of which `values` may be the head only.
-    """
+    """Keep the fewest best that hold `top_p` of the probability, one at least; `values` are sorted, best first. `total`
+    [rows, 1] is the logsumexp of all logits, of which `values` may be the head only."""
     probabilities = (values - total).exp()
     better = probabilities.cumsum(dim=-1) - probabilities
     removed = better >= top_p

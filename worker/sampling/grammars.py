@@ -26,11 +26,8 @@ Compiled = LLMatcher | str
 
 
 class Grammars:
-    """Compiles each grammar once. `ready` is for the step loop and never waits.
-
-    The vocabulary is put into the library's form ahead of all use: it takes a large one half a second, in which no
-    other Python thread runs, and a leader that only starts makes nobody wait.
-    """
+    """Compiles each grammar once. `ready` is for the step loop and never waits. The library's form of the vocabulary is
+    made at the start: a large one takes half a second, in which no other Python thread runs."""
 
     def __init__(self, assets: ModelAssets) -> None:
         self._tokenizer: Future[LLTokenizer] = Future()
@@ -40,7 +37,7 @@ class Grammars:
         threading.Thread(target=_fulfil, args=(self._tokenizer, assets), name="vocabulary", daemon=True).start()
 
     def ready(self, grammar: Grammar | None) -> bool:
-        """Whether its matcher is there; begins to make it where it is not."""
+        """True if its matcher is there; begins to make it where it is not."""
         if grammar is None:
             return True
         if grammar not in self._compiled:
@@ -69,7 +66,7 @@ class Grammars:
         except GrammarRefused as error:
             return str(error)
         except Exception as error:
-            log.exception("a grammar could not be compiled", kind=grammar.kind)
+            log.exception("could not compile a grammar", kind=grammar.kind, action="compile_grammar")
             return f"{type(error).__name__}: {error}"
 
     def _trim(self) -> None:

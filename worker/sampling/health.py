@@ -1,4 +1,4 @@
-"""Are the model's logits numbers? Looked at before anything masks them, for greedy rows too."""
+"""The check that raw logits are finite, before any mask, for greedy rows too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 class LogitsHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sick row of logits holds. The last three are over its finite values, None where there are none."""
+    """Statistics of a row with NaN or infinity. The last three are over its finite values, None if there are none."""
 
     len: int
     nan: int
@@ -19,10 +19,8 @@ class LogitsHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(logits: torch.Tensor) -> dict[int, LogitsHealth]:
-    """Reports of those rows of raw logits [rows, vocabulary] that are not finite throughout, by row index.
-
-    A healthy batch costs one reduction: a sum with a NaN or an infinity in it is not finite.
-    """
+    """Reports of those rows of raw logits [rows, vocabulary] that are not finite throughout, by row index. A healthy
+    batch costs one reduction, as a sum with NaN or infinity in it is not finite."""
     suspects = (~logits.sum(dim=-1).isfinite()).nonzero()[:, 0].tolist()
     # A sum of finite numbers may overflow, so the sum alone condemns nobody.
     return {row: _report(logits[row]) for row in suspects if not bool(logits[row].isfinite().all())}

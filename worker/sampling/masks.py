@@ -17,17 +17,13 @@ _TOGETHER = 16
 
 
 class Masks:
-    """Fills bit masks; the memory for them is kept."""
-
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or min(_THREADS, len(os.sched_getaffinity(0)) // 2)
         self._executor: LLExecutor | None = None
 
     def fill(self, rows: list[Sequence]) -> dict[int, torch.Tensor]:
-        """By sid, the bits [ceil(vocabulary / 8)] uint8 of each row that has a grammar, lowest of a byte first.
-
-        A row is left out where its constraint has failed, which may be found only here: it must not be sampled.
-        """
+        """By sid, the bits [ceil(vocabulary / 8)] uint8 of each row that has a grammar, lowest of a byte first. A row
+        whose constraint has failed, perhaps only here, is left out: it must not be sampled."""
         bound = [(row.sid, row.constraint) for row in rows if row.constraint is not None]
         chosen = [(sid, constraint) for sid, constraint in bound if not constraint.failure]
         if not chosen:

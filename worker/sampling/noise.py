@@ -1,7 +1,7 @@
 """Randomness without state: a number for each (seed, choice, position, token), the same in every batch and epoch.
 
-The generator is splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014): a counter that
-walks by an odd constant, and a finaliser that spreads every bit over all others.
+The generator is splitmix64: a counter with an odd constant, and a finaliser. (Steele, Lea, Flood: Fast Splittable
+Pseudorandom Number Generators, 2014.)
 """
 
 from __future__ import annotations
@@ -48,11 +48,9 @@ def noise_bits(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel(bits: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Gumbel noise of `noise_bits`; the argmax of logits + noise is distributed as softmax(logits).
-
-    The large values, which decide, come from the small numbers, where floating point is finest: so float32 is as good
-    as float64 to 1e-5 there, at a quarter of the time, and its smallest may be -inf, which is never drawn.
-    """
+    """Gumbel noise of `noise_bits`; the argmax of logits + noise is distributed as softmax(logits). The large values,
+    which decide, come from small numbers, so float32 is exact to 1e-5 there at a quarter of the time. Its smallest
+    value may be -inf, which is never drawn."""
     # The middle of each of 2**52 intervals of (0, 1): exact in float64, and neither 0 nor 1.
     uniform = bits.to(dtype).add_(0.5).mul_(2.0**-52)
     return uniform.neg_().log1p_().neg_().log_().neg_()

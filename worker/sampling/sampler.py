@@ -2,7 +2,7 @@
 
 The order is transformers': logit_bias, repetition, presence and frequency penalties, min_tokens, the grammar, then
 temperature, top_k, top_p, min_p. The draw is an argmax of logits plus Gumbel noise. Log probabilities are those of the
-raw logits, before any of this, as OpenAI and vLLM report them.
+raw logits, as OpenAI and vLLM report them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: divided by it, float32 logits overflow."""
 _HEAD = 1024
 """Tokens among which a top_p is looked for before the whole vocabulary is sorted."""
-SICK = -1
+NOT_FINITE = -1
 """In place of a token, where logits are no numbers."""
 _FINALISTS = 16
 """Tokens whose score is computed in float64; the winner is among them unless as many lie within 1e-5 of each other."""
@@ -29,7 +29,7 @@ _FINALISTS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRow:
-    """What one row of logits is sampled with; `position` is the new token's index in the choice's output."""
+    """The parameters of sampling one row; `position` is the new token's index in the choice's output."""
 
     sampling: Sampling
     seed: int
@@ -38,7 +38,7 @@ class SamplingRow:
     prompt: list[int]
     output: list[int]
     allowed: torch.Tensor | None = None
-    """What its grammar allows, [ceil(vocabulary / 8)] uint8 on the host: a bit per token. At least one is set."""
+    """The tokens that its grammar allows, [ceil(vocabulary / 8)] uint8 on the host; at least one bit is set."""
 
     @property
     def greedy(self) -> bool:
@@ -50,19 +50,19 @@ class SamplingRow:
 
     @property
     def must_go_on(self) -> bool:
-        """Whether its stop ids are impossible still; `allowed` takes that into account already."""
+        """True if its stop ids are impossible still; `allowed` takes that into account already."""
         return self.allowed is None and self.position < self.sampling.min_tokens and bool(self.sampling.stop_ids)
 
     @property
     def plain(self) -> bool:
-        """Whether its token is the argmax of its raw logits."""
+        """True if its token is the argmax of its raw logits."""
         repeats = self.sampling.repetition_penalty != 1
         changed = self.sampling.logit_bias or repeats or self.penalised or self.must_go_on
         return self.greedy and self.allowed is None and not changed
 
     @property
     def immediate(self) -> bool:
-        """Whether its token is an argmax of raw logits that are allowed, or of heated ones with noise: nothing is read
+        """True if its token is an argmax of raw logits that are allowed, or of scaled ones with noise: nothing is read
         on the way."""
         untouched = self.sampling.logprobs is None and not (self.sampling.logit_bias or self.must_go_on)
         untouched = untouched and self.sampling.repetition_penalty == 1 and not self.penalised
@@ -81,10 +81,8 @@ class Sampler:
     """Samples all rows of a step. It keeps no state between steps, not even a random generator's."""
 
     def launch(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor | None:
-        """The tokens of `sample`, [rows] on the device of `logits`, SICK where these are not finite throughout.
-
-        Nothing is waited for. None where a row's token can't be had like that.
-        """
+        """The tokens of `sample`, [rows] on the device of `logits`, NOT_FINITE where these are not finite, without a
+        wait. None if a row needs more than an argmax."""
         if not all(row.immediate for row in rows):
             return None
         drawn = [index for index, row in enumerate(rows) if not row.greedy]
@@ -94,9 +92,9 @@ class Sampler:
         tokens = possible.argmax(dim=-1)
         if drawn:
             where = sent(drawn, torch.int64, logits.device)
-            heated = possible if len(drawn) == len(rows) else possible.index_select(0, where)
-            tokens.index_copy_(0, where, _draw_from_all(heated, [rows[index] for index in drawn]))
-        return tokens.where(logits.isfinite().all(dim=-1), SICK)
+            scaled = possible if len(drawn) == len(rows) else possible.index_select(0, where)
+            tokens.index_copy_(0, where, _draw_from_all(scaled, [rows[index] for index in drawn]))
+        return tokens.where(logits.isfinite().all(dim=-1), NOT_FINITE)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
         """One token for each row of `logits` [rows, vocabulary] (float32 or float64, finite; not changed)."""
@@ -120,7 +118,6 @@ def _on(
     wants: Callable[[SamplingRow], bool],
     change: Callable[[torch.Tensor, list[SamplingRow]], torch.Tensor],
 ) -> None:
-    """Change those rows of `logits`, in place, that want it."""
     chosen = [index for index, row in enumerate(rows) if wants(row)]
     if chosen:
         logits[chosen] = change(logits[chosen], [rows[index] for index in chosen])
@@ -204,11 +201,11 @@ def _choose_best(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Ten
 
 def _draw_from_all(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     ids = torch.arange(logits.shape[-1], device=logits.device)
-    return _draw(_heat(logits, rows), ids.expand_as(logits), rows)
+    return _draw(_apply_temperature(logits, rows), ids.expand_as(logits), rows)
 
 
 def _draw_from_top_k(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    values, ids = filters.keep_top_k(_heat(logits, rows), [row.sampling.top_k for row in rows])
+    values, ids = filters.keep_top_k(_apply_temperature(logits, rows), [row.sampling.top_k for row in rows])
     # In float64 what follows does not depend on how many columns a neighbour's top_k brought along.
     values = values.to(torch.float64)
     if any(row.sampling.top_p < 1 for row in rows):
@@ -217,19 +214,19 @@ def _draw_from_top_k(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch
 
 
 def _draw_from_top_p(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    heated = _heat(logits, rows).to(torch.float64)
-    total, top_p = heated.logsumexp(dim=-1, keepdim=True), _top_p(heated, rows)
-    values, ids = heated.topk(min(_HEAD, heated.shape[-1]), dim=-1)
+    scaled = _apply_temperature(logits, rows).to(torch.float64)
+    total, top_p = scaled.logsumexp(dim=-1, keepdim=True), _top_p(scaled, rows)
+    values, ids = scaled.topk(min(_HEAD, scaled.shape[-1]), dim=-1)
     flat = ((values - total).exp().sum(dim=-1) < top_p[:, 0]).nonzero()[:, 0].tolist()
     tokens = _draw(filters.keep_top_p(values, top_p, total), ids, rows)
     if flat:
-        values, ids = heated[flat].sort(dim=-1, descending=True)
+        values, ids = scaled[flat].sort(dim=-1, descending=True)
         kept = filters.keep_top_p(values, top_p[flat], total[flat])
         tokens[flat] = _draw(kept, ids, [rows[index] for index in flat])
     return tokens
 
 
-def _heat(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+def _apply_temperature(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     return logits / filters.column((row.sampling.temperature for row in rows), logits)
 
 

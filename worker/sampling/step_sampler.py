@@ -11,7 +11,7 @@ from control.messages import TokenLogprobs
 from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling.health import inspect
 from worker.sampling.masks import Masks
-from worker.sampling.sampler import SICK, Sampler, SamplingRow
+from worker.sampling.sampler import NOT_FINITE, Sampler, SamplingRow
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
@@ -29,12 +29,10 @@ class StepTokens:
 
 
 class StepSampler:
-    """Samples forwards on rank 0, one at a time."""
-
     def __init__(self, on_device: bool | None = None) -> None:
         self._sampler = Sampler()
         self.on_device = on_device
-        """Whether tokens are computed without waiting in between; None: where logits are on a GPU."""
+        """True if tokens are computed without waiting in between; None: where logits are on a GPU."""
         self._masks = Masks()
 
     def begin(self, rows: list[Sequence], forward: Forward) -> PendingTokens:
@@ -74,7 +72,7 @@ class PendingTokens:
         try:
             launched = self._sampler.launch(self._logits, [self._row(row) for row in self._rows])
         except Exception:
-            log.exception("could not sample a step at once")
+            log.exception("could not sample a step at once", action="sample")
             return
         if launched is None:
             return
@@ -91,7 +89,7 @@ class PendingTokens:
             if self._arrived is not None:
                 self._arrived.synchronize()
             tokens: list[int] = self._arriving.tolist()
-            if SICK not in tokens:
+            if NOT_FINITE not in tokens:
                 self._outcome.ids = tokens
                 return self._outcome
         if self._rows:
@@ -126,7 +124,7 @@ class PendingTokens:
             return self._sample(chosen, rows)
         except Exception:
             if len(rows) == 1:
-                log.exception("could not sample a row", rid=rows[0].rid)
+                log.exception("could not sample a row", rid=rows[0].rid, action="sample")
                 self._fail(rows[0], "its token could not be sampled; the server's log has the cause")
                 return [NO_TOKEN]
         # A fault in one row's parameters must not reach its neighbours: sample each alone.
@@ -151,5 +149,5 @@ class PendingTokens:
         )
 
     def _fail(self, sequence: Sequence, why: str) -> None:
-        log.error("a row failed", rid=sequence.rid, choice=sequence.choice, error=why)
+        log.error("a row failed", rid=sequence.rid, choice=sequence.choice, error=why, action="sample")
         self._outcome.failures[sequence.sid] = why

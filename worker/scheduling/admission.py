@@ -1,4 +1,4 @@
-"""Who of the waiting sequences gets a place, in which order prompts are fed, and who gives way for that."""
+"""Admission: which waiting sequences get a slot, the order of prompts, and preemption for shares."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOST_GUESTS = 8
 class Admission:
     """The waiting lines of a scheduler. `running` is the scheduler's own, by sid; both change it."""
 
-    def __init__(self, running: dict[int, Sequence], memory: Memory, places: int) -> None:
-        self._running, self._memory, self._places = running, memory, places
+    def __init__(self, running: dict[int, Sequence], memory: Memory, slots: int) -> None:
+        self._running, self._memory, self._slots = running, memory, slots
         self.waiting = WaitingLines()
         self._turns = PrefillTurns()
         self._passed: dict[Flow, int] = {}
@@ -40,11 +40,11 @@ class Admission:
         feeding = {one.flow for one in self._running.values() if one.state is SequenceState.PREFILL}
         head = self._next_head(feeding)
         found: list[Sequence] = []
-        places = tokens = 0
+        slots = tokens = 0
         for sequence in self.waiting.of(head.flow) if head else []:
-            places, tokens = places + 1, tokens + self._memory.account.rounded(sequence.length)
-            victims = self._victims(sequence, places, tokens, found)
-            if victims is None or (places > 1 and tokens > budget):
+            slots, tokens = slots + 1, tokens + self._memory.account.rounded(sequence.length)
+            victims = self._victims(sequence, slots, tokens, found)
+            if victims is None or (slots > 1 and tokens > budget):
                 break
             found += victims
         return found
@@ -56,11 +56,8 @@ class Admission:
         self._snapshot = None
 
     def feed(self, plan: StepPlan, budget: int) -> None:
-        """Share the budget among the flows, one chunk at a time: of a prompt that is being fed, or of a newcomer's.
-
-        A flow that is feeding a prompt gets no further place before that is through, and one that was preempted in this
-        step gets none: it would only take the memory back that it has just given up.
-        """
+        """Share the budget among the flows, a chunk of a running or a new prompt at a time. A flow gets no further slot
+        before its prompt is through, nor in a step in which it was preempted."""
         feeding: dict[Flow, list[Sequence]] = {}
         for sequence in self._running.values():
             if sequence.state is SequenceState.PREFILL:
@@ -89,12 +86,12 @@ class Admission:
             budget -= count
 
     def _admit(self, plan: StepPlan, sequence: Sequence) -> set[Flow] | None:
-        """Give a waiting sequence its place. The flows that get none in this step where that can't be."""
+        """Give a waiting sequence its slot. The flows that get none in this step where that can't be."""
         start = self._memory.find(sequence)
         # It waits for the prefill of its own beginning, or it would only compute that once more beside it.
         if start.awaited:
             return {sequence.flow}
-        if len(self._running) >= self._places or not self._memory.seat(sequence, start, spare=self._spare()):
+        if len(self._running) >= self._slots or not self._memory.seat(sequence, start, spare=self._spare()):
             return set(self.waiting.flows)  # nobody behind it goes first, or it would starve
         self._memory.begin(plan, sequence, start)
         self.waiting.remove(sequence.sid)
@@ -113,31 +110,29 @@ class Admission:
     # --- shares -----------------------------------------------------------------------------------------------------
 
     def shares(self) -> Shares:
-        """What each flow holds now; the same object until somebody is preempted or the next step begins."""
+        """The holdings of each flow; the same object until a sequence is preempted or the next step begins."""
         if self._snapshot is None:
             account = self._memory.account
             self._snapshot = Shares(
                 self._running.values(),
                 account.holders,
                 self.waiting.flows,
-                places=self._places,
+                slots=self._slots,
                 tokens=account.capacity,
             )
         return self._snapshot
 
     def guests(self, idle: int) -> tuple[int, list[Flow]]:
-        """See Scheduler.guests."""
         self._snapshot = None
         shares = self.shares()
         if any(not shares.sated(flow) for flow in self.waiting.flows):
-            return 0, []  # the places that can be given up are theirs
+            return 0, []  # the slots that can be given up are theirs
         busy = {one.flow for one in self._running.values() if one.state is SequenceState.PREFILL}
         busy.update(self.waiting.flows)
         sated = [flow for flow in shares.flows if flow in busy or shares.sated(flow)]
         return min(MOST_GUESTS, shares.to_spare() + idle), sated
 
     def _next_head(self, closed: set[Flow]) -> Sequence | None:
-        """The waiting sequence that gets the next place."""
         heads = [head for head in self.waiting.heads if head.flow not in closed]
         if len(heads) < 2:
             return heads[0] if heads else None
@@ -145,17 +140,15 @@ class Admission:
         overdue = [head for head in heads if self._passed.get(head.flow, 0) >= PASSED_OVER]
         return min(overdue or heads, key=lambda head: (shares.order(head.flow), head.arrival))
 
-    def _victims(self, sequence: Sequence, places: int, tokens: int, before: list[Sequence]) -> list[Sequence] | None:
-        """Who gives way, beside those `before`, so that a flow gets `places` and `tokens`, the last for `sequence`.
-
-        None where that can't be reached: then nobody gives way in vain.
-        """
+    def _victims(self, sequence: Sequence, slots: int, tokens: int, before: list[Sequence]) -> list[Sequence] | None:
+        """The sequences to preempt, after those `before`, so that a flow gets `slots` and `tokens`, the last for
+        `sequence`. None if that can't be reached."""
         account, found = self._memory.account, list[Sequence]()
         free = account.free + sum(account.held(victim.sid) for victim in before)
         taken = len(self._running) - len(before)
-        while taken + places > self._places or tokens + self._spare() > free:
+        while taken + slots > self._slots or tokens + self._spare() > free:
             shares = self.shares()
-            victim = shares.victim(sequence, places, tokens, self._steps)
+            victim = shares.victim(sequence, slots, tokens, self._steps)
             if victim is None:
                 for kept in found:
                     shares.take(kept, account.held(kept.sid))

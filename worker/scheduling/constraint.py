@@ -18,8 +18,8 @@ Bits = NDArray[np.uint8]
 class Constraint:
     """The state of a grammar after a choice's output.
 
-    Its end ends the choice at once, below `min_tokens` too: nothing could follow. Where it may end and may go on, the
-    stop ids are among what is allowed, once `min_tokens` are there.
+    If the grammar is complete the choice ends, below `min_tokens` too. If it may end or continue, the stop ids are
+    allowed once there are `min_tokens`.
     """
 
     def __init__(self, compiled: LLMatcher | str, eos_ids: Sequence[int], vocab_size: int, sampling: Sampling) -> None:
@@ -40,7 +40,7 @@ class Constraint:
 
     @property
     def complete(self) -> bool:
-        """Whether the text is all that the grammar lets it be."""
+        """True if the text is all that the grammar lets it be."""
         return self._matcher is not None and self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
@@ -61,10 +61,8 @@ class Constraint:
             self.advance(token)
 
     def finish(self, bits: Bits) -> None:
-        """Correct the library's `bits`, in place, by what the request's own parameters say about ends.
-
-        Which tokens end a text is the request's to say. Where they leave nothing, the grammar goes first.
-        """
+        """Correct the library's `bits` in place: the request defines its stop ids and `min_tokens`. If these leave no
+        token, the grammar's bits stay."""
         before = bits.copy()
         must_go_on = self._count < self._min_tokens
         if self.matcher.is_accepting() and not must_go_on:

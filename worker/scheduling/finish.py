@@ -1,4 +1,4 @@
-"""Whether a sequence ends with the token it just got. The leader decides every end; nobody downstream guesses one."""
+"""The end of a sequence, decided by the leader alone after each token."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Finisher:
                 sequence.text.push(token)
 
     def decide(self, sequence: Sequence, token: int) -> tuple[FinishReason, str | None] | None:
-        """The reason and cause of the end that `token`, now last of `sequence.output`, brings; None where it goes on.
+        """The reason and cause of the end that `token`, now last of `sequence.output`, brings; None if it continues.
 
-        The cause is "token" for a stop id, which stays part of the output; the string for a stop string, which whoever
-        shows the text cuts off; "grammar" where the text is complete by its grammar; None for the length. Stop ids and
-        strings count only after `min_tokens` tokens.
+        The cause is "token" for a stop id, which stays part of the output; the stop string, which readers cut off;
+        "grammar" if the text is complete; None for the length. Stop ids and strings count only after `min_tokens`
+        tokens.
         """
         sampling = sequence.sampling
         if token in sampling.stop_ids and len(sequence.output) > sampling.min_tokens:

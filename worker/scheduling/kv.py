@@ -1,13 +1,11 @@
-"""Who holds how much KV memory: numbers only, the ranks hold the memory itself."""
+"""The account of KV memory by sequence. The ranks hold the memory itself."""
 
 from __future__ import annotations
 
 
 class KVAccount:
-    """Tokens of KV memory by sequence, on the tightest rank, rounded up to whole blocks.
-
-    Every rank holds the same sequences, so the smallest capacity among them decides for all.
-    """
+    """Tokens of KV memory by sequence, in whole blocks, on the rank with the least. Every rank holds the same
+    sequences."""
 
     def __init__(self, capacity: int, block_tokens: int = 1) -> None:
         if capacity < 1 or block_tokens < 1:
@@ -23,24 +21,21 @@ class KVAccount:
 
     @property
     def free(self) -> int:
-        """What can be had: what nobody holds, and what can be let go."""
+        """Tokens that can be reserved: those that no sequence holds, and those that are only kept."""
         return self.capacity - self.used + self.kept
 
     @property
     def holders(self) -> dict[int, int]:
-        """Reserved tokens by sid."""
         return dict(self._held)
 
     def held(self, sid: int) -> int:
-        """What `sid` has reserved."""
         return self._held.get(sid, 0)
 
     def rounded(self, tokens: int) -> int:
-        """`tokens` in whole blocks."""
         return -(-tokens // self._block) * self._block
 
     def fits(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
-        """Whether `sid` can come to hold `tokens` in all, with `spare` left free."""
+        """True if `sid` can come to hold `tokens` in all, with `spare` left free."""
         more = self.rounded(tokens) - self._held.get(sid, 0)
         return more <= 0 or more + spare <= self.free
 
@@ -55,17 +50,16 @@ class KVAccount:
         return True
 
     def can_grow(self, tokens: dict[int, int]) -> bool:
-        """Whether `reserve` would succeed for all of these, one after the other."""
+        """True if `reserve` would succeed for all of these, one after the other."""
         more = sum(max(0, self.rounded(count) - self._held.get(sid, 0)) for sid, count in tokens.items())
         return more <= self.capacity - self.used
 
     def keep(self, sid: int) -> None:
-        """What `sid` holds can be let go from now on."""
+        """Mark the tokens of `sid` as kept: they may be released for others."""
         self._kept.add(sid)
         self.kept += self._held.get(sid, 0)
 
     def release(self, sid: int) -> None:
-        """Give back all that `sid` holds."""
         held = self._held.pop(sid, 0)
         self.used -= held
         if sid in self._kept:

@@ -13,14 +13,12 @@ from worker.scheduling.sequence import Sequence
 
 
 class Memory:
-    """One epoch's KV memory."""
-
     def __init__(self, kv_tokens: int, block_tokens: int, prefix_tokens: int | None) -> None:
         self.account = KVAccount(kv_tokens, block_tokens)
         self.prefixes = PrefixCache(prefix_tokens or BLOCK_TOKENS)
         self._shares = prefix_tokens is not None
         self.isolating = False
-        """Whether no sequence may begin with another's KV just now, and none is kept."""
+        """True if no sequence may begin with another's KV just now, and none is kept."""
         self.known: set[int] = set()
         """Sids whose KV the ranks hold."""
         self._left: list[int] = []
@@ -30,7 +28,7 @@ class Memory:
 
     @property
     def settled(self) -> bool:
-        """Whether the ranks have been told everything."""
+        """True if the ranks have been told everything."""
         return not (self._left or self._kept)
 
     @property
@@ -61,7 +59,7 @@ class Memory:
         """A sequence that was seated begins with `start`."""
         if start.count:
             plan.change.prefixes.append(Prefix(sequence.sid, start.donor, start.count))
-        sequence.cached = sequence.begun_with = start.count
+        sequence.cached = sequence.cached_prompt_tokens = start.count
 
     def end(self, sequence: Sequence) -> None:
         """The sequence goes. What it leaves is kept as long as there is room, where others can begin with it."""
@@ -79,7 +77,6 @@ class Memory:
         self.end(sequence)
 
     def forget(self, sid: int) -> None:
-        """Nothing is left of a sequence."""
         self.account.release(sid)
         self.prefixes.forget(sid)
         if sid in self.known:

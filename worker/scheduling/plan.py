@@ -1,4 +1,4 @@
-"""What one step does, as a scheduler plans it and a GenerateStep command carries it."""
+"""The plan of one step, made by the scheduler and carried by a GenerateStep command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class StepPlan:
 
     @property
     def to_sample(self) -> list[Sequence]:
-        """The same, as sequences."""
         return [self.sequences[sid] for sid in self.sampled]
 
     @property
@@ -38,7 +37,7 @@ class StepPlan:
         """Tokens of the rows that don't decode by themselves."""
         return sum(len(row.tokens) for row in self.change.rows)
 
-    def go_on(self, sequence: Sequence) -> None:
+    def continue_decode(self, sequence: Sequence) -> None:
         """Let the sequence decode by itself."""
         self.continuing.append(sequence.sid)
         self.sequences[sequence.sid] = sequence

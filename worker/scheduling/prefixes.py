@@ -1,7 +1,7 @@
-"""What sequences can begin with: an index over the tokens whose KV the ranks hold, and those ended ones that are kept.
+"""The prefix cache: an index over the tokens whose KV the ranks hold, and the ended sequences that are kept.
 
-The index is a hash chain: each whole block of a context has one hash, made of its tokens and of the block's before it.
-A hash only finds candidates; how much is common is told by comparing tokens.
+The index is a hash chain: the hash of a block covers its tokens and the block before it. A hash only finds candidates;
+tokens are compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Start:
     donor: int = 0
     count: int = 0
     awaited: bool = False
-    """Whether a sequence that is still in its prefill will soon have clearly more."""
+    """True if a sequence that is still in its prefill will soon have clearly more."""
 
 
 class PrefixCache:
@@ -44,7 +44,6 @@ class PrefixCache:
 
     @property
     def known(self) -> set[int]:
-        """Sids of all sequences in the index."""
         return set(self._sequences)
 
     def is_kept(self, sid: int) -> bool:
@@ -131,7 +130,7 @@ class PrefixCache:
         return blocks
 
     def check_integrity(self, running: set[int]) -> list[str]:
-        """What contradicts itself, given the sids that run."""
+        """The contradictions in the index, given the sids that run."""
         counted = dict.fromkeys(self._sequences, 0)
         for holders in self._holders.values():
             for sid in holders:

@@ -1,13 +1,12 @@
 """Continuous batching: decode rows first, then prefill chunks, under a token budget and a KV budget.
 
-KV of sequences that ended is kept while nobody needs the room, and a newcomer whose context begins as another's does
-gets that beginning instead of computing it.
+KV of ended sequences is kept while there is room; a sequence with the same beginning copies it instead of computing it.
 
-Sequences wait in one line for each flow (a tenant's priority class). The flow that uses least of its share is admitted
-first, and a flow above its share gives up sequences where another one waits (see shares.py). Inside a flow sequences
-run in the order of their arrival. Admission is optimistic: a sequence needs room for its context, not for all that it
-may still produce. When KV runs out the youngest sequence of the flow that has most of it is preempted and recomputed
-later. The one that has run longest never is, and whatever was accepted fits alone, so every plan makes progress.
+Sequences wait in one line per flow (a tenant's priority class). The flow that uses least of its share is admitted
+first, and a flow above its share is preempted for a waiting one (see shares.py). A flow is served in order of arrival.
+Admission reserves KV for the context only, not for later output. When KV runs out the youngest sequence of the flow
+with the most KV is preempted and recomputed later. The oldest never is, and every sequence fits alone, so each plan
+makes progress.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class Scheduler:
         self._memory = Memory(kv_tokens, block_tokens, prefix_tokens)
         self._account, self._prefixes = self._memory.account, self._memory.prefixes
         self.token_budget, self._max_sequences = token_budget, max_sequences
-        self.beside = self.alone = token_budget
+        self.mixed_budget = self.prefill_budget = token_budget
         """The most prompt tokens of a step in which a sequence decodes, and of one in which none does."""
-        self._running: dict[int, Sequence] = {}  # by sid, in the order in which they got their places
+        self._running: dict[int, Sequence] = {}  # by sid, in the order in which they got their slots
         self._admission = Admission(self._running, self._memory, max_sequences)
         self._waiting = self._admission.waiting
         self._continuing: set[int] = set()
@@ -58,7 +57,7 @@ class Scheduler:
 
     @property
     def isolating(self) -> bool:
-        """Whether no sequence may begin with another's KV just now, and none is kept."""
+        """True if no sequence may begin with another's KV just now, and none is kept."""
         return self._memory.isolating
 
     @isolating.setter
@@ -77,9 +76,8 @@ class Scheduler:
         return max(0, requests), max(0, self._account.free - waiting - growth)
 
     def guests(self, idle: int = 0) -> tuple[int, list[Flow]]:
-        """How many requests of other flows would get a place that another flow gives up, or one of the `idle` ones; and
-        the flows that would get none: those that have their share, or something that waits or is being fed.
-        """
+        """How many requests of other flows could be admitted, by preemption or into `idle` slots; and the flows that
+        could not be: those that have their share, a waiting sequence or a prefill."""
         return self._admission.guests(idle)
 
     @property
@@ -114,10 +112,8 @@ class Scheduler:
         return self._account.used - self._account.kept, self._account.kept
 
     def drop(self, sid: int, *, failed: bool = False) -> None:
-        """End a sequence in any state, also while a step with it runs; an unknown or dropped sid is no error.
-
-        Others may begin with what it leaves, unless it has `failed`: then neither with what it began with itself.
-        """
+        """End a sequence in any state, also while a step with it runs; an unknown sid is no error. Its KV is kept as a
+        prefix for others unless it has `failed`; then the prefix that it began with is dropped too."""
         sequence = self._running.pop(sid, None) or self._waiting.remove(sid)
         if sequence is None:
             return
@@ -127,12 +123,12 @@ class Scheduler:
         else:
             self._memory.end(sequence)
         sequence.move(SequenceState.ENDED)
-        if failed and sequence.begun_with:
+        if failed and sequence.cached_prompt_tokens:
             self._memory.forget_kept()
 
     @property
     def steady(self) -> bool:
-        """Whether the next plan is one more token of each sequence that was just sampled, and nothing else."""
+        """True if the next plan is one more token of each sequence that was just sampled, and nothing else."""
         running = self._running
         return (
             self._memory.settled
@@ -151,18 +147,16 @@ class Scheduler:
         plan = self._outstanding = StepPlan()
         self._steps += 1
         decodes = any(sequence.state is SequenceState.DECODE for sequence in self._running.values())
-        for victim in self._admission.begin(self.beside if decodes else self.alone):
+        for victim in self._admission.begin(self.mixed_budget if decodes else self.prefill_budget):
             self._preempt(victim)
         rows = self._plan_decode(plan)
-        self._admission.feed(plan, min(self.token_budget - rows, self.beside if rows else self.alone))
+        self._admission.feed(plan, min(self.token_budget - rows, self.mixed_budget if rows else self.prefill_budget))
         self._memory.tell(plan)
         return plan
 
     def applied(self, plan: StepPlan, tokens: dict[int, int]) -> None:
-        """Take the outcome of `plan`: a token for each sid of `plan.sampled`.
-
-        A sequence without a token has failed and is dropped. One that was dropped while the step ran is passed over.
-        """
+        """Take the outcome of `plan`: a token for each sid of `plan.sampled`. A sequence without a token has failed and
+        is dropped. One that was dropped while the step ran is ignored."""
         if plan is not self._outstanding:
             raise RuntimeError("this is not the plan that is outstanding")
         self._outstanding = None
@@ -194,7 +188,7 @@ class Scheduler:
         rows = [sequence for sequence in chosen if sequence.state is SequenceState.DECODE]  # the others gave way
         for sequence in rows:
             if sequence.sid in self._continuing:
-                plan.go_on(sequence)
+                plan.continue_decode(sequence)
             else:
                 plan.feed(sequence, 1)  # it sat out the last step, so the ranks don't have its token at hand
         plan.continuing.sort()
@@ -217,7 +211,7 @@ class Scheduler:
         return self._last_sid
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's place away; it waits at the front of its line, to be recomputed under a new sid."""
+        """Take a sequence's slot away; it waits at the front of its line, to be recomputed under a new sid."""
         del self._running[sequence.sid]
         self._continuing.discard(sequence.sid)
         self._memory.preempt(sequence)

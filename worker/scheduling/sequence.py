@@ -1,4 +1,4 @@
-"""One running generation: a choice of a request, with its tokens and its place in the scheduler."""
+"""One running generation: a choice of a request, with its tokens and its slot in the scheduler."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ MOVES: dict[SequenceState, frozenset[SequenceState]] = {
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
-    """A generation; with `output` already present it continues one (adopted or preempted), by the same code.
+    """A generation. With `output` present it continues one that was adopted or preempted.
 
-    `sid` is its name in the commands to the ranks. The scheduler hands it out, and a new one after each preemption, so
-    that a rank can never take a restart for the KV that it was told to forget. It changes only while a step is planned.
+    `sid` names it in the commands to the ranks. The scheduler assigns it, and a new one after each preemption, so that
+    a rank never confuses it with KV that it was told to forget. It changes only while a step is planned.
     """
 
     rid: str
@@ -57,7 +57,7 @@ class Sequence:
     salt: str = ""
     """Only sequences with the same salt begin with each other's KV."""
     flow: Flow = SOLE
-    """Whose share of places and memory it takes."""
+    """The flow in whose share of slots and memory it counts."""
     output: list[int] = field(default_factory=list)
     sid: int = 0
     state: SequenceState = SequenceState.NEW
@@ -65,14 +65,14 @@ class Sequence:
     """Order of arrival within this epoch; kept through preemptions."""
     cached: int = 0
     """Positions whose KV the ranks hold after the last applied step."""
-    begun_with: int = 0
+    cached_prompt_tokens: int = 0
     """Of these, how many it got from another sequence when it was last admitted."""
     blocks: list[int] = field(default_factory=list[int])
     """Hashes of the whole blocks of its context; its prefix cache makes and reads them."""
     preempted: bool = False
-    """Whether it lost a place that it had, in this epoch."""
+    """True if it lost a slot that it had, in this epoch."""
     admitted: int = 0
-    """The scheduler's count of the step in which it got its place."""
+    """The scheduler's count of the step in which it got its slot."""
     last_step: int = 0
     """The scheduler's count of the step that sampled it last."""
     text: TextStream | None = None
@@ -80,11 +80,10 @@ class Sequence:
     scored: int = 0
     """Tokens of its prompt that have been told with their log probabilities, where these are wanted."""
     constraint: Constraint | None = None
-    """What its grammar says about the next token, only where it has one."""
+    """The state of its grammar, if it has one."""
 
     @property
     def length(self) -> int:
-        """Tokens of its whole context, prompt and output."""
         return len(self.prompt) + len(self.output)
 
     @property
@@ -99,15 +98,13 @@ class Sequence:
 
     @property
     def unscored(self) -> bool:
-        """Whether tokens of its prompt are wanted with their log probabilities and have not been told."""
+        """True if tokens of its prompt are wanted with their log probabilities and have not been told."""
         return self.sampling.prompt_logprobs is not None and self.scored < len(self.prompt)
 
     @property
     def reusable(self) -> int:
-        """How many positions it can begin with; of the others something is computed that it needs itself.
-
-        The logits of a position tell of the token after it.
-        """
+        """How many positions can come from another sequence. The logits of the later ones are needed: those of a
+        position score or sample the token after it."""
         return max(0, self.scored - 1) if self.unscored else self.length - 1
 
     def to_score(self, start: int, stop: int) -> range:

@@ -1,8 +1,8 @@
-"""What each flow holds of the places and of the KV memory, and who gives way to whom.
+"""The shares of flows in slots and KV memory, and the choice of sequences to preempt for them.
 
 A flow's share is its weight's part of both resources, among the flows that hold something or wait. Its usage is the
 larger of its two fractions (dominant resource fairness). A flow alone may use everything. While another flow waits, a
-flow above its share gives up sequences, the youngest first, and these are recomputed later.
+flow above its share is preempted, its youngest sequence first.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ context before it is preempted for a share. So what is recomputed stays in propo
 
 @dataclass(slots=True)
 class Holding:
-    """What one flow holds."""
-
-    places: int = 0
+    slots: int = 0
     tokens: int = 0
 
 
@@ -37,11 +35,11 @@ class Shares:
         held: Mapping[int, int],
         waiting: Iterable[Flow],
         *,
-        places: int,
+        slots: int,
         tokens: int,
     ) -> None:
-        """`held` has the KV tokens by sid; `places` and `tokens` are all that there is."""
-        self._places, self._tokens = places, tokens
+        """`held` has the KV tokens by sid; `slots` and `tokens` are all that there is."""
+        self._slots, self._tokens = slots, tokens
         self._held = held
         self._holdings: dict[Flow, Holding] = {flow: Holding() for flow in waiting}
         self._running: dict[Flow, list[Sequence]] = {}
@@ -54,42 +52,42 @@ class Shares:
         return list(self._holdings)
 
     def take(self, sequence: Sequence, tokens: int) -> None:
-        """The sequence got a place and KV memory."""
+        """The sequence got a slot and KV memory."""
         holding = self._holdings.setdefault(sequence.flow, Holding())
-        holding.places += 1
+        holding.slots += 1
         holding.tokens += tokens
         self._running.setdefault(sequence.flow, []).append(sequence)
 
     def give_up(self, sequence: Sequence) -> None:
         """The sequence was preempted."""
         holding = self._holdings[sequence.flow]
-        holding.places -= 1
+        holding.slots -= 1
         holding.tokens -= self._held.get(sequence.sid, 0)
         self._running[sequence.flow].remove(sequence)
 
-    def usage(self, flow: Flow, places: int = 0, tokens: int = 0) -> float:
+    def usage(self, flow: Flow, slots: int = 0, tokens: int = 0) -> float:
         """The larger fraction of what there is that the flow holds, or would hold with so much more."""
         holding = self._holdings.get(flow, Holding())
-        return max((holding.places + places) / self._places, (holding.tokens + tokens) / self._tokens)
+        return max((holding.slots + slots) / self._slots, (holding.tokens + tokens) / self._tokens)
 
     def fair(self, flow: Flow, *, newcomer: int = 0) -> float:
         """The flow's share of each resource, as a fraction; `newcomer` is the weight of a flow that is not here yet."""
         return weight(flow) / (self._weight + newcomer)
 
     def order(self, flow: Flow) -> float:
-        """Who has the least of this is admitted first."""
-        return self.usage(flow, places=1) / weight(flow)
+        """The sort key of admission: the flow with the least is admitted first."""
+        return self.usage(flow, slots=1) / weight(flow)
 
-    def victim(self, sequence: Sequence, places: int, tokens: int, step: int) -> Sequence | None:
-        """The sequence that gives way so that a flow gets `places` and `tokens` more; None where nobody has to.
+    def victim(self, sequence: Sequence, slots: int, tokens: int, step: int) -> Sequence | None:
+        """The sequence to preempt so that a flow gets `slots` and `tokens` more, the last for the waiting `sequence`;
+        None if there is none.
 
-        `sequence`, the last one for which these are wanted, waits. A flow without anything gets its first sequence at
-        the cost of any flow above its share. A flow with something gets more as far as its share goes, and for one that
-        was preempted itself it only waits for room.
+        A flow without a slot gets its first one at the cost of any flow above its share. Other flows get more only up
+        to their share, and a sequence that was preempted itself waits for free room.
         """
         flow = sequence.flow
-        first = self._holdings[flow].places == 0 and places == 1
-        if not first and (sequence.preempted or self.usage(flow, places, tokens) > self.fair(flow)):
+        first = self._holdings[flow].slots == 0 and slots == 1
+        if not first and (sequence.preempted or self.usage(flow, slots, tokens) > self.fair(flow)):
             return None
         above = [other for other in self._running if other != flow and self.usage(other) > self.fair(other)]
         for other in sorted(above, key=lambda flow: self.usage(flow) / weight(flow), reverse=True):
@@ -110,20 +108,20 @@ class Shares:
         return spared
 
     def to_spare(self) -> int:
-        """How many places flows above their share would give up for a normal flow that is not here yet."""
+        """How many slots flows above their share would give up for a normal flow that is not here yet."""
         spare = 0
         for flow, members in self._running.items():
             fair = self.fair(flow, newcomer=WEIGHTS["normal"])
             if self.usage(flow) > fair and len(members) > 1:
                 holding = self._holdings[flow]
-                excess = max(holding.places / self._places - fair, holding.tokens / self._tokens - fair)
+                excess = max(holding.slots / self._slots - fair, holding.tokens / self._tokens - fair)
                 part = excess / self.usage(flow)
                 spare += min(len(members) - 1, max(1, int(part * len(members))))
         return spare
 
     def sated(self, flow: Flow) -> bool:
-        """Whether the flow would have its share if one more normal flow came."""
-        return self.usage(flow, places=1) > self.fair(flow, newcomer=WEIGHTS["normal"])
+        """True if the flow would have its share if one more normal flow came."""
+        return self.usage(flow, slots=1) > self.fair(flow, newcomer=WEIGHTS["normal"])
 
 
 def weight(flow: Flow) -> int:
@@ -144,11 +142,9 @@ class PrefillTurns:
         """Where the last turn of each flow ends; flows that ended before now are not kept."""
 
     def next(self, flows: Iterable[Flow]) -> Flow:
-        """The flow that is served next; of several the first."""
         return min(flows, key=self._start)
 
     def fed(self, flow: Flow, tokens: int) -> None:
-        """The flow's turn had so many tokens."""
         self._now = max(self._now, start := self._start(flow))
         self._ends[flow] = start + tokens / weight(flow)
         if len(self._ends) > 1024:

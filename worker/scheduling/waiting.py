@@ -1,4 +1,4 @@
-"""Sequences that wait for a place, in one line for each flow."""
+"""Sequences that wait for a slot, in one line for each flow."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ class WaitingLines:
 
     @property
     def heads(self) -> list[Sequence]:
-        """The first sequence of each line."""
         return [line[0] for line in self._lines.values()]
 
     def of(self, flow: Flow) -> list[Sequence]:
-        """The sequences of one flow, the first to go first."""
         return list(self._lines.get(flow, ()))
 
     def get(self, sid: int) -> Sequence:

@@ -11,7 +11,6 @@ from worker.supervision.supervisor import HostSupervisor
 
 
 def main() -> int:
-    """Run the supervisor to its end; the exit status."""
     if "FURROW_PARENT" in os.environ:
         die_with_parent()
     name_process("furrow-worker")

@@ -80,7 +80,6 @@ class Children:
                 os.kill(pid, number)
 
     def forget(self, pid: int) -> None:
-        """Drop the record of a child that ended."""
         child = self._children.get(pid)
         if child is not None and child.status is not None:
             del self._children[pid]
@@ -119,7 +118,6 @@ class Children:
         return lines
 
     def living(self) -> list[Child]:
-        """The children that have not ended."""
         return [child for child in self._children.values() if child.status is None]
 
     def describe(self) -> list[dict[str, Any]]:

@@ -28,11 +28,9 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, None while it lives."""
         return self._status.result() if self._status.done() else None
 
     def poll(self) -> int | None:
-        """As `returncode`."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -64,7 +62,6 @@ class ChildProcess:
         self._client.forget(self.pid)
 
     def ended(self, status: int) -> None:
-        """Note the exit that the supervisor reported."""
         if not self._status.done():
             self._status.set_result(status)
 
@@ -82,7 +79,7 @@ class SupervisorClient:
         self._lines = LineBuffer()
         first, *rest = self._receive()
         self.kept: dict[str, Any] = first["kept"]
-        """What the last agent left under each key."""
+        """The state that earlier agents stored, by key."""
         self.inherited = [self._inherit(child) for child in first["children"]]
         """The children that were there before this agent, ended ones included."""
         for message in rest:
@@ -107,11 +104,9 @@ class SupervisorClient:
         self.send({"op": "forget", "pid": pid})
 
     def alive(self) -> None:
-        """Say that this agent works."""
         self.send({"op": "alive"})
 
     def ask(self, request: dict[str, Any], tag: Tag | None = None) -> Future[ChildProcess]:
-        """Send a request that is answered."""
         number, answer = next(self._numbers), Future[ChildProcess]()
         self._waiting[number] = answer, tag or {}
         self.send({**request, "id": number})
@@ -123,7 +118,6 @@ class SupervisorClient:
             self._link.sendall(encode_line(message))
 
     def close(self) -> None:
-        """Hang up."""
         with suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         self._link.close()

@@ -29,7 +29,6 @@ class Link:
             self.flush()
 
     def flush(self) -> None:
-        """Send as much as the agent takes now."""
         try:
             while self._out:
                 del self._out[: self.socket.send(self._out)]
@@ -53,6 +52,5 @@ class Link:
         return lines
 
     def close(self) -> None:
-        """Close the socket; nothing is sent from then on."""
         self.open = False
         self.socket.close()

@@ -1,8 +1,8 @@
-"""A host's supervisor: starts the agent again when it dies, and keeps the ranks and the standby alive meanwhile.
+"""A host's supervisor: starts the agent again when it dies, while the ranks and the standby go on.
 
-It does nothing that may fail or take long: it starts what the agent asks for, reaps, remembers each exit status, and
+It does nothing that may fail or take long: it starts processes for the agent, reaps them, stores exit statuses, and
 relays lines between the agent and the standby. It knows neither Redis nor models, and imports only the standard
-library. One agent is connected at a time: a new one is started only after the old one was reaped.
+library. A new agent is started only after the old one was reaped.
 """
 
 from __future__ import annotations

@@ -48,7 +48,6 @@ AT_ONCE: Final = Ending(0, signal.SIGKILL)
 
 
 def encode_line(message: dict[str, Any]) -> bytes:
-    """`message` as one line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
@@ -65,10 +64,8 @@ class LineBuffer:
 
 
 def take_channel() -> socket.socket:
-    """The socket that is this process's standard input; standard input is /dev/null afterwards.
-
-    Raises OSError where it is no socket.
-    """
+    """The socket that is this process's standard input, which is /dev/null afterwards. Raises OSError if it is no
+    socket."""
     channel = socket.socket(fileno=os.dup(0))
     channel.getpeername()  # raises for anything that is no connected socket
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123

@@ -6,7 +6,6 @@ import ipaddress
 import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 
 from control.errors import SettingsError
 from control.redis.address import endpoint
@@ -15,11 +14,8 @@ from control.replies import Pong
 
 
 def rendezvous_address(client: SyncRedis) -> str:
-    """FURROW_ADDRESS if set, else the local end of the way to Redis: where Redis is reached, the other hosts are too.
-
-    A private server on loopback or a unix socket gives 127.0.0.1, so nothing listens on a network unless told.
-    Raises RedisUnavailable.
-    """
+    """FURROW_ADDRESS if set, else the local address of the connection to Redis, which is 127.0.0.1 for a private
+    server. Raises RedisUnavailable."""
     told = os.environ.get("FURROW_ADDRESS")
     if told:
         return told
@@ -33,17 +29,8 @@ def rendezvous_address(client: SyncRedis) -> str:
         raise unavailable(client, error) from error
 
 
-def network() -> str:
-    """What processes have in common that share a loopback interface; empty where the system does not tell."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/net').readlink()}"
-    except OSError:
-        return ""
-
-
 def is_loopback(address: str) -> bool:
-    """Whether an address or a name means the machine itself."""
+    """True if an address or a name means the machine itself."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -51,10 +38,8 @@ def is_loopback(address: str) -> bool:
 
 
 def check_reachable(address: str, pongs: Sequence[Pong]) -> None:
-    """Raise SettingsError where `address`, at which rank 0 is to be reached, is loopback, and a rank is elsewhere.
-
-    `pongs` are by rank. Ranks that don't tell where they are pass.
-    """
+    """Raise SettingsError if `address` of rank 0 is loopback and another rank is on another machine. `pongs` are by
+    rank. Ranks that don't tell their network pass."""
     own = pongs[0]
     apart = [pong for pong in pongs if own.network and pong.network and pong.network != own.network]
     if not apart or not is_loopback(address):

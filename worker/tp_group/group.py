@@ -1,7 +1,7 @@
-"""Forming a group, seen from its leader: everyone there, one rendezvous, a sum that proves it, the shards loaded.
+"""The group as its leader sees it: its formation, its steps, and the fan-out of every command.
 
-Order (no deadlock): a command goes to all ranks before the leader does its own part. Meanwhile a thread sees to it that
-it arrives, and reads the replies: exactly one per rank is accounted for, whatever the leader's own outcome.
+A command goes to all ranks before the leader does its own part. Meanwhile a thread confirms its arrival and reads
+exactly one reply per rank, whatever the leader's own outcome. This order allows no deadlock.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from worker.engine.step import Step
 from worker.health.detectors import LOAD_STALL_S
 from worker.health.progress import Deadlines, Progress
 from worker.tp_group.address import check_reachable
-from worker.tp_group.courier import Courier
-from worker.tp_group.executor import Executor
+from worker.tp_group.background_call import BackgroundCall
+from worker.tp_group.rank_worker import RankWorker
 
 log = structlog.get_logger()
 
@@ -52,8 +52,6 @@ T = TypeVar("T", bound=Reply)
 
 @dataclass(slots=True)
 class _Answers:
-    """The replies to a command."""
-
     own: Reply | None = None
     """The leader's."""
     ranks: list[AnyReply] = field(default_factory=list[AnyReply])
@@ -74,15 +72,15 @@ class Group:
         client: SyncRedis,
         blocking: SyncRedis,
         lease: Lease,
-        executor: Executor,
+        rank_worker: RankWorker,
         progress: Progress,
         check: Callable[[], None],
         address: str,
     ) -> None:
-        self._client, self._lease, self._executor = client, lease, executor
+        self._client, self._lease, self._rank_worker = client, lease, rank_worker
         self._progress, self._check, self._address = progress, check, address
-        self._replies = commands.Replies(blocking, lease, executor.world_size)
-        self._courier: Courier[list[AnyReply]] = Courier("replies")
+        self._replies = commands.Replies(blocking, lease, rank_worker.world_size)
+        self._background: BackgroundCall[list[AnyReply]] = BackgroundCall("replies")
         self._deadlines = Deadlines()
         self._seq = 0
         self.last_seconds = 0.0
@@ -90,13 +88,12 @@ class Group:
 
     @property
     def seq(self) -> int:
-        """Of the last command."""
         return self._seq
 
     @property
     def alone(self) -> bool:
-        """Whether the leader is its only rank."""
-        return self._executor.world_size == 1
+        """True if the leader is its only rank."""
+        return self._rank_worker.world_size == 1
 
     @property
     def stale_replies(self) -> int:
@@ -107,20 +104,20 @@ class Group:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._courier.close()
+        self._background.close()
 
     # --- forming ----------------------------------------------------------------------------------------------------
 
     def form(self, load: Callable[..., LoadDenseShard]) -> tuple[int, Formation]:
-        """Bring every rank to life in this epoch; returns the tokens of KV memory on the tightest rank, and when each
-        stage was reached.
+        """Form the group of this epoch; returns the tokens of KV memory on the rank with the least, and the time of
+        each stage.
 
         `load` builds the load command from keyword arguments epoch and seq. Raises GroupError naming every side that
-        failed, and SettingsError where ranks on other machines can't reach this one.
+        failed, and SettingsError if ranks on other machines can't reach this one.
         """
         led = gathered = joined = now_ms()
         self._progress.phase = "forming"
-        if self._executor.world_size > 1:
+        if self._rank_worker.world_size > 1:
             check_reachable(self._address, self.ping(FORM_DEADLINE_S))
             gathered = now_ms()
             self._rendezvous()
@@ -157,10 +154,10 @@ class Group:
             epoch=self._lease.epoch,
             seq=self._next(),
             comm_id=f"{self._address}:{port}",
-            world_size=self._executor.world_size,
+            world_size=self._rank_worker.world_size,
         )
         with self._command("init", command, FORM_DEADLINE_S):
-            self._executor.join(store, self._lease.epoch)
+            self._rank_worker.join(store, self._lease.epoch)
 
     def _prove(self) -> None:
         """Every rank all-reduces a 1 and must see the world size."""
@@ -177,17 +174,15 @@ class Group:
 
     @contextmanager
     def step(self, change: BatchChange, repeat: bool = False) -> Iterator[Step]:
-        """Fan a step out; the context is the leader's own part in it, and ends when every rank has acknowledged it.
-
-        Raises GroupError with both sides' errors, Poisoned where a rank gave no answer in time.
-        """
+        """Fan a step out. The context is the leader's own part, and ends when every rank has acknowledged the step.
+        Raises GroupError with both sides' errors, Poisoned if a rank did not answer in time."""
         head = {"epoch": self._lease.epoch, "seq": self._next()}
         command = GenerateStep(**head, model_id=self._lease.model, change=change, repeat=repeat)
         prompt_tokens = sum(len(row.tokens) for row in change.rows)
         # The head is computed for each position that is scored: it takes as long as many layers.
         scored = sum(row.scored[1] - row.scored[0] for row in change.rows if row.scored is not None)
         with self._command("step", command, self._deadlines.step(prompt_tokens + scored)) as answers:
-            with self._executor.step(command) as step:
+            with self._rank_worker.step(command) as step:
                 yield step
             answers.own = GenerateStepOk(**head, rank=0, checksum=step.checksum)
         desynced = [
@@ -205,7 +200,7 @@ class Group:
         try:
             self._together("shutdown", command, 2.0)
         except Exception as error:
-            log.warning("not every rank said bye", error=str(error))
+            log.warning("not every rank ended", error=str(error), action="rank_stop")
 
     # --- one command, all ranks -------------------------------------------------------------------------------------
 
@@ -216,15 +211,13 @@ class Group:
     def _together(self, what: str, command: AnyCommand, deadline_s: float) -> list[Reply]:
         """Have every rank execute `command`, the leader's own too; the replies in rank order."""
         with self._command(what, command, deadline_s) as answers:
-            answers.own = self._executor.answer(command)
+            answers.own = self._rank_worker.answer(command)
         return answers.every
 
     @contextmanager
     def _command(self, what: str, command: Command, deadline_s: float) -> Iterator[_Answers]:
-        """Send `command` to every rank. The context is the leader's part, and ends with the last rank's reply.
-
-        `deadline_s` is the time in which a reply must come, or progress of any rank show.
-        """
+        """Send `command` to every rank. The context is the leader's part, and ends with the last rank's reply. A reply,
+        or progress of any rank, must come every `deadline_s`."""
         self._check()
         deadline = commands.Deadline(deadline_s)
         self._send(command, deadline)
@@ -243,27 +236,29 @@ class Group:
             own_error = RankError(0, answers.own.kind, answers.own.message)
         if own_error is not None or failed:
             log.error(
-                f"{what} failed",
+                "a command failed",
+                command=what,
                 seq=command.seq,
                 ms=round(1000 * self.last_seconds),
                 leader=repr(own_error),
                 ranks=[str(error) for error in failed],
                 exc_info=None if collective_failure(own_error) else own_error,
+                action="fan_out",
             )
-            log.debug(f"where {what} failed", exc_info=own_error)
+            log.debug("failure of the leader's part", command=what, exc_info=own_error, action="fan_out")
             raise GroupError(what, own_error, failed) from own_error
 
     def _send(self, command: Command, deadline: commands.Deadline) -> None:
         """Let a command go out to the other ranks, and have its arrival and their replies awaited."""
         if self.alone:
             return
-        under_way = commands.post(self._client, self._lease, command, self._executor.world_size)
+        under_way = commands.post(self._client, self._lease, command, self._rank_worker.world_size)
 
         def listen() -> list[AnyReply]:
             commands.posted(under_way, self._check)
             return self._replies.collect(command.seq, deadline, self._check)
 
-        self._courier.send(listen)
+        self._background.send(listen)
 
     def _drain(self, deadline: commands.Deadline, own_failed: bool) -> tuple[list[AnyReply], list[RankError]]:
         """Account for one reply per rank. After the leader's own failure the others get a moment, not the deadline:
@@ -273,7 +268,7 @@ class Group:
         if own_failed:
             deadline.hurry(DRAIN_S)
         try:
-            replies = self._courier.answer()
+            replies = self._background.answer()
         except EpochOver as over:
             if not own_failed:
                 raise

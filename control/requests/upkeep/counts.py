@@ -65,7 +65,7 @@ def recount(client: SyncRedis, model: str) -> bool:
         reason = f"the queue changed during each of {TRIES} counts"
     except RedisUnavailable as error:
         reason = str(error)
-    log.warning("the counts of what waits were not compared with the queue", model=model, reason=reason)
+    log.warning("counts of the queue not compared", model=model, reason=reason, action="count_queue")
     return False
 
 
@@ -102,11 +102,12 @@ def correct(client: SyncRedis, model: str, counted: Counted) -> bool:
             return False
         if was[1:] != totals[:2] or some:
             log.warning(
-                "counts of what waits disagreed with the queue and were put right",
+                "counts of the queue corrected",
                 model=model,
                 queued=f"{was[1]}, is {totals[0]}",
                 queued_tokens=f"{was[2]}, is {totals[1]}",
                 tenants=len(some),
+                action="count_queue",
             )
     return True
 

@@ -71,5 +71,9 @@ class StrandedRequests:
             why = str(ModelUnavailable(spec.name, "failed", cause))
             if ended := abandon(self._client, spec.name, why, "finished", MOST_A_LOOK):
                 log.error(
-                    "ended the requests of a model that was given up", model=spec.name, requests=ended, error=cause
+                    "requests of a failed model ended",
+                    model=spec.name,
+                    requests=ended,
+                    error=cause,
+                    action="end_requests",
                 )

@@ -21,20 +21,20 @@ from control.replicas.lease import Lease, acquire
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
 from ops.bench.control.work import timed
 from worker.engine.step import Forward, Step
+from worker.health.heartbeat import Heartbeat
 from worker.health.progress import Progress
-from worker.health.pulse import Pulse
+from worker.leader.dead_replicas import DeadReplicas
 from worker.leader.requests.emitter import Emitter
-from worker.leader.requests.exchange import Exchange
+from worker.leader.requests.redis_exchange import RedisExchange
 from worker.leader.requests.request_manager import RequestManager
 from worker.leader.serving import Serving
-from worker.leader.siblings import Siblings
 from worker.sampling.grammars import Grammars
 from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
-from worker.tp_group.executor import Executor
 from worker.tp_group.group import Group
+from worker.tp_group.rank_worker import RankWorker
 
 MODEL, REPLICA, API = "bench", "r0", "bench"
 TOKEN = 12_345
@@ -43,7 +43,7 @@ T = TypeVar("T")
 _NO_LOGITS = torch.empty(0)
 
 
-class Clocked(Executor):
+class Clocked(RankWorker):
     """`steps` has what each command's forwards came to."""
 
     def __init__(self, rank: int, world_size: int, device: str) -> None:
@@ -119,7 +119,7 @@ class Forwards:
     work: float = 0.0
 
 
-class TimedExchange(Exchange):
+class TimedExchange(RedisExchange):
     """`seconds` is for how long it kept the step loop waiting, in all, and for how long offers were made."""
 
     seconds = 0.0
@@ -208,7 +208,7 @@ def stepping(
     forwards where it may.
     """
     with ExitStack() as stack:
-        client, pulse_client = (stack.enter_context(closing(connect(url))) for _ in range(2))
+        client, heartbeat_client = (stack.enter_context(closing(connect(url))) for _ in range(2))
         blocking = stack.enter_context(closing(connect_blocking(url)))
         client.flushall()
         tp = engine.world_size
@@ -220,18 +220,20 @@ def stepping(
         events.subscribe(f"furrow:{{{MODEL}}}:events:{API}")
         progress = Progress()
         progress.phase = "ready"
-        pulse = Pulse(pulse_client, MODEL, REPLICA, lease.epoch, 0, tp, "cpu", progress, lease)
-        stack.enter_context(pulse)
-        group = TimedGroup(client, blocking, lease, engine, progress, pulse.check, "127.0.0.1")
+        heartbeat = Heartbeat(heartbeat_client, MODEL, REPLICA, lease.epoch, 0, tp, "cpu", progress, lease)
+        stack.enter_context(heartbeat)
+        group = TimedGroup(client, blocking, lease, engine, progress, heartbeat.check, "127.0.0.1")
         stack.enter_context(group)
         group.ping(60.0)
         scheduler = Scheduler(kv_tokens=rows * (steps + 100), token_budget=512, max_sequences=256)
-        exchange = TimedExchange(client, blocking, lease, pulse.check)
+        exchange = TimedExchange(client, blocking, lease, heartbeat.check)
         stack.enter_context(exchange)
         manager = RequestManager(lease, exchange, scheduler, Finisher(lambda ids: ""), Grammars(_no_assets()))
-        siblings = Siblings(client, lease)
+        dead_replicas = DeadReplicas(client, lease)
         sampler = SameToken() if isinstance(engine, Metronome) else StepSampler()
-        serving = Serving(lease, group, scheduler, manager, exchange, progress, pulse.check, siblings, sampler=sampler)
+        serving = Serving(
+            lease, group, scheduler, manager, exchange, progress, heartbeat.check, dead_replicas, sampler=sampler
+        )
         _time_offers(serving.emitter, exchange)
         if not gather:
             serving.emitter.gather_s = 0.0

@@ -20,7 +20,7 @@ from worker.engine.step import Engine
 from worker.kv.stores import store_for
 from worker.models.loading import load
 from worker.repository.files import ModelFiles
-from worker.repository.gates import context_length
+from worker.repository.validation import context_length
 from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.sequence import Sequence
 

@@ -62,13 +62,13 @@ def scale(
         EmbeddedServer(Path(folder) / "redis") as url,
         closing(connect(url)) as client,
         closing(connect_blocking(url)) as blocking,
-        closing(connect(url)) as pulse,
+        closing(connect(url)) as heartbeat,
     ):
         lease = fill(client, size)
         figures = [
             *_scripts(client, lease, size, calls),
             *_of_processes(client, url, size),
-            *_of_a_death((client, blocking, pulse), lease, size),
+            *_of_a_death((client, blocking, heartbeat), lease, size),
         ]
     conclude(figures)
 

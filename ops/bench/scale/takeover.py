@@ -10,10 +10,10 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run
 from control.replicas.lease import Lease, acquire, holder
 from control.requests import Adopted, Claimed, adopt
+from worker.health.heartbeat import Heartbeat
 from worker.health.progress import Progress
-from worker.health.pulse import Pulse
-from worker.leader.requests.exchange import Exchange
 from worker.leader.requests.reading import Reading
+from worker.leader.requests.redis_exchange import RedisExchange
 
 
 @dataclass
@@ -29,14 +29,14 @@ class Recovery:
 
 
 def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Recovery:
-    """Adopt with the leader's own parts: its adoption, its reading beside the step loop, its pulse."""
-    client, blocking, pulse_client = clients
+    """Adopt with the leader's own parts: its adoption, its reading beside the step loop, its heartbeat."""
+    client, blocking, heartbeat_client = clients
     client.delete(dead.keys.lock)
     lease = run(client, acquire(dead.model, dead.replica, "second", 1, floor=dead.epoch))
     assert lease is not None
     began, found, progress = time.monotonic(), Recovery(), Progress()
-    pulse = Pulse(pulse_client, lease.model, lease.replica, lease.epoch, 0, 1, "none", progress, lease)
-    with pulse, Exchange(client, blocking, lease, pulse.check) as exchange:
+    heartbeat = Heartbeat(heartbeat_client, lease.model, lease.replica, lease.epoch, 0, 1, "none", progress, lease)
+    with heartbeat, RedisExchange(client, blocking, lease, heartbeat.check) as exchange:
         reading = Reading(lease, exchange)
         reading.add(adopted(exchange.held, lease))
         while reading:

@@ -16,9 +16,9 @@ from control.requests.history import read_pages
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.waiting import until
 from worker.leader.leader import Leader
-from worker.repository import gates
+from worker.repository import validation
 from worker.repository.assets import read_assets
-from worker.tp_group.executor import Executor
+from worker.tp_group.rank_worker import RankWorker
 
 KV_TOKENS = 450
 PROMPT = [10, 20, 30, 40]
@@ -32,7 +32,7 @@ class LeaderScene:
         self.redis, self.keys = redis, ModelKeys(MODEL)
         self.spec = ModelSpec(name=MODEL, source=str(folder), dtype="float64", kv_tokens=kv_tokens)
         catalog.put_spec(redis.client, self.spec)
-        self.files = gates.inspect(folder)
+        self.files = validation.inspect(folder)
         self.ended: list[BaseException] = []
         self.start()
 
@@ -41,8 +41,8 @@ class LeaderScene:
         clients = (self.redis.another(), self.redis.blocking(), self.redis.another())
         assignment = Assignment(spec=self.spec, replica=REPLICA, ranks=[0], devices=["cpu"])
         assets = read_assets(self.files, None)
-        executor = Executor(0, 1, "cpu")
-        self.leader = Leader(clients, assignment, "host/1", self.files, assets, executor, "127.0.0.1")
+        rank_worker = RankWorker(0, 1, "cpu")
+        self.leader = Leader(clients, assignment, "host/1", self.files, assets, rank_worker, "127.0.0.1")
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 

@@ -9,8 +9,8 @@ from control.keys import CLASSES
 from control.redis.connection import Call
 from control.replicas.lease import Lease
 from control.requests import Adopted, Claimed, Claims
-from worker.leader.requests.exchange import Exchange
 from worker.leader.requests.reading import Reading
+from worker.leader.requests.redis_exchange import RedisExchange
 from worker.leader.requests.request_manager import RequestManager
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Flow
@@ -22,11 +22,11 @@ CLAIM_AHEAD_STEPS = 2
 class Claimer:
     """One epoch's claims, and the requests whose parameters and logs are on their way here."""
 
-    def __init__(self, lease: Lease, exchange: Exchange, scheduler: Scheduler, manager: RequestManager) -> None:
+    def __init__(self, lease: Lease, exchange: RedisExchange, scheduler: Scheduler, manager: RequestManager) -> None:
         self._lease, self._exchange, self._scheduler, self._manager = lease, exchange, scheduler, manager
         self.reading = Reading(lease, exchange)
         self.draining = False
-        """Whether nothing new is claimed, nor taken over, because the replica is to go."""
+        """True if nothing new is claimed, nor taken over, because the replica is to go."""
         self.bell = "0"
         """The id of the last ring of the bell that a claim has answered."""
         self._skip = 0
@@ -52,7 +52,6 @@ class Claimer:
         return claims
 
     def take(self, claims: Claims) -> None:
-        """Begin to read what a claim brought."""
         self.bell, self._skip = claims.bell, claims.skip
         self.read(claims.requests)
 
@@ -62,12 +61,11 @@ class Claimer:
         self.arrive()
 
     def arrive(self) -> None:
-        """Hand on the requests that have been read."""
         for request in self.reading.take():
             self._manager.add(request)
 
     def _has(self, claimed: Claimed) -> bool:
-        """Whether this very claim is known: a call's first copy brought it, whose answer was lost. A request that left
+        """True if this very claim is known: a call's first copy brought it, whose answer was lost. A request that left
         and was claimed again begins anew from its log."""
         known = self._manager.running.get(claimed.rid)
         if (known is not None and known.attempts == claimed.attempts) or self.reading.has(claimed):
@@ -94,11 +92,8 @@ class Claimer:
         return sorted(found, key=lambda one: (CLASSES.index(one.priority), one.claimed_ms, one.rid))
 
     def reconcile(self) -> None:
-        """After an outage compare with Redis: take up what it holds to be this replica's, let go of the rest.
-
-        A server that took over and lagged may not know of a request's end, and this process has forgotten the
-        request: no other process would go on with it.
-        """
+        """After an outage of Redis, adopt what it holds to be this replica's, and forget the rest. A server that took
+        over may have lost a request's end, and no other process would finish that request."""
         if self._exchange.was_away():
             claims = self.adopt()
             for rid in (self._manager.running.keys() | self.reading.rids) - {claimed.rid for claimed in claims}:

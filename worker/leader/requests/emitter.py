@@ -7,7 +7,7 @@ import time
 from control.redis.connection import Call
 from control.requests import Claims, Emission, EmitResult
 from worker.leader.requests.claimer import Claimer
-from worker.leader.requests.exchange import Exchange
+from worker.leader.requests.redis_exchange import RedisExchange
 from worker.leader.requests.request_manager import RequestManager
 from worker.leader.requests.running import offers
 
@@ -18,14 +18,14 @@ GATHER_S = 0.008
 class Emitter:
     """One epoch's offers. There is never more than one under way, and `finish` takes its answer before the next one."""
 
-    def __init__(self, exchange: Exchange, manager: RequestManager, claimer: Claimer) -> None:
+    def __init__(self, exchange: RedisExchange, manager: RequestManager, claimer: Claimer) -> None:
         self._exchange, self._manager, self._claimer = exchange, manager, claimer
         self._offered: dict[str, Emission] = {}
         self._owes = False
-        """Whether tokens have not been offered to Redis yet."""
+        """True if tokens have not been offered to Redis yet."""
         self._offered_at = 0.0
         self._others_wait = False
-        """Whether requests that no leader has were waiting when Redis took the last offer."""
+        """True if requests that no leader has were waiting when Redis took the last offer."""
         self.gather_s = GATHER_S
         self.exchanges = 0
         """Offers that Redis has answered: of steps that every rank has acknowledged."""
@@ -48,7 +48,7 @@ class Emitter:
             self._settle(*self._exchange.deliver(*self._offer()))
 
     def _offer(self) -> tuple[list[Emission], Call[Claims] | None]:
-        """What to emit now, and the claim that goes with it where requests wait."""
+        """The emissions that are due, and a claim if requests wait."""
         self._owes, self._offered_at, self._manager.urgent = False, time.monotonic(), False
         self._offered = offers(self._manager.running.values())
         return list(self._offered.values()), self._claimer.claim() if self._others_wait else None

@@ -15,7 +15,7 @@ from control.messages import GenerationRequest, LogEntry
 from control.redis.connection import Call
 from control.replicas.lease import Lease
 from control.requests import PAGE_ENTRIES, Claimed, read_log, read_params
-from worker.leader.requests.exchange import AWAY_S, Exchange
+from worker.leader.requests.redis_exchange import AWAY_S, RedisExchange
 from worker.leader.requests.running import RunningRequest
 
 log = structlog.get_logger()
@@ -29,13 +29,14 @@ Read = tuple[Claimed, RunningRequest | None]
 
 
 class Reading:
-    """One epoch's reading. `add` what was claimed, and `take` what has become ready; nothing else is shared.
+    """The reads of one epoch: `add` claimed requests, and `take` those that are ready. Nothing else is shared with the
+    thread.
 
-    The leader owns a request from its claim on, and only the owner appends to a log: what is read page by page is
-    whole. A request that was taken away meanwhile is refused at its first emission.
+    Only its owner appends to a log, so a log read page by page is whole. A request that was taken away meanwhile is
+    refused at its first emission.
     """
 
-    def __init__(self, lease: Lease, exchange: Exchange) -> None:
+    def __init__(self, lease: Lease, exchange: RedisExchange) -> None:
         self._model, self._exchange = lease.model, exchange
         self._claimed: dict[str, Claimed] = {}
         self._ready: list[Read] = []
@@ -56,7 +57,7 @@ class Reading:
         return set(self._claimed)
 
     def has(self, claimed: Claimed) -> bool:
-        """Whether just this claim of the request is being read."""
+        """True if just this claim of the request is being read."""
         known = self._claimed.get(claimed.rid)
         return known is not None and known.attempts == claimed.attempts
 
@@ -75,7 +76,7 @@ class Reading:
             self._ready += self._exchange.hold(lambda some=at_once[start : start + BATCH]: self._read_short(some))
 
     def take(self) -> list[RunningRequest]:
-        """What has become ready since the last time, in order. A request that is gone is forgotten here."""
+        """The requests that have become ready since the last call, in order. One that is gone is forgotten here."""
         read, self._ready = self._ready, []
         while True:
             try:
@@ -93,7 +94,7 @@ class Reading:
             if request is not None:
                 found.append(request)
             else:
-                log.info("a claimed request is gone", rid=claimed.rid)
+                log.info("a claimed request is gone", rid=claimed.rid, action="read_request")
         return found
 
     def drop(self, rid: str) -> None:
@@ -101,7 +102,6 @@ class Reading:
         self._claimed.pop(rid, None)
 
     def wait(self, seconds: float) -> None:
-        """Return once something is ready, or after `seconds`."""
         if self._ready or not self._claimed:
             return
         try:
@@ -141,7 +141,7 @@ class Reading:
             if len(page) < PAGE_ENTRIES:
                 break
         seconds = round(time.monotonic() - began, 3)
-        log.info("read the log of an adopted request", rid=claimed.rid, entries=claimed.seq, seconds=seconds)
+        log.info("read a token log", rid=claimed.rid, entries=claimed.seq, seconds=seconds, action="read_request")
         return request
 
     def _once(self, calls: list[Call[GenerationRequest | None]] | list[Call[list[LogEntry]]]) -> list:

@@ -9,9 +9,9 @@ from control.errors import RequestTooLarge
 from control.messages import FinishReason, PromptToken
 from control.replicas.lease import Lease
 from worker.engine.scoring import PromptScores
-from worker.leader.requests.exchange import Exchange
-from worker.leader.requests.isolation import Isolation
+from worker.leader.requests.crash_isolation import CrashIsolation
 from worker.leader.requests.prompt_scores import prompt_entries
+from worker.leader.requests.redis_exchange import RedisExchange
 from worker.leader.requests.running import RunningRequest
 from worker.sampling.grammars import Grammars
 from worker.sampling.step_sampler import StepTokens
@@ -25,20 +25,19 @@ class RequestManager:
     grammar."""
 
     def __init__(
-        self, lease: Lease, exchange: Exchange, scheduler: Scheduler, finisher: Finisher, grammars: Grammars
+        self, lease: Lease, exchange: RedisExchange, scheduler: Scheduler, finisher: Finisher, grammars: Grammars
     ) -> None:
         self._exchange, self._scheduler = exchange, scheduler
         self._finisher, self._grammars = finisher, grammars
         self._running: dict[str, RunningRequest] = {}
         self._uncompiled: set[str] = set()
         """Requests that may run as soon as their grammar is compiled."""
-        self.isolation = Isolation(lease, exchange.held)
+        self.isolation = CrashIsolation(lease, exchange.held)
         self.urgent = False
-        """Whether a client waits for what has not been offered to Redis: the first token of a choice, or its end."""
+        """True if a client waits for what has not been offered to Redis: the first token of a choice, or its end."""
 
     @property
     def running(self) -> Mapping[str, RunningRequest]:
-        """By rid."""
         return self._running
 
     # --- beginning and pausing --------------------------------------------------------------------------------------
@@ -79,8 +78,7 @@ class RequestManager:
                 self._scheduler.add(sequence)
                 self._finisher.adopt(sequence)
         except RequestTooLarge as error:
-            for sequence in request.live:
-                self._scheduler.drop(sequence.sid)
+            self._drop(request)
             request.end("error", str(error))
             self._exchange.emit_end(request)
             del self._running[request.rid]
@@ -89,8 +87,7 @@ class RequestManager:
         """Take a request's sequences from the scheduler while others are on trial; it goes on later from what it has
         produced."""
         request = self._running[rid]
-        for sequence in request.live:
-            self._scheduler.drop(sequence.sid)
+        self._drop(request)
         self._uncompiled.discard(rid)
         request.restart()
 
@@ -116,11 +113,8 @@ class RequestManager:
             self.isolation.before({sequence.rid for sequence in plan.sequences.values()})
 
     def apply(self, plan: StepPlan, tokens: StepTokens, scores: PromptScores) -> None:
-        """Give each sequence of the plan what a forward brought it, and end the choices that end with that.
-
-        What is applied before all ranks have acknowledged the step is emitted after that only; where the step fails, it
-        is forgotten with the epoch.
-        """
+        """Give each sequence of the plan the outcome of a forward, and end the choices that end with it. It is emitted
+        only after all ranks have acknowledged the step; if the step fails, it is forgotten with the epoch."""
         sequences, failed = plan.sequences, scores.failed
         sampled = {sid: token for sid, token in zip(plan.sampled, tokens.ids, strict=True) if sid not in failed}
         self._scheduler.applied(plan, {sid: token for sid, token in sampled.items() if token >= 0})
@@ -171,13 +165,15 @@ class RequestManager:
         if request is None or not request.live:  # it ended by itself meanwhile, and the next offer says so
             return
         del self._running[rid]
-        for sequence in request.live:
-            self._scheduler.drop(sequence.sid)
+        self._drop(request)
         request.end(state, cause)
         self._exchange.emit_end(request, state)
 
     def forget(self, rid: str) -> None:
         """The request is not this replica's any more."""
-        request = self._running.pop(rid, None)
-        for sequence in request.live if request else []:
+        if (request := self._running.pop(rid, None)) is not None:
+            self._drop(request)
+
+    def _drop(self, request: RunningRequest) -> None:
+        for sequence in request.live:
             self._scheduler.drop(sequence.sid)

@@ -59,7 +59,6 @@ class RunningRequest:
         return cls(claimed.rid, params, claimed.attempts, sequences)
 
     def replay(self, entries: list[LogEntry]) -> None:
-        """Take the next entries of its log, in order."""
         self.history.extend(entries)
         self.accepted += len(entries)
         for entry in entries:
@@ -79,7 +78,7 @@ class RunningRequest:
 
     @property
     def held(self) -> bool:
-        """Whether it is owned and yet not with the scheduler: it waits while others are on trial."""
+        """True if it is owned and yet not with the scheduler: it waits while others are on trial."""
         return any(sequence.state is SequenceState.NEW for sequence in self.live)
 
     def restart(self) -> None:
@@ -129,7 +128,7 @@ class RunningRequest:
         if sequence is None:
             raise RuntimeError(f"request {self.rid}: choice {choice} has ended and can't go on")
         seq = len(self.history) + 1
-        cached = sequence.begun_with or None if seq == 1 else None
+        cached = sequence.cached_prompt_tokens or None if seq == 1 else None
         if cached:
             self.times["cached_tokens"] = cached
         return seq, cached
@@ -140,7 +139,7 @@ class RunningRequest:
             self.append(sequence.choice, None, finish, cause)
 
     def emission(self, state: RequestState = "finished", most: int = EMIT_ENTRIES) -> Emission:
-        """What Redis lacks, `most` entries at most; with the last of it `state`, if no choice runs any more."""
+        """The entries that Redis lacks, `most` at most; with the last of them `state`, if no choice runs any more."""
         lacking = len(self.history) - self.accepted
         whole = lacking <= most
         return Emission(
@@ -153,11 +152,10 @@ class RunningRequest:
 
     @property
     def owes(self) -> bool:
-        """Whether Redis lacks something that an emission under way does not bring."""
+        """True if Redis lacks something that an emission under way does not bring."""
         return len(self.history) > self.accepted
 
     def emitted(self, emission: Emission) -> None:
-        """Redis took it."""
         self.accepted += len(emission.entries)
         self.times.clear()
 
@@ -167,7 +165,7 @@ class RunningRequest:
         if expected == emission.seq or expected > len(self.history) + 1:
             raise Lost(f"the token log of {self.rid} is elsewhere than this leader: it goes on with seq {expected}")
         self.accepted = expected - 1
-        log.warning("the token log lost its end; sending it again", rid=self.rid, expected=expected)
+        log.warning("token log lost its end", rid=self.rid, expected=expected, action="send_again")
 
 
 def offers(running: Iterable[RunningRequest]) -> dict[str, Emission]:

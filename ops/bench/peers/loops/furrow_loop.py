@@ -16,7 +16,7 @@ from worker.leader.leader import LeaderLimits
 from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
-from worker.tp_group.executor import Executor
+from worker.tp_group.rank_worker import RankWorker
 
 MODEL = "bench"
 
@@ -26,8 +26,8 @@ class FurrowLoop:
 
     def __init__(self, setup: Setup) -> None:
         dtype, quant = of_furrow(setup.weights, setup.device)
-        self._executor, self._kv_tokens, self._seq = Executor(0, 1, setup.device), setup.kv_tokens, 1
-        reply = self._executor.answer(load_command(setup.folder, MODEL, setup.kv_tokens, dtype, quant))
+        self._rank_worker, self._kv_tokens, self._seq = RankWorker(0, 1, setup.device), setup.kv_tokens, 1
+        reply = self._rank_worker.answer(load_command(setup.folder, MODEL, setup.kv_tokens, dtype, quant))
         if isinstance(reply, ErrorReply):
             raise Unavailable(reply.message)
 
@@ -46,7 +46,9 @@ class FurrowLoop:
             plan = scheduler.plan()
             rows = plan.to_sample
             self._seq += 1
-            with self._executor.step(GenerateStep(epoch=1, seq=self._seq, model_id=MODEL, change=plan.change)) as step:
+            with self._rank_worker.step(
+                GenerateStep(epoch=1, seq=self._seq, model_id=MODEL, change=plan.change)
+            ) as step:
                 pending = sampler.begin(rows, step.forward())
                 step.run_ahead(pending.on_device)
                 chosen = pending.wait()
@@ -60,7 +62,7 @@ class FurrowLoop:
                 streams[int(row.rid)].add(now, sampled[row.sid])
                 if len(row.output) == tokens:
                     scheduler.drop(row.sid)
-        self._executor.clear()
+        self._rank_worker.clear()
         return streams
 
 

@@ -55,7 +55,7 @@ def busy(watched: Watched) -> ChildProcess:
 def test_a_rank_that_waits_for_a_processor_is_spared(
     watched: Watched, busy: ChildProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine that is too busy a pulse can be late; only one that stays silent is ended in the end."""
+    """On a machine that is too busy a heartbeat can be late; only one that stays silent is ended in the end."""
     watched.beats(0, 1)
     watched.look()
     watched.hush(1)

@@ -121,7 +121,7 @@ def test_a_donor_that_leaves_serves_all(engine: Engine) -> None:
 
 def test_a_cache_that_cannot_be_cut(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that can't give a beginning away refuses the command instead of computing something else."""
-    monkeypatch.setattr(engine.store, "cuts", False)
+    monkeypatch.setattr(engine.store, "supports_prefix_sharing", False)
     with pytest.raises(RankError, match="this model's cache can't be cut"):
         run(engine, step(2, **begun(9, 1, 2, [5])))
 

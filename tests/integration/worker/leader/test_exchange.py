@@ -13,7 +13,7 @@ from control.replicas.lease import Lease
 from control.requests import Emission, Enqueue
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.waiting import until
-from worker.leader.requests.exchange import Exchange
+from worker.leader.requests.redis_exchange import RedisExchange
 
 
 class Scene:
@@ -25,7 +25,7 @@ class Scene:
         params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=9))
         redis.run(requests.enqueue(Enqueue(rid="r", model=MODEL, params=params, tenant="t")))
         redis.run(requests.claim(self.lease, 1, 100))
-        self.exchange = Exchange(redis.another(), redis.blocking(), self.lease, lambda: self.when_away())
+        self.exchange = RedisExchange(redis.another(), redis.blocking(), self.lease, lambda: self.when_away())
         self.when_away: Callable[[], object] = lambda: None
         """Called whenever the exchange has met the absence of Redis."""
 

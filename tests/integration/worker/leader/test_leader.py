@@ -25,20 +25,20 @@ from worker.health import progress as progress_module
 from worker.leader import serving as serving_module
 from worker.leader.leader import Leader
 from worker.leader.requests import emitter as emitter_module
-from worker.repository import gates
+from worker.repository import validation
 from worker.repository.assets import read_assets
-from worker.tp_group import executor as executor_module
-from worker.tp_group.executor import Executor
+from worker.tp_group import rank_worker as rank_worker_module
+from worker.tp_group.rank_worker import RankWorker
 
 
 def test_a_load_that_fails_ends_the_process_with_its_reason(redis: ReplicaRedis, folder: Path) -> None:
     """The weights go with the process; the lock is free, nothing is published, and the poison has the cause."""
-    files = gates.inspect(folder)
+    files = validation.inspect(folder)
     spec = ModelSpec(name=MODEL, source=str(folder), dtype="float7")
     clients = (redis.another(), redis.blocking(), redis.another())
     assignment = Assignment(spec=spec, replica=REPLICA, ranks=[0], devices=["cpu"])
-    executor = Executor(0, 1, "cpu")
-    leader = Leader(clients, assignment, "host/1", files, read_assets(files, None), executor, "127.0.0.1")
+    rank_worker = RankWorker(0, 1, "cpu")
+    leader = Leader(clients, assignment, "host/1", files, read_assets(files, None), rank_worker, "127.0.0.1")
     with pytest.raises(GroupError, match="float7"):
         leader.run()
     assert "float7" in redis.run(health.poison_history(MODEL, REPLICA))[0].message
@@ -71,8 +71,8 @@ def test_a_load_that_takes_long_keeps_the_lock(
     redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The side thread renews it all the while, and no step's deadline counts; what is asked meanwhile waits."""
-    go_on, real = threading.Event(), executor_module.load
-    monkeypatch.setattr(executor_module, "load", lambda *a, **k: go_on.wait(40.0) and real(*a, **k))
+    go_on, real = threading.Event(), rank_worker_module.load
+    monkeypatch.setattr(rank_worker_module, "load", lambda *a, **k: go_on.wait(40.0) and real(*a, **k))
     monkeypatch.setattr(progress_module, "UNKNOWN_STEP_S", 0.0)
     monkeypatch.setattr(progress_module, "STEP_FLOOR_S", 0.0)
     scene = LeaderScene(redis, folder)
@@ -106,8 +106,8 @@ def test_an_epoch_that_ends_costs_no_token_and_no_weight(
 ) -> None:
     """The same process takes the next epoch without loading again; the answer is the undisturbed one, each seq once."""
     loads: list[object] = []
-    real = executor_module.load
-    monkeypatch.setattr(executor_module, "load", lambda *a, **k: loads.append(a) or real(*a, **k))
+    real = rank_worker_module.load
+    monkeypatch.setattr(rank_worker_module, "load", lambda *a, **k: loads.append(a) or real(*a, **k))
     scene.ask("whole")
     expected = scene.answer("whole")
     before, already = scene.epoch(), len(loads)

@@ -21,14 +21,14 @@ from control.replicas.health import write_poison
 from control.requests import Enqueue
 from control.requests.history import read_log
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
-from tests.integration.worker.leader.test_isolation import Gone, innocents, marked, prompts
+from tests.integration.worker.leader.test_crash_isolation import Gone, innocents, marked, prompts
 from tests.waiting import until
 from worker.engine.step import Step
-from worker.leader import siblings
+from worker.leader import dead_replicas
 from worker.leader.leader import Leader
-from worker.repository import gates
+from worker.repository import validation
 from worker.repository.assets import read_assets
-from worker.tp_group.executor import Executor
+from worker.tp_group.rank_worker import RankWorker
 
 GONE_AFTER_S = 0.6
 RESTART_S = 2.5
@@ -73,7 +73,7 @@ class TwoReplicas:
         self.redis, self.keys = redis, ModelKeys(MODEL)
         self.spec = ModelSpec(name=MODEL, source=str(folder), dtype="float64", kv_tokens=4000, replicas=2)
         catalog.put_spec(redis.client, self.spec)
-        self.files = gates.inspect(folder)
+        self.files = validation.inspect(folder)
         self.replicas: dict[str, Replica] = {}
         self.died: list[str] = []
         """The replica of each crash."""
@@ -100,8 +100,8 @@ class TwoReplicas:
     def leader(self, name: str) -> Leader:
         clients = (self.redis.another(), self.redis.blocking(), self.redis.another())
         assignment = Assignment(spec=self.spec, replica=name, ranks=[0], devices=["cpu"])
-        assets, executor = read_assets(self.files, None), Executor(0, 1, "cpu")
-        return Leader(clients, assignment, f"{name}/1", self.files, assets, executor, "127.0.0.1")
+        assets, rank_worker = read_assets(self.files, None), RankWorker(0, 1, "cpu")
+        return Leader(clients, assignment, f"{name}/1", self.files, assets, rank_worker, "127.0.0.1")
 
     def start(self, *names: str) -> None:
         for name in names:
@@ -140,8 +140,8 @@ class TwoReplicas:
 
 @pytest.fixture
 def farm(redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoReplicas]:
-    monkeypatch.setattr(siblings, "REPLICA_GONE_S", GONE_AFTER_S)
-    monkeypatch.setattr(siblings, "LOOK_EVERY_S", 0.3)
+    monkeypatch.setattr(dead_replicas, "REPLICA_GONE_S", GONE_AFTER_S)
+    monkeypatch.setattr(dead_replicas, "LOOK_EVERY_S", 0.3)
     farm = TwoReplicas(redis, folder, monkeypatch)
     yield farm
     farm.stop()

@@ -18,7 +18,7 @@ from control.replies import AnyReply, Bye, ErrorReply, Pong
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.waiting import until
 from worker.rank.rank import Rank
-from worker.tp_group.executor import Executor
+from worker.tp_group.rank_worker import RankWorker
 
 WORLD = 2
 
@@ -28,8 +28,8 @@ class RankScene:
 
     def __init__(self, redis: ReplicaRedis) -> None:
         self.redis = redis
-        self.executor = Executor(1, WORLD, "cpu")
-        self.rank = Rank(redis.another(), redis.blocking(), redis.another(), MODEL, REPLICA, self.executor)
+        self.rank_worker = RankWorker(1, WORLD, "cpu")
+        self.rank = Rank(redis.another(), redis.blocking(), redis.another(), MODEL, REPLICA, self.rank_worker)
         self.thread = threading.Thread(target=self.rank.run, daemon=True)
         self.thread.start()
         self.lead()
@@ -117,7 +117,7 @@ def test_what_nobody_foresaw_is_answered_and_poisons_the_epoch(
     def broken(_command: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setitem(scene.executor._handlers, UnloadModel, broken)  # type: ignore[arg-type]
+    monkeypatch.setitem(scene.rank_worker._handlers, UnloadModel, broken)  # type: ignore[arg-type]
     send(scene.redis.client, scene.lease, UnloadModel(epoch=scene.lease.epoch, seq=1, model_id="m"), WORLD)
     with pytest.raises(Poisoned, match="illegal memory access") as caught:
         scene.collect(1)
@@ -130,7 +130,7 @@ def test_what_nobody_foresaw_is_answered_and_poisons_the_epoch(
 def test_it_leaves_a_poisoned_epoch_and_a_superseded_one(scene: RankScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both cases it gives up its seat, waits, and serves the next epoch with the same process."""
     left: list[int] = []
-    monkeypatch.setattr(scene.executor, "leave", lambda: left.append(scene.lease.epoch))
+    monkeypatch.setattr(scene.rank_worker, "leave", lambda: left.append(scene.lease.epoch))
     assert isinstance(scene.ping(1), Pong)
     write_poison(scene.redis.client, MODEL, REPLICA, scene.lease.epoch, 0, "exited", "the leader is gone")
     until(lambda: len(left) == 1, 40.0)
@@ -149,7 +149,7 @@ def test_it_does_not_obey_an_epoch_without_a_leader(redis: ReplicaRedis, monkeyp
     begun: list[Lease] = []
     # The next epoch begins once the rank has looked and found nothing to join.
     monkeypatch.setattr("worker.rank.rank.time", SimpleNamespace(sleep=lambda _s: begun.append(redis.lead(WORLD))))
-    rank = Rank(redis.another(), redis.blocking(), redis.another(), MODEL, REPLICA, Executor(1, WORLD, "cpu"))
+    rank = Rank(redis.another(), redis.blocking(), redis.another(), MODEL, REPLICA, RankWorker(1, WORLD, "cpu"))
     joined = rank._wait_for_epoch(0)
     assert [lease.epoch for lease in begun] == [joined]
 

@@ -151,4 +151,4 @@ def test_shared_prefixes_change_nothing(model: ServedModel, kv_tokens: int, ever
         generate(model, [sequence], kv_tokens=200, token_budget=200)
     generate(model, together, kv_tokens=kv_tokens, token_budget=16, prefix_tokens=4, every=every)
     assert [sequence.output for sequence in together] == [sequence.output for sequence in apart]
-    assert sum(sequence.begun_with for sequence in together) > 0
+    assert sum(sequence.cached_prompt_tokens for sequence in together) > 0

@@ -138,8 +138,8 @@ def test_a_failed_step_is_logged_with_both_sides_its_seq_and_its_time(play: Play
     scene.own.failure = RankError(0, "forward_failed", "RuntimeError: illegal address (rows 7: 3 at 0)")
     with structlog.testing.capture_logs() as lines, pytest.raises(GroupError):
         scene.step()
-    [line] = [line for line in lines if line["event"] == "step failed"]
-    assert line["seq"] == 1 and line["ms"] >= 0 and line["exc_info"] is scene.own.failure
+    [line] = [line for line in lines if line["event"] == "a command failed"]
+    assert line["command"] == "step" and line["seq"] == 1 and line["ms"] >= 0 and line["exc_info"] is scene.own.failure
     assert "rows 7: 3 at 0" in line["leader"] and line["ranks"] == ["rank 1: forward_failed: no memory left"]
 
 
@@ -218,7 +218,7 @@ def test_another_rank_s_end_is_one_line(play: Play, cause: Exception, traced: bo
     scene.own.failure = caused(cause)
     with capture_logs() as logs, pytest.raises(GroupError):
         scene.step()
-    [line] = [line for line in logs if line["event"] == "step failed"]
+    [line] = [line for line in logs if line["event"] == "a command failed"]
     assert str(cause) in line["leader"] and bool(line["exc_info"]) is traced
 
 

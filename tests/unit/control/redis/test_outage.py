@@ -26,11 +26,11 @@ def test_it_is_said_once_then_seldom_then_that_it_is_over() -> None:
     outage = Outage(clock)
     with capture_logs() as lines:
         for _ in range(320):
-            outage.waits("pulse", GONE)
+            outage.waits("heartbeat", GONE)
             outage.waits("leader", GONE)
             clock.now += 0.1
         outage.goes_on("leader")
-        outage.goes_on("pulse")
+        outage.goes_on("heartbeat")
     assert [line["event"] for line in lines] == [
         "Redis is away; waiting for it",
         *["Redis is still away"] * 3,
@@ -45,9 +45,9 @@ def test_it_is_back_when_every_loop_goes_on() -> None:
     clock = Clock()
     outage = Outage(clock)
     with capture_logs() as lines:
-        outage.waits("pulse", GONE)
+        outage.waits("heartbeat", GONE)
         outage.waits("leader", GONE)
-        outage.goes_on("pulse")
+        outage.goes_on("heartbeat")
         assert outage.seconds == 0.0 and len(lines) == 1
         clock.now += 1.5
         assert outage.seconds == 1.5
@@ -58,5 +58,5 @@ def test_it_is_back_when_every_loop_goes_on() -> None:
 def test_nothing_is_said_where_nobody_waits() -> None:
     """A turn that works is no news."""
     with capture_logs() as lines:
-        Outage().goes_on("pulse")
+        Outage().goes_on("heartbeat")
     assert lines == []

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.waiting import until
-from worker.health.faults import FAULTS_OF_PROGRESS, faults_of_other_threads
+from worker.health.page_faults import FAULTS_OF_PROGRESS, faults_of_other_threads
 from worker.health.progress import PER_TOKEN_S, STEP_FLOOR_S, UNKNOWN_STEP_S, Deadlines, Progress
 
 

@@ -109,7 +109,7 @@ def test_a_sequence_grows_in_few_moves(layout: CacheLayout) -> None:
         extent = Extent(1, offset, 1)
         store.begin([extent])
         store.commit([extent])
-        capacities.append(store._places[1].pool.capacity)
+        capacities.append(store._slabs[1].pool.capacity)
     assert sorted(set(capacities)) == [FIRST_CAPACITY * 2**power for power in range(5)]
 
 
@@ -130,9 +130,9 @@ def test_what_lies_behind_a_sequence_is_zero(layout: CacheLayout) -> None:
         for layer in (0, 1):
             step.attend(layer, torch.randn(HEADS, extent.count, DIM, dtype=torch.float64), noise, noise, Variant(1.0))
         store.commit([extent])
-        for one, place in store._places.items():
+        for one, slab in store._slabs.items():
             length = store.length(one)
-            memory = place.pool.memory[:, :, place.slot]
+            memory = slab.pool.memory[:, :, slab.slot]
             assert memory[:, :, :, :length].abs().sum() > 0
             assert memory[:, :, :, length:].abs().sum() == 0
         for pools in store._pools.values():

@@ -43,12 +43,12 @@ def test_the_first_entry_tells_what_was_cached() -> None:
     """Once, and of the sequence that spoke first; after an adoption what the log says stands."""
     request = claimed([], n=2)
     first, second = request.live
-    first.begun_with, second.begun_with = 1, 2
+    first.cached_prompt_tokens, second.cached_prompt_tokens = 1, 2
     request.append(0, 5)
     request.append(1, 6)
     assert [entry.cached for entry in request.history] == [1, None]
     again = claimed(request.history[:], n=2)
-    again.live[0].begun_with = 2
+    again.live[0].cached_prompt_tokens = 2
     again.append(0, 7)
     assert [entry.cached for entry in again.history] == [1, None, None]
 

@@ -109,7 +109,7 @@ class NoGrammars:
         assert sequence.sampling.grammar is None
 
 
-class NoSiblings:
+class NoDeadReplicas:
     """In place of the other replicas."""
 
     gone = None
@@ -120,8 +120,8 @@ class Scene:
 
     def __init__(self, kv_tokens: int = 60, on_device: bool = False) -> None:
         self.events: list[Event] = []
-        parts: list[Any] = [ScriptedRanks(self.events), ScriptedRedis(self.events), NoGrammars(), NoSiblings()]
-        self.ranks, redis, grammars, siblings = parts
+        parts: list[Any] = [ScriptedRanks(self.events), ScriptedRedis(self.events), NoGrammars(), NoDeadReplicas()]
+        self.ranks, redis, grammars, dead_replicas = parts
         self.scheduler = Scheduler(kv_tokens=kv_tokens, token_budget=16, max_sequences=4)
         lease = Lease("m", "r0", "o", 1)
         self.manager = RequestManager(lease, redis, self.scheduler, Finisher(lambda ids: ""), grammars)
@@ -133,7 +133,7 @@ class Scene:
             redis,
             Progress(),
             lambda: None,
-            siblings,
+            dead_replicas,
             sampler=StepSampler(on_device),
         )
         self.serving.emitter.gather_s, self.serving.repeat_within_s = 0.0, 3600.0

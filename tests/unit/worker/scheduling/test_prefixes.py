@@ -64,7 +64,7 @@ def test_a_second_turn_takes_over_the_first() -> None:
     assert plan.change.prefixes == [Prefix(second.sid, first.sid, 7)]
     assert (plan.change.left, plan.change.kept) == ([first.sid], [])
     assert plan.change.rows == [StepRow(second.sid, [1, 30, 31], 7, True)]
-    assert second.begun_with == 7 and kept_tokens(subject) == 0
+    assert second.cached_prompt_tokens == 7 and kept_tokens(subject) == 0
 
 
 def test_a_running_donor_is_copied() -> None:

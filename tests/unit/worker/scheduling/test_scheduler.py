@@ -59,7 +59,7 @@ def test_decode_rows_come_first() -> None:
 def test_chunks_are_short_beside_rows_that_decode() -> None:
     """Where somebody decodes, all prompts of a step share what may be fed beside it; alone they have the budget."""
     subject = scheduler(token_budget=64)
-    subject.beside = 5
+    subject.mixed_budget = 5
     short = subject.add(sequence(20))
     assert step(subject).fed == {short: 20}
     first, second = subject.add(sequence(7)), subject.add(sequence(30))

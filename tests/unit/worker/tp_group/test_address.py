@@ -6,7 +6,8 @@ import pytest
 
 from control.errors import SettingsError
 from control.replies import Pong
-from worker.tp_group.address import check_reachable, network
+from worker.collective.rendezvous import namespace
+from worker.tp_group.address import check_reachable
 
 
 def pongs(*networks: str) -> list[Pong]:
@@ -40,4 +41,4 @@ def test_a_reachable_address_passes(address: str, networks: tuple[str, ...]) -> 
 
 def test_processes_of_one_machine_have_one_network() -> None:
     """It does not change."""
-    assert network() == network()
+    assert namespace("net") == namespace("net")

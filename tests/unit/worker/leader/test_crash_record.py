@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.messages import encode
-from worker.leader.requests.suspects import LONE_KILLS, PROOF_TOKENS, Docket, decode_docket
+from worker.leader.requests.crash_record import LONE_KILLS, PROOF_TOKENS, CrashRecord, decode_record
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Farm:
     kind: str = "step_failed"
     kills: list[bool] = field(default_factory=list)
     seqs: dict[str, int] = field(default_factory=dict)
-    docket: Docket = field(default_factory=Docket)
+    record: CrashRecord = field(default_factory=CrashRecord)
     end: str | None = None
     epoch: int = 1
     crashes: int = 1
@@ -37,7 +37,7 @@ class Farm:
     def step(self, rids: list[str]) -> bool:
         """Write down, then run; False where it ends the epoch. Rows that are run get as far as acquits them."""
         tried = {rid: self.seqs[rid] + PROOF_TOKENS for rid in rids}
-        self.docket = decode_docket(encode(self.docket.record(self.epoch, tried, alone=len(rids) == 1)))
+        self.record = decode_record(encode(self.record.before_step(self.epoch, tried, alone=len(rids) == 1)))
         killed = bool(self.kills) and self.kills.pop(0)
         self.end = "exited" if killed else self.kind if self.culprits & set(rids) else None
         if self.end is not None:
@@ -46,19 +46,19 @@ class Farm:
             return False
         for rid in rids:
             self.seqs[rid] += PROOF_TOKENS
-        self.docket = self.docket.without(rids)
+        self.record = self.record.without(rids)
         return True
 
     def run_epoch(self) -> bool:
         """Adopt, judge, then run trials until none is due and everybody together; False where it crashed."""
         self.epoch += 1
-        self.docket, condemned = self.docket.judged(self.end, self.seqs)
-        assert self.docket.judged(None, self.seqs)[0].suspects == self.docket.suspects
+        self.record, condemned = self.record.judged(self.end, self.seqs)
+        assert self.record.judged(None, self.seqs)[0].suspects == self.record.suspects
         if condemned:
             self.buried.append(condemned)
             self.alive.remove(condemned)
             del self.seqs[condemned]
-        while trial := self.docket.trial:
+        while trial := self.record.trial:
             if not self.step(trial):
                 return False
         return not self.alive or self.step(self.alive)
@@ -69,7 +69,7 @@ class Farm:
         for _ in range(limit):
             if self.run_epoch():
                 return
-        raise AssertionError(f"still crashing after {self.crashes} crashes: {self.docket}")
+        raise AssertionError(f"still crashing after {self.crashes} crashes: {self.record}")
 
 
 def farm(count: int, *culprits: int, **fields: object) -> Farm:
@@ -120,52 +120,52 @@ def test_a_culprit_that_has_its_process_killed_needs_more_evidence() -> None:
 
 def test_an_end_without_poison_accuses_nobody() -> None:
     """A lost lock or an orderly stop: the trial is repeated as it was."""
-    docket = Docket(guilty=["a", "b"], rest=["c"]).record(7, {"a": 2}, alone=True)
-    again, condemned = docket.judged(None, {"a": 0, "b": 0, "c": 0})
+    record = CrashRecord(guilty=["a", "b"], rest=["c"]).before_step(7, {"a": 2}, alone=True)
+    again, condemned = record.judged(None, {"a": 0, "b": 0, "c": 0})
     assert (again.trial, again.suspects, again.lone, condemned) == (["a"], ["a", "b", "c"], {}, None)
 
 
 def test_progress_acquits_even_where_the_epoch_ends_in_a_crash() -> None:
     """Who got as far as it had to is no suspect; who produced less is."""
-    docket = Docket().record(7, {"a": 12, "b": 12, "c": 12}, alone=False)
-    judged, condemned = docket.judged("step_failed", {"a": 12, "b": 11, "c": 10})
+    record = CrashRecord().before_step(7, {"a": 12, "b": 12, "c": 12}, alone=False)
+    judged, condemned = record.judged("step_failed", {"a": 12, "b": 11, "c": 10})
     assert (judged.guilty, judged.rest, condemned) == (["b", "c"], [], None)
 
 
 def test_who_had_company_is_not_condemned() -> None:
     """The only suspect of a step that others had rows in has yet to crash alone."""
-    docket = Docket().record(7, {"a": 2}, alone=False)
-    judged, condemned = docket.judged("step_failed", {"a": 0})
+    record = CrashRecord().before_step(7, {"a": 2}, alone=False)
+    judged, condemned = record.judged("step_failed", {"a": 0})
     assert (judged.trial, condemned) == (["a"], None)
-    assert judged.record(8, {"a": 2}, alone=True).judged("step_failed", {"a": 0}) == (Docket(), "a")
+    assert judged.before_step(8, {"a": 2}, alone=True).judged("step_failed", {"a": 0}) == (CrashRecord(), "a")
 
 
 def test_who_has_ended_is_forgotten() -> None:
     """A suspect that was cancelled meanwhile is neither tried nor accused."""
-    docket = Docket(guilty=["a", "b"], lone={"a": 1}).record(7, {"a": 2}, alone=True)
-    judged, condemned = docket.judged("step_failed", {"b": 0})
+    record = CrashRecord(guilty=["a", "b"], lone={"a": 1}).before_step(7, {"a": 2}, alone=True)
+    judged, condemned = record.judged("step_failed", {"b": 0})
     assert (judged.suspects, judged.lone, condemned) == (["b"], {}, None)
 
 
 def test_judging_twice_is_judging_once() -> None:
     """A leader that dies after its verdict leaves it to the next, which comes to the same."""
-    docket = Docket(guilty=["a"], rest=["b"]).record(7, {"a": 2}, alone=True)
+    record = CrashRecord(guilty=["a"], rest=["b"]).before_step(7, {"a": 2}, alone=True)
     seqs = {"a": 0, "b": 0}
-    assert docket.judged("exited", seqs) == docket.judged("exited", seqs)
-    assert docket.judged("exited", seqs)[0].lone == {"a": 1}
-    judged, condemned = docket.judged("crashed", seqs)
+    assert record.judged("exited", seqs) == record.judged("exited", seqs)
+    assert record.judged("exited", seqs)[0].lone == {"a": 1}
+    judged, condemned = record.judged("crashed", seqs)
     assert condemned == "a"
-    assert docket.judged("crashed", {"b": 0})[0].suspects == judged.suspects == ["b"]
+    assert record.judged("crashed", {"b": 0})[0].suspects == judged.suspects == ["b"]
 
 
 def test_a_docket_that_is_inherited_joins_one_s_own() -> None:
     """Own suspects come first; what is known of the other's is kept where there are none, and nobody is in it twice."""
-    other = Docket(guilty=["a", "b"], rest=["c"], lone={"a": 2})
-    alone = Docket(lone={"a": 1}).joined(other)
+    other = CrashRecord(guilty=["a", "b"], rest=["c"], lone={"a": 2})
+    alone = CrashRecord(lone={"a": 1}).joined(other)
     assert (alone.guilty, alone.rest, alone.lone) == (["a", "b"], ["c"], {"a": 2})
-    both = Docket(guilty=["x"], rest=["a"], lone={"x": 1}).joined(other)
+    both = CrashRecord(guilty=["x"], rest=["a"], lone={"x": 1}).joined(other)
     assert (both.guilty, both.rest, both.lone) == (["x"], ["a", "b", "c"], {"x": 1, "a": 2})
-    assert both.joined(Docket()) == both
+    assert both.joined(CrashRecord()) == both
 
 
 @given(st.integers(2, 24), st.integers(0, 23), st.integers(1, 8))
@@ -175,9 +175,9 @@ def test_a_trial_that_another_replica_takes_up_ends_as_soon(count: int, culprit:
     group.seqs = dict.fromkeys(group.alive, 0)
     for epoch in range(100):
         if epoch == hand_on:
-            judged, condemned = group.docket.judged(group.end, group.seqs)
+            judged, condemned = group.record.judged(group.end, group.seqs)
             if condemned is None:
-                group.docket, group.end = Docket().joined(judged), None
+                group.record, group.end = CrashRecord().joined(judged), None
         if group.run_epoch():
             break
     assert group.buried == [f"r{culprit % count}"]

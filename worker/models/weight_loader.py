@@ -1,4 +1,4 @@
-"""Fills a skeleton with this rank's weights: each tensor read only as far as it is kept, packed and let go at once."""
+"""Weights of a rank, loaded into a meta model: of each tensor only the kept part is read, then packed and released."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from worker.repository.families import Family
 
 
 @dataclass(frozen=True)
-class Filler:
-    """What it is filled from, `packing`, which makes the linear layers, and `tell`, which hears how much was read."""
+class WeightLoader:
+    """Loads a model's weights. `packing` makes the linear layers; `tell` is called with the share that was read."""
 
     model: Any
     checkpoint: Checkpoint
@@ -92,7 +92,7 @@ class Filler:
             embedding.weight = self._parameter(table)
 
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Tensor:
-        """What this rank keeps of a parameter, as stored."""
+        """This rank's part of a parameter, as stored."""
         if self.family.expert_keys is not None and experts.is_fused(module, leaf):
             return experts.read(self.checkpoint, self.plan, module, leaf, parameter, self.family.expert_keys)
         name, role = f"{module}.{leaf}", self.plan.role(module)

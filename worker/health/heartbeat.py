@@ -1,8 +1,7 @@
-"""The side thread of a rank: renews the lock, beats with progress, notices the end of the epoch, ends a stuck process.
+"""The side thread of a rank: renews the lock, sends heartbeats, detects the end of the epoch, ends a stuck process.
 
-It shares only `Progress` with the main thread and has a Redis client of its own, so it goes on while the main thread is
-inside a collective. A Redis that can't be reached is waited for: it never poisons, and the time is not held against the
-step that was under way.
+It shares only `Progress` with the main thread and has a Redis client of its own, so it runs while the main thread is
+inside a collective. It waits for an unreachable Redis, and that time does not count for the step under way.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ log = structlog.get_logger()
 
 WATCH_S = 0.1
 """How often the poison of the epoch is looked for."""
-LOOP = "pulse"
+LOOP = "heartbeat"
 """Its name where loops say that they wait for Redis."""
 CLOSE_S = 0.3
 """Between the loss of the lock and the end of its epoch for all ranks, where the leader has not left it by itself."""
 
 
-class Pulse:
+class Heartbeat:
     """One epoch's side thread; a context manager around the main thread's work in that epoch."""
 
     def __init__(
@@ -67,10 +66,10 @@ class Pulse:
         self._contact = Contact()
         # A thread begins without its parent's context: model, rank and epoch belong on this one's lines too.
         context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._run,), name=f"pulse-{rank}", daemon=True)
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name=f"heartbeat-{rank}", daemon=True)
         self._process = psutil.Process()
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         self._thread.start()
         return self
 
@@ -92,7 +91,7 @@ class Pulse:
                 self._end(over)
             except RedisUnavailable as error:  # keep the epoch, and the finished step waits in the main thread
                 outage.waits(LOOP, error)
-            except Exception:  # a pulse that dies would take a healthy epoch with it
+            except Exception:  # a heartbeat that dies would take a healthy epoch with it
                 log.exception("heartbeat failed", action="beat")
             self._deadman()
 
@@ -116,7 +115,7 @@ class Pulse:
 
     @property
     def _stuck(self) -> bool:
-        """Whether the step under way took too long of itself: not while Redis is away, nor when it is just back."""
+        """True if the step under way took too long of itself: not while Redis is away, nor when it is just back."""
         return self._lease is not None and self._progress.overdue and self._contact.steady
 
     def _beat(self) -> None:
@@ -154,7 +153,7 @@ class Pulse:
                 raise outcome
 
     def _others_moved(self) -> bool:
-        """Whether another rank has got on since the last look: this one may only wait for it."""
+        """True if another rank has got on since the last look: this one may only wait for it."""
         if self._world_size == 1:
             return False
         beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
@@ -176,7 +175,7 @@ class Pulse:
             raise Fenced("the epoch has moved on")
 
     def _accuse(self) -> None:
-        """The command under way is overdue: name the rank whose pulse has stopped, or nobody (-1) if all beat."""
+        """The command under way is overdue: name the rank whose heartbeat has stopped, or nobody (-1) if all beat."""
         beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
         silent = [rank for rank, beat in enumerate(beats) if beat is None and rank != self._rank]
         culprit = silent[0] if silent else -1

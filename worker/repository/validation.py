@@ -12,9 +12,8 @@ __all__ = ["ModelFiles", "check", "context_length", "eos_ids", "family_of", "ins
 
 
 def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant: str | None = None) -> None:
-    """Raises UnsupportedArchitecture naming the type, the number that `tp` ranks can't divide, or what `quant` can't
-    pack; ModelFilesError for a `max_context` beyond the model's own.
-    """
+    """Raise UnsupportedArchitecture naming the type, the number that `tp` ranks can't divide, or what `quant` can't
+    pack; ModelFilesError for a `max_context` beyond the model's own."""
     family = family_of(config)
     if quant is not None and family.experts is not None:
         raise UnsupportedArchitecture(

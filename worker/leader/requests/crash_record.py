@@ -1,12 +1,11 @@
-"""Which requests may be what crashes a group, and how to find out: pure bookkeeping, one step of it per epoch.
+"""The crash record: which requests may have crashed a group, and the next trial. Pure bookkeeping, one step per epoch.
 
-The docket is written down before a step that may crash, so that the next leader knows what was in it even where the
-crash took the leader's own process. It is read again when the next epoch has adopted, together with how the last one
-ended and how far each request has come meanwhile.
+The record is written before a step that may crash, because the crash may end the leader too. The next epoch reads it
+with the end of the last one and the progress of each request.
 
-Two crashes make suspects: whoever was in the second one's step and had not got on since it was adopted. Suspects are
-tried in halves. A half that crashes holds a culprit and is halved again; one that gets on is cleared. With one culprit
-among n suspects each halving costs at most one crash, so ceil(log2 n) crashes follow the first two.
+Requests in the step of a second crash, without progress since their adoption, are suspects. Suspects are tried in
+halves. A half that crashes is halved again; one that makes progress is cleared. With one culprit among n suspects at
+most ceil(log2 n) crashes follow the first two.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ PROOF_TOKENS = 2
 """Tokens of each choice that acquit: the first comes from a prefill, only the second from a decode."""
 
 
-class Docket(msgspec.Struct, frozen=True):
-    """What is known so far. Rids are in order of adoption; `guilty` and `rest` are empty while nobody is a suspect."""
+class CrashRecord(msgspec.Struct, frozen=True):
+    """The state of a crash isolation. Rids are in order of adoption; `guilty` and `rest` are empty without suspects."""
 
     epoch: int = 0
     """The epoch whose step `tried` describes."""
     tried: dict[str, int] = {}
     """Requests in that step that had not got on, with the seq by which each will have."""
     alone: bool = False
-    """Whether all rows of that step belonged to one request."""
+    """True if all rows of that step belonged to one request."""
     guilty: list[str] = []
     """The smallest set that is known to have crashed together."""
     rest: list[str] = []
@@ -40,7 +39,7 @@ class Docket(msgspec.Struct, frozen=True):
     lone: dict[str, int] = {}
     """How often a request was alone when its group was ended by what may have come from outside."""
 
-    def joined(self, other: Docket) -> Docket:
+    def joined(self, other: CrashRecord) -> CrashRecord:
         """With what `other` knows: the suspects that another replica left. Both have been judged."""
         known = set(self.suspects)
         first = [rid for rid in other.guilty if rid not in known]
@@ -56,18 +55,18 @@ class Docket(msgspec.Struct, frozen=True):
 
     @property
     def trial(self) -> list[str]:
-        """Whom to run next with nobody else: half of those who crashed together, or all of whom nothing is known."""
+        """The suspects to run next, alone: half of those that crashed together, else all the others."""
         if len(self.guilty) > 1:
             return self.guilty[: len(self.guilty) // 2]
         return self.guilty or self.rest
 
-    def record(self, epoch: int, tried: dict[str, int], alone: bool) -> Docket:
+    def before_step(self, epoch: int, tried: dict[str, int], alone: bool) -> CrashRecord:
         """As it must be written down before a step of `epoch` with these rows."""
         return msgspec.structs.replace(self, epoch=epoch, tried=tried, alone=alone)
 
-    def without(self, rids: Collection[str]) -> Docket:
+    def without(self, rids: Collection[str]) -> CrashRecord:
         """`rids` have got on, or have ended: they are no suspects any more."""
-        return Docket(
+        return CrashRecord(
             epoch=self.epoch,
             tried={rid: goal for rid, goal in self.tried.items() if rid not in rids},
             alone=self.alone,
@@ -76,12 +75,13 @@ class Docket(msgspec.Struct, frozen=True):
             lone={rid: count for rid, count in self.lone.items() if rid not in rids},
         )
 
-    def judged(self, end: str | None, seqs: Mapping[str, int]) -> tuple[Docket, str | None]:
-        """What follows from the end of `epoch`, and the request to bury, if one is condemned.
+    def judged(self, end: str | None, seqs: Mapping[str, int]) -> tuple[CrashRecord, str | None]:
+        """The record after the end of `epoch`, and the request to bury, if one is condemned. The same facts give the
+        same result.
 
-        `end` is the kind of poison that the epoch ended with, None where it ended without (a lost lock, an orderly
-        stop): then nobody is accused, and a trial is repeated. `seqs` holds the last seq of each request that was
-        adopted now; those that are missing have ended. The same facts may be judged again, to the same verdict.
+        `end` is the kind of the epoch's poison. None means that it ended without (a lost lock, an orderly stop): no
+        request is accused, and a trial is repeated. `seqs` holds the last seq of each adopted request; those that are
+        missing have ended.
         """
         moved = [rid for rid, goal in self.tried.items() if seqs.get(rid, goal) >= goal]
         gone = [rid for rid in self.suspects if rid not in seqs]
@@ -91,12 +91,12 @@ class Docket(msgspec.Struct, frozen=True):
             return msgspec.structs.replace(known, tried={}), None
         rest = [rid for rid in known.suspects if rid not in stuck]
         if len(stuck) > 1 or not self.alone:
-            return Docket(guilty=stuck, rest=rest, lone=known.lone), None
+            return CrashRecord(guilty=stuck, rest=rest, lone=known.lone), None
         [culprit] = stuck
         count = known.lone.get(culprit, 0) + (end not in OWN_FAULTS)
         if end in OWN_FAULTS or count >= LONE_KILLS:
-            return Docket(rest=rest, lone=known.without(stuck).lone), culprit
-        return Docket(guilty=stuck, rest=rest, lone=known.lone | {culprit: count}), None
+            return CrashRecord(rest=rest, lone=known.without(stuck).lone), culprit
+        return CrashRecord(guilty=stuck, rest=rest, lone=known.lone | {culprit: count}), None
 
 
-decode_docket = msgspec.json.Decoder(Docket).decode
+decode_record = msgspec.json.Decoder(CrashRecord).decode

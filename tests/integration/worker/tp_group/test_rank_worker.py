@@ -34,9 +34,9 @@ from control.replies import (
     decode_reply,
 )
 from tests.models import make
-from worker.repository import gates
-from worker.tp_group.address import network
-from worker.tp_group.executor import Executor
+from worker.collective.rendezvous import namespace
+from worker.repository import validation
+from worker.tp_group.rank_worker import RankWorker
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, epoch: int = 1, **changes: object) -> LoadDenseShard:
-    files = gates.inspect(folder)
+    files = validation.inspect(folder)
     fields = {"config_json": json.dumps(files.config), "safetensors_paths": [str(path) for path in files.weights]}
     return LoadDenseShard(epoch=epoch, seq=2, model_id="m", kv_tokens=500, **(fields | changes))  # type: ignore[arg-type]
 
@@ -57,15 +57,15 @@ def kind(reply: object) -> str:
 
 def test_ping_names_rank_world_and_device() -> None:
     """A pong says who answers."""
-    reply = Executor(1, 2, "cpu").answer(Ping(epoch=3, seq=4))
+    reply = RankWorker(1, 2, "cpu").answer(Ping(epoch=3, seq=4))
     assert isinstance(reply, Pong)
     assert (reply.epoch, reply.seq, reply.rank, reply.world_size, reply.cuda_device) == (3, 4, 1, 2, "cpu")
-    assert reply.host and reply.network == network()
+    assert reply.host and reply.network == namespace("net")
 
 
 def test_a_rank_refuses_commands_before_init() -> None:
     """A rank of a group without a seat refuses to load or to be summed up, and says what is missing."""
-    rank = Executor(1, 2, "cpu")
+    rank = RankWorker(1, 2, "cpu")
     assert kind(rank.answer(NcclSanityCheck(epoch=1, seq=1))) == "nccl_not_initialised"
     assert kind(rank.answer(LoadDenseShard(epoch=1, seq=2, model_id="m", config_json="{}", safetensors_paths=[]))) == (
         "nccl_not_initialised"
@@ -74,20 +74,20 @@ def test_a_rank_refuses_commands_before_init() -> None:
 
 def test_init_refuses_another_world_size_naming_both() -> None:
     """The leader and its ranks must agree on the size before they meet."""
-    reply = Executor(1, 2, "cpu").answer(Init(epoch=1, seq=1, comm_id="127.0.0.1:1", world_size=3))
+    reply = RankWorker(1, 2, "cpu").answer(Init(epoch=1, seq=1, comm_id="127.0.0.1:1", world_size=3))
     assert isinstance(reply, ErrorReply) and reply.kind == "nccl_init_failed"
     assert "3" in reply.message and "2" in reply.message
 
 
 def test_a_group_of_one_sums_to_one() -> None:
     """The sanity check needs no special case for a single rank."""
-    reply = Executor(0, 1, "cpu").answer(NcclSanityCheck(epoch=1, seq=1))
+    reply = RankWorker(0, 1, "cpu").answer(NcclSanityCheck(epoch=1, seq=1))
     assert isinstance(reply, NcclSanityResult) and reply.observed_sum == 1.0
 
 
 def test_load_step_clear_unload(folder: Path) -> None:
     """The life of a shard: every op in its order is answered in kind, and a step after the end is refused."""
-    rank = Executor(0, 1, "cpu")
+    rank = RankWorker(0, 1, "cpu")
     command = GenerateStep(epoch=1, seq=3, model_id="m", change=BatchChange(rows=[StepRow(1, [1, 2, 3], 0, True)]))
     assert kind(rank.answer(ClearKvCache(epoch=1, seq=1, model_id="m"))) == "model_not_loaded"
     loaded = rank.answer(load(folder))
@@ -102,7 +102,7 @@ def test_load_step_clear_unload(folder: Path) -> None:
 
 def test_a_second_load_is_already_loaded_but_a_new_epoch_keeps_the_weights(folder: Path) -> None:
     """One load per epoch; after a recovery the same command is answered at once."""
-    rank = Executor(0, 1, "cpu")
+    rank = RankWorker(0, 1, "cpu")
     rank.answer(load(folder))
     assert kind(rank.answer(load(folder))) == "already_loaded"
     rank.leave()
@@ -111,7 +111,7 @@ def test_a_second_load_is_already_loaded_but_a_new_epoch_keeps_the_weights(folde
 
 def test_a_load_that_fails_says_why(folder: Path) -> None:
     """A missing file and an unsupported quantisation are load_failed with the cause, and leave nothing behind."""
-    rank = Executor(0, 1, "cpu")
+    rank = RankWorker(0, 1, "cpu")
     missing = rank.answer(load(folder, safetensors_paths=[str(folder / "gone.safetensors")]))
     assert isinstance(missing, ErrorReply) and missing.kind == "load_failed" and "gone.safetensors" in missing.message
     quant = rank.answer(load(folder, quant="int4"))
@@ -121,7 +121,7 @@ def test_a_load_that_fails_says_why(folder: Path) -> None:
 
 def test_images_are_refused_by_a_text_model(folder: Path) -> None:
     """No image is ever dropped silently."""
-    rank = Executor(0, 1, "cpu")
+    rank = RankWorker(0, 1, "cpu")
     rank.answer(load(folder))
     step = GenerateStepWithImages(
         epoch=1, seq=3, model_id="m", change=BatchChange(), image_token_id=5, image_data_uris=["data:,"], chunk_size=8
@@ -138,7 +138,7 @@ def test_another_rank_s_end_is_one_line(monkeypatch: pytest.MonkeyPatch, cause: 
     def fails(command: Ping) -> Pong:
         raise RankError(1, "forward_failed", str(cause)) from cause
 
-    rank = Executor(1, 2, "cpu")
+    rank = RankWorker(1, 2, "cpu")
     monkeypatch.setitem(rank._handlers, Ping, fails)
     with capture_logs() as logs:
         assert kind(rank.answer(Ping(epoch=1, seq=1))) == "forward_failed"
@@ -155,7 +155,7 @@ def test_a_sanity_check_without_the_others_is_refused(monkeypatch: pytest.Monkey
         def all_reduce(self, tensor: object) -> object:
             raise CollectiveFailed("rank 0 has died")
 
-    rank = Executor(1, 2, "cpu")
+    rank = RankWorker(1, 2, "cpu")
     monkeypatch.setattr(rank, "_collective", Alone())
     reply = rank.answer(NcclSanityCheck(epoch=1, seq=1))
     assert isinstance(reply, ErrorReply) and reply.kind == "nccl_init_failed" and "rank 0 has died" in reply.message
@@ -163,7 +163,7 @@ def test_a_sanity_check_without_the_others_is_refused(monkeypatch: pytest.Monkey
 
 def test_replies_travel_as_tagged_json() -> None:
     """A reply is one JSON object with its op, and comes back as what it was."""
-    reply = Executor(0, 1, "cpu").answer(Shutdown(epoch=1, seq=9))
+    reply = RankWorker(0, 1, "cpu").answer(Shutdown(epoch=1, seq=9))
     assert b'"op":"bye"' in encode(reply)
     decoded: AnyReply = decode_reply(encode(reply))
     assert decoded == reply

@@ -27,8 +27,8 @@ from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.models import make
 from tests.waiting import until
 from worker.health.detectors import REPLICA_GONE_S
-from worker.leader import siblings as siblings_module
-from worker.leader.siblings import LOOK_EVERY_S, Siblings
+from worker.leader import dead_replicas as dead_replicas_module
+from worker.leader.dead_replicas import LOOK_EVERY_S, DeadReplicas
 
 LONG = 300
 
@@ -46,7 +46,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(siblings_module.time, "monotonic", clock)
+    monkeypatch.setattr(dead_replicas_module.time, "monotonic", clock)
     return clock
 
 
@@ -59,15 +59,15 @@ class Two:
         assert lease is not None
         for name in ("r0", "r1"):
             redis.run(catalog.put_replica(MODEL, name, catalog.Assigned(revision=1, tp=1)))
-        self.siblings = Siblings(redis.client, lease)
-        self.siblings.gone()  # it learns who there is
+        self.dead_replicas = DeadReplicas(redis.client, lease)
+        self.dead_replicas.gone()  # it learns who there is
 
     def watch(self, seconds: float) -> list[str]:
         """Look on for so long; who was found gone."""
         found = []
         for _ in range(round(seconds / LOOK_EVERY_S)):
             self.clock.now += LOOK_EVERY_S
-            found += self.siblings.gone()
+            found += self.dead_replicas.gone()
         return found
 
 
@@ -103,7 +103,7 @@ def test_one_that_was_given_up_is_gone_at_once(two: Two) -> None:
     """Nothing will bring it back; one that was told before is told again, because its suspects may be taken now."""
     health.write_status(two.redis.client, MODEL, "r0", "failed", "its folder is gone")
     assert two.watch(3) == ["r0"]
-    two.siblings.look_again("r0")
+    two.dead_replicas.look_again("r0")
     assert two.watch(3) == ["r0"]
     health.write_status(two.redis.client, MODEL, "r0", "running", "")
     two.redis.lead(1)
@@ -125,11 +125,11 @@ def test_a_time_in_which_nobody_looked_counts_for_nothing(two: Two) -> None:
 def test_it_costs_nothing_between_two_looks(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader calls it in every step."""
     asked: list[object] = []
-    real = siblings_module.run_every
-    monkeypatch.setattr(siblings_module, "run_every", lambda *a: asked.append(a) or real(*a))
+    real = dead_replicas_module.run_every
+    monkeypatch.setattr(dead_replicas_module, "run_every", lambda *a: asked.append(a) or real(*a))
     for _ in range(20):
         two.clock.now += LOOK_EVERY_S / 10
-        two.siblings.gone()
+        two.dead_replicas.gone()
     assert len(asked) == 2
 
 

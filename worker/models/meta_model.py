@@ -24,12 +24,10 @@ def configuration(config: dict[str, Any]) -> PreTrainedConfig:
     return CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(config))
 
 
-def skeleton(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """The causal language model of `config` in evaluation mode, every parameter on the meta device.
-
-    Buffers are computed on `device`: rotary frequencies and embedding scales are in no checkpoint. As in transformers'
-    own loading, `dtype` is the default type while they are made, so scalars get the same rounding.
-    """
+def meta_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """The causal language model of `config` in evaluation mode, every parameter on the meta device. Buffers, which are
+    in no checkpoint, are computed on `device`, with `dtype` as the default type so that scalars are rounded as in
+    transformers."""
     # The eager loop over experts: the grouped kernels want bf16 and equal widths.
     experts = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
     with _default_type:

@@ -1,7 +1,4 @@
-"""One epoch's part in finding a request that crashes its group: what is watched, who is on trial, who is held.
-
-Without a crash before it nothing is watched, and a step costs nothing here.
-"""
+"""The isolation of a request that crashes its group, in one epoch. Without an earlier crash it costs nothing."""
 
 from __future__ import annotations
 
@@ -17,69 +14,70 @@ from control.replicas import health
 from control.replicas.health import Poison
 from control.replicas.lease import Lease
 from control.requests import Claimed
+from worker.leader.requests.crash_record import PROOF_TOKENS, CrashRecord, decode_record
 from worker.leader.requests.running import RunningRequest
-from worker.leader.requests.suspects import PROOF_TOKENS, Docket, decode_docket
 
 log = structlog.get_logger()
 
 
-class Isolation:
+class CrashIsolation:
     """Judges the epoch before this one, and then says step by step who may run."""
 
     def __init__(self, lease: Lease, held: Callable[[Call[Any]], Any]) -> None:
         """`held` runs a call and waits while Redis is away."""
         self._lease, self._held = lease, held
-        self._docket = Docket()
+        self._record = CrashRecord()
         self._marked: set[str] = set()
         self._goals: dict[str, int] = {}
         """Requests that were adopted and have not got on yet, with the seq by which they will have."""
         self._on_trial: list[str] = []
         self.active = False
-        """Whether only those on trial may run, and nothing new is claimed."""
+        """True if only those on trial may run, and nothing new is claimed."""
 
     @property
     def watching(self) -> bool:
-        """Whether a crash now would accuse somebody, so that steps must be recorded."""
+        """True if a crash now would accuse somebody, so that steps must be recorded."""
         return bool(self._goals)
 
     @property
     def trying(self) -> bool:
-        """Whether a step of a trial was run in this epoch."""
-        return self.active and self._docket.epoch == self._lease.epoch
+        """True if a step of a trial was run in this epoch."""
+        return self.active and self._record.epoch == self._lease.epoch
 
     def open(self, adopted: list[Claimed]) -> list[Claimed]:
-        """Judge how the dockets' epochs ended; bury whom they condemn. Returns `adopted` without those."""
-        dockets: dict[str, str] = self._held(requests.read_dockets(self._lease))
-        adopted = self._judge(dockets, adopted)
-        if dockets and not adopted:
+        """Judge how the records' epochs ended; bury whom they condemn. Returns `adopted` without those."""
+        records: dict[str, str] = self._held(requests.read_dockets(self._lease))
+        adopted = self._judge(records, adopted)
+        if records and not adopted:
             self._write("")
-        self.active = bool(self._docket.suspects)
+        self.active = bool(self._record.suspects)
         if self.active:
-            log.warning("isolating a crash", suspects=len(self._docket.suspects), guilty=len(self._docket.guilty))
+            suspects, guilty = len(self._record.suspects), len(self._record.guilty)
+            log.warning("isolating a crash", suspects=suspects, guilty=guilty, action="isolate")
         return adopted
 
     def inherit(self, replica: str, taken: list[Claimed]) -> list[Claimed]:
-        """Judge the docket of a replica that was given up, among whose requests `taken` are; as `open`."""
-        dockets: dict[str, str] = self._held(requests.read_dockets(self._lease))
-        dockets.pop(self._lease.replica, None)
-        taken = self._judge(dockets, taken)
-        self.active = bool(self._docket.suspects)
+        """Judge the record of a replica that was given up, among whose requests `taken` are; as `open`."""
+        records: dict[str, str] = self._held(requests.read_dockets(self._lease))
+        records.pop(self._lease.replica, None)
+        taken = self._judge(records, taken)
+        self.active = bool(self._record.suspects)
         self._on_trial = []
         if not taken and not self._goals:
             self._write("")
-        log.warning("tries the suspects of a replica that was given up", replica=replica, active=self.active)
+        log.warning("took over a crash record", gone=replica, active=self.active, action="isolate")
         return taken
 
-    def _judge(self, dockets: dict[str, str], claimed: list[Claimed]) -> list[Claimed]:
-        """Make each docket part of this one; `claimed` are those that may be in them. Returns them without the dead."""
+    def _judge(self, records: dict[str, str], claimed: list[Claimed]) -> list[Claimed]:
+        """Make each record part of this one; `claimed` are those that may be in them. Returns them without the dead."""
         seqs = {one.rid: one.seq for one in claimed}
-        for replica, text in sorted(dockets.items()):
-            docket = decode_docket(text)
-            self._marked |= {*docket.suspects, *docket.tried}
+        for replica, text in sorted(records.items()):
+            record = decode_record(text)
+            self._marked |= {*record.suspects, *record.tried}
             poisons: list[Poison] = self._held(health.poison_history(self._lease.model, replica))
-            end = next((poison for poison in poisons if poison.epoch == docket.epoch), None)
-            judged, condemned = docket.judged(end.kind if end else None, seqs)
-            self._docket = self._docket.joined(judged)
+            end = next((poison for poison in poisons if poison.epoch == record.epoch), None)
+            judged, condemned = record.judged(end.kind if end else None, seqs)
+            self._record = self._record.joined(judged)
             if condemned is not None and end is not None:
                 self._bury(condemned, end)
                 del seqs[condemned]
@@ -95,16 +93,16 @@ class Isolation:
             self._goals[request.rid] = request.accepted + PROOF_TOKENS * len(request.live)
 
     def may_run(self, rid: str) -> bool:
-        """Whether the request need not wait for the end of others' trial."""
+        """True if the request need not wait for the end of others' trial."""
         return not self.active or rid in self._on_trial
 
     def before(self, rids: set[str]) -> None:
         """Write down whose rows are in the step that comes, unless it is written already."""
         tried = {rid: goal for rid, goal in self._goals.items() if rid in rids}
-        docket = self._docket.record(self._lease.epoch, tried, alone=len(rids) == 1)
-        if docket != self._docket:
-            self._docket = docket
-            self._write(encode(docket).decode())
+        record = self._record.before_step(self._lease.epoch, tried, alone=len(rids) == 1)
+        if record != self._record:
+            self._record = record
+            self._write(encode(record).decode())
 
     def emitted(self, running: dict[str, RunningRequest], reading: Collection[str]) -> list[str]:
         """Acquit who has got on or ended; returns those who must make room for the others' trial. Those whose log is
@@ -119,27 +117,27 @@ class Isolation:
         for rid in got_on:
             del self._goals[rid]
         if got_on:
-            self._docket = self._docket.without(got_on)
+            self._record = self._record.without(got_on)
         if not self._goals:
             self._write("")
         return [rid for rid in got_on if self.active and rid in running]
 
     def due(self, running: Collection[str]) -> bool:
-        """Whether the next trial, or the end of all trials, has come."""
+        """True if the next trial, or the end of all trials, has come."""
         return self.active and not any(rid in self._goals and rid in running for rid in self._on_trial)
 
     def next_trial(self, running: Collection[str]) -> list[str]:
-        """Who runs next with nobody else; an empty list where all may run again."""
-        self._docket = self._docket.without([rid for rid in self._docket.suspects if rid not in running])
-        self._on_trial = self._docket.trial
+        """The requests that run next, alone; an empty list if all may run again."""
+        self._record = self._record.without([rid for rid in self._record.suspects if rid not in running])
+        self._on_trial = self._record.trial
         self.active = bool(self._on_trial)
-        log.info("the next trial" if self.active else "nobody is suspected any more", requests=len(self._on_trial))
+        log.info("isolation continues", on_trial=len(self._on_trial), active=self.active, action="isolate")
         return self._on_trial
 
-    def _write(self, docket: str) -> None:
-        suspects = self._docket.suspects if docket else []
+    def _write(self, record: str) -> None:
+        suspects = self._record.suspects if record else []
         cleared = self._marked.difference(suspects)
-        self._held(requests.note_suspects(self._lease, docket, suspects, sorted(cleared)))
+        self._held(requests.note_suspects(self._lease, record, suspects, sorted(cleared)))
         self._marked = set(suspects)
 
     def _bury(self, rid: str, end: Poison) -> None:
@@ -147,5 +145,5 @@ class Isolation:
             "This request crashed the group of processes that ran it, also when it ran alone. It was given up so that "
             f"others can go on; the operator finds it in the dead letters. The crash: {end.kind}: {end.message}"
         )
-        log.error("buried a request that crashed its group alone", rid=rid, kind=end.kind, error=end.message)
+        log.error("request made a dead letter", rid=rid, kind=end.kind, error=end.message, action="bury")
         self._held(requests.bury(self._lease, rid, cause))

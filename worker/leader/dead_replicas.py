@@ -14,11 +14,9 @@ from worker.health.detectors import REPLICA_GONE_S
 LOOK_EVERY_S = 1.0
 
 
-class Siblings:
-    """Looked at in every turn of a leader; asks Redis once a second, in one round trip. One for each epoch.
-
-    Replicas come and go meanwhile: the ones that are looked at are those that were known at the last look.
-    """
+class DeadReplicas:
+    """The detector of one epoch. It asks Redis once a second, in one round trip, for the replicas known at the last
+    look."""
 
     def __init__(self, client: SyncRedis, lease: Lease) -> None:
         self._client, self._model, self._replica = client, lease.model, lease.replica
@@ -29,11 +27,8 @@ class Siblings:
         self._looked = 0.0
 
     def gone(self) -> list[str]:
-        """The replicas whose lock has been absent for REPLICA_GONE_S, or at all where their agent gave them up; each
-        once for as long as it is absent, and once more when it is given up.
-
-        Raises RedisUnavailable.
-        """
+        """The replicas whose lock has been absent for REPLICA_GONE_S, or at all if their agent gave them up. Each is
+        returned once while it is absent, and once more when it is given up. Raises RedisUnavailable."""
         now = time.monotonic()
         if now - self._looked < LOOK_EVERY_S:
             return []
@@ -59,5 +54,5 @@ class Siblings:
         return gone
 
     def look_again(self, name: str) -> None:
-        """What it left could not be taken yet."""
+        """Return this replica once more: its requests could not be taken over yet."""
         self._told.pop(name, None)

@@ -17,32 +17,32 @@ from control.replicas.lease import Lease
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.servers import serving
 from tests.waiting import until
-from worker.health import pulse as pulse_module
+from worker.health import heartbeat as heartbeat_module
 from worker.health.exits import STUCK
+from worker.health.heartbeat import Heartbeat
 from worker.health.progress import Progress
-from worker.health.pulse import Pulse
 
 WORLD = 2
 
 
-def pulse_of(redis: ReplicaRedis, lease: Lease, rank: int = 0, progress: Progress | None = None) -> Pulse:
+def heartbeat_of(redis: ReplicaRedis, lease: Lease, rank: int = 0, progress: Progress | None = None) -> Heartbeat:
     own = lease if rank == 0 else None
     client = redis.another()
-    return Pulse(client, MODEL, REPLICA, lease.epoch, rank, WORLD, "cpu", progress or Progress(), own)
+    return Heartbeat(client, MODEL, REPLICA, lease.epoch, rank, WORLD, "cpu", progress or Progress(), own)
 
 
-def over_of(pulse: Pulse) -> EpochOver | None:
+def over_of(heartbeat: Heartbeat) -> EpochOver | None:
     """What `check` raises."""
     try:
-        pulse.check()
+        heartbeat.check()
     except EpochOver as over:
         return over
     return None
 
 
-def how_it_ended(pulse: Pulse) -> EpochOver:
+def how_it_ended(heartbeat: Heartbeat) -> EpochOver:
     """What `check` raises, once it does."""
-    return until(lambda: over_of(pulse), 40.0)
+    return until(lambda: over_of(heartbeat), 40.0)
 
 
 def beat_of(redis: ReplicaRedis, lease: Lease, rank: int) -> None:
@@ -60,19 +60,19 @@ def test_it_renews_the_lock_and_tells_progress(redis: ReplicaRedis) -> None:
     progress.begin(60.0)
     progress.end(7)
     redis.client.pexpire(redis.keys.lock, 900)
-    with pulse_of(redis, lease, progress=progress) as pulse:
+    with heartbeat_of(redis, lease, progress=progress) as heartbeat:
         until(lambda: redis.client.pttl(redis.keys.lock) > 900, 40.0)
         told = until(lambda: heartbeats(redis.client, MODEL, REPLICA, WORLD)[0], 40.0)
-        pulse.check()
+        heartbeat.check()
     assert (told.epoch, told.seq, told.phase, told.pid) == (lease.epoch, 7, "ready", os.getpid())
 
 
 def test_it_hears_of_poison(redis: ReplicaRedis) -> None:
     """The main thread learns the kind, the words and the rank with its next check."""
     lease = redis.lead(WORLD)
-    with pulse_of(redis, lease, rank=1) as pulse:
+    with heartbeat_of(redis, lease, rank=1) as heartbeat:
         write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")
-        over = how_it_ended(pulse)
+        over = how_it_ended(heartbeat)
     assert isinstance(over, Poisoned) and (over.kind, over.rank) == ("exited", 0)
 
 
@@ -82,12 +82,12 @@ def test_the_end_gets_the_main_thread_out_of_its_waits(redis: ReplicaRedis) -> N
 
     def let_go(reason: str) -> None:
         try:
-            pulse.check()
+            heartbeat.check()
         except EpochOver as over:
             known.extend([over, reason])
 
-    pulse = Pulse(redis.another(), MODEL, REPLICA, lease.epoch, 1, WORLD, "cpu", Progress(), at_end=let_go)
-    with pulse:
+    heartbeat = Heartbeat(redis.another(), MODEL, REPLICA, lease.epoch, 1, WORLD, "cpu", Progress(), at_end=let_go)
+    with heartbeat:
         write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")
         over, reason = until(lambda: known, 40.0)
     assert isinstance(over, Poisoned) and reason == str(over)
@@ -97,17 +97,17 @@ def test_a_leader_tells_lost_from_fenced(redis: ReplicaRedis) -> None:
     """A lock that only lapsed may be taken again; one that another holds is gone for good."""
     lease = redis.lead(WORLD)
     redis.lapse()
-    with pulse_of(redis, lease) as pulse:
-        assert isinstance(how_it_ended(pulse), Lost)
+    with heartbeat_of(redis, lease) as heartbeat:
+        assert isinstance(how_it_ended(heartbeat), Lost)
     redis.lead(WORLD, owner="other/2")
-    with pulse_of(redis, lease) as pulse:
-        assert isinstance(how_it_ended(pulse), Fenced)
+    with heartbeat_of(redis, lease) as heartbeat:
+        assert isinstance(how_it_ended(heartbeat), Fenced)
 
 
 def test_others_are_freed_from_an_epoch_whose_lock_is_lost(redis: ReplicaRedis) -> None:
     """A leader that does not leave may wait for ranks whose command was lost with the lock: their epoch ends."""
     lease = redis.lead(WORLD)
-    with pulse_of(redis, lease), pulse_of(redis, lease, rank=1) as other:
+    with heartbeat_of(redis, lease), heartbeat_of(redis, lease, rank=1) as other:
         redis.client.flushall()
         assert isinstance(how_it_ended(other), Fenced)
 
@@ -117,8 +117,8 @@ def test_a_rank_hears_of_the_next_epoch(redis: ReplicaRedis) -> None:
     lease = redis.lead(WORLD)
     redis.lapse()
     redis.lead(WORLD)
-    with pulse_of(redis, lease, rank=1) as pulse:
-        assert isinstance(how_it_ended(pulse), Fenced)
+    with heartbeat_of(redis, lease, rank=1) as heartbeat:
+        assert isinstance(how_it_ended(heartbeat), Fenced)
 
 
 @pytest.mark.parametrize("heard", [False, True])
@@ -128,8 +128,8 @@ def test_an_overdue_step_is_poison_naming_the_rank_that_is_silent(redis: Replica
     if heard:
         beat_of(redis, lease, 1)
     progress.begin(-1.0)
-    with pulse_of(redis, lease, progress=progress) as pulse:
-        over = how_it_ended(pulse)
+    with heartbeat_of(redis, lease, progress=progress) as heartbeat:
+        over = how_it_ended(heartbeat)
     found = read_poison(redis.client, MODEL, REPLICA)
     assert isinstance(over, Poisoned) and found is not None
     assert (found.kind, found.rank, found.epoch) == ("deadline", -1 if heard else 1, lease.epoch)
@@ -149,16 +149,16 @@ def test_a_leader_that_waits_for_a_slow_rank_is_not_overdue(redis: ReplicaRedis)
         redis.run(beat(MODEL, REPLICA, 1, word))
 
     progress.begin(1.5, lambda: renewed.append(time.monotonic()))
-    with pulse_of(redis, lease, progress=progress) as pulse:
+    with heartbeat_of(redis, lease, progress=progress) as heartbeat:
         began = time.monotonic()
         while time.monotonic() - began < 4.0:
             other_at(int(10 * time.monotonic()))
-            pulse.check()
+            heartbeat.check()
             time.sleep(0.1)
 
         def poisoned() -> Poisoned | None:
             other_at(1)
-            over = over_of(pulse)
+            over = over_of(heartbeat)
             return over if isinstance(over, Poisoned) else None
 
         redis_over = until(poisoned, 20.0)
@@ -177,7 +177,7 @@ def test_an_overdue_leader_lets_its_lock_lapse(redis: ReplicaRedis) -> None:
         left.append(redis.client.pttl(redis.keys.lock))
         return left[-1] < 800
 
-    with pulse_of(redis, lease, progress=progress):
+    with heartbeat_of(redis, lease, progress=progress):
         until(lapses, 40.0)
         told = heartbeats(redis.client, MODEL, REPLICA, WORLD)[0]
     assert max(left) <= 1500, "it was renewed"
@@ -188,8 +188,8 @@ def test_an_overdue_leader_lets_its_lock_lapse(redis: ReplicaRedis) -> None:
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Statuses with which the deadman would have ended this process; the grace is short."""
     statuses: list[int] = []
-    monkeypatch.setattr(pulse_module, "OVER_STILL_S", 0.3)
-    monkeypatch.setattr(pulse_module, "OVER_S", 1.5)
+    monkeypatch.setattr(heartbeat_module, "OVER_STILL_S", 0.3)
+    monkeypatch.setattr(heartbeat_module, "OVER_S", 1.5)
     monkeypatch.setattr(os, "_exit", statuses.append)
     return statuses
 
@@ -197,7 +197,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_main_thread_that_does_not_leave_is_ended(redis: ReplicaRedis, ends: list[int]) -> None:
     """It may hang where no exception reaches it; the process ends then, with a status of its own."""
     lease = redis.lead(WORLD)
-    with pulse_of(redis, lease, rank=1):
+    with heartbeat_of(redis, lease, rank=1):
         write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")
         until(lambda: ends, 40.0)
     assert set(ends) == {STUCK}
@@ -208,7 +208,7 @@ def test_a_main_thread_that_still_gets_on_has_more_time(redis: ReplicaRedis, end
     lease, progress = redis.lead(WORLD), Progress()
     progress.count = time.monotonic_ns
     began = time.monotonic()
-    with pulse_of(redis, lease, rank=1, progress=progress):
+    with heartbeat_of(redis, lease, rank=1, progress=progress):
         write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")
         until(lambda: ends, 40.0)
     assert set(ends) == {STUCK} and time.monotonic() - began > 1.5
@@ -217,31 +217,31 @@ def test_a_main_thread_that_still_gets_on_has_more_time(redis: ReplicaRedis, end
 def test_a_main_thread_that_leaves_in_time_lives(redis: ReplicaRedis, ends: list[int]) -> None:
     """The control: after its block was left the deadman is gone with it."""
     lease = redis.lead(WORLD)
-    with pulse_of(redis, lease, rank=1) as pulse:
+    with heartbeat_of(redis, lease, rank=1) as heartbeat:
         write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")
-        how_it_ended(pulse)
-    assert not pulse._thread.is_alive() and ends == []
+        how_it_ended(heartbeat)
+    assert not heartbeat._thread.is_alive() and ends == []
 
 
 def test_redis_away_ends_nothing(redis: ReplicaRedis, monkeypatch: pytest.MonkeyPatch) -> None:
     """The epoch is kept while Redis can't be reached, and goes on when it is back with its data."""
     voice = Outage()
-    monkeypatch.setattr(pulse_module, "outage", voice)
+    monkeypatch.setattr(heartbeat_module, "outage", voice)
     with serving() as server, connect(server.url) as client:
         own = ReplicaRedis(server.url, client, redis.stack)
         lease = own.lead(WORLD)
         client.persist(own.keys.lock)
-        with pulse_of(own, lease) as pulse:
+        with heartbeat_of(own, lease) as heartbeat:
             until(lambda: heartbeats(client, MODEL, REPLICA, WORLD)[0], 40.0)
             client.config_set("appendonly", "yes")
             until(lambda: client.info()["aof_rewrite_in_progress"] == 0, 40.0)
             server.kill()
             until(lambda: voice.seconds, 40.0)
-            pulse.check()
+            heartbeat.check()
             server.options = ("appendonly yes", "appendfsync always")
             server.start()
             until(lambda: heartbeats(client, MODEL, REPLICA, WORLD)[0], 40.0)
-            pulse.check()
+            heartbeat.check()
 
 
 def test_its_lines_carry_the_context_of_the_main_thread(redis: ReplicaRedis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,12 +252,12 @@ def test_its_lines_carry_the_context_of_the_main_thread(redis: ReplicaRedis, mon
         def error(self, event: str, **_: Any) -> None:
             contexts.append(structlog.contextvars.get_contextvars() | {"event": event})
 
-    monkeypatch.setattr(pulse_module, "log", Recorder())
+    monkeypatch.setattr(heartbeat_module, "log", Recorder())
     lease, progress = redis.lead(WORLD), Progress()
     progress.begin(-1.0)
     with (
         structlog.contextvars.bound_contextvars(model=MODEL, rank=0, epoch=lease.epoch),
-        pulse_of(redis, lease, progress=progress),
+        heartbeat_of(redis, lease, progress=progress),
     ):
         until(lambda: contexts, 40.0)
     assert contexts[0] == {"model": MODEL, "rank": 0, "epoch": lease.epoch, "event": "a step is overdue"}

@@ -1,6 +1,6 @@
-"""A rank's own part of every command: the device, the weights, the KV memory and the seat in the group.
+"""A rank's part of every command: the device, the weights, the KV memory and the collective.
 
-Rank 0 uses it inside the leader, the others behind their mailbox, so both sides do exactly the same.
+Rank 0 uses it inside the leader, the others behind their mailbox.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from control.commands import (
     UnloadModel,
 )
 from control.errors import CollectiveFailed, RankError, collective_failure
+from control.redis.clients import SyncRedis
+from control.replicas.lease import Lease
 from control.replies import (
     Bye,
     ErrorReply,
@@ -46,12 +48,13 @@ from worker.collective.abort import Abort
 from worker.collective.agreement import all_ready
 from worker.engine.step import Engine, Step
 from worker.health.detectors import COLLECTIVE_S
-from worker.health.faults import progress_of_load
+from worker.health.page_faults import progress_of_load
+from worker.health.heartbeat import Heartbeat
+from worker.health.progress import Progress
 from worker.kv.stores import store_for
 from worker.models.loading import ServedModel, load
 from worker.repository.files import ModelFiles
-from worker.repository.gates import context_length
-from worker.tp_group.address import network
+from worker.repository.validation import context_length
 
 log = structlog.get_logger()
 
@@ -59,7 +62,7 @@ LOADING_PATIENCE_S = 86_400.0
 """How long a rank on a GPU waits for the slowest to load; the leader ends the epoch where none gets on any more."""
 
 
-class Executor:
+class RankWorker:
     """Executes commands on one device. Raises RankError for what a rank answers with `error`."""
 
     def __init__(self, rank: int, world_size: int, device: str, shared_memory: bool = True) -> None:
@@ -94,12 +97,31 @@ class Executor:
         except RankError as error:
             # The reply carries words only; the chain of causes is here, whichever rank it was.
             cause = None if collective_failure(error) else error  # another rank's end says all in one line
-            log.error("refused a command", seq=command.seq, kind=error.kind, error=error.message, exc_info=cause)
-            log.debug("where it was refused", exc_info=error)
+            log.error(
+                "refused a command",
+                seq=command.seq,
+                kind=error.kind,
+                error=error.message,
+                exc_info=cause,
+                action="refuse_command",
+            )
+            log.debug("refusal of a command", exc_info=error, action="refuse_command")
             return self.refusal(command, error)
 
     def refusal(self, command: AnyCommand, error: RankError) -> ErrorReply:
-        return ErrorReply(epoch=command.epoch, seq=command.seq, rank=self.rank, kind=error.kind, message=error.message)
+        return ErrorReply(**self._head(command), kind=error.kind, message=error.message)
+
+    def _head(self, command: Command) -> dict[str, int]:
+        """The fields of every reply."""
+        return {"epoch": command.epoch, "seq": command.seq, "rank": self.rank}
+
+    def heartbeat(
+        self, client: SyncRedis, model: str, replica: str, epoch: int, progress: Progress, lease: Lease | None = None
+    ) -> Heartbeat:
+        """The side thread of an epoch, which reports this rank's progress."""
+        progress.read_share, progress.count = lambda: self.read_share, lambda: self.progress
+        abort = self.abort.say
+        return Heartbeat(client, model, replica, epoch, self.rank, self.world_size, self.device, progress, lease, abort)
 
     def leave(self) -> None:
         """Leave the epoch: give up the seat in the group and every sequence, keep the weights."""
@@ -121,10 +143,8 @@ class Executor:
 
     @property
     def progress(self) -> int:
-        """A number that changes as this rank gets on inside a command; for any thread.
-
-        It stands still while the rank waits for another one in a collective, or for a file.
-        """
+        """A number that changes as this rank makes progress in a command; for any thread. It stands still while the
+        rank waits for another one in a collective, or for a file."""
         model = self._model.progress if self._model is not None else 0
         forwards = self._engine.forwards if self._engine is not None else 0
         return self._parts_done + model + forwards + (progress_of_load() if self._loading else 0)
@@ -135,12 +155,11 @@ class Executor:
         return 1 if self._engine is None else self._engine.store.block_tokens
 
     @property
-    def cuts_caches(self) -> bool:
-        """Whether the model that is loaded lets a sequence begin with the start of another one's cache."""
-        return self._engine is not None and self._engine.store.cuts
+    def supports_prefix_sharing(self) -> bool:
+        """True if the model that is loaded lets a sequence begin with the start of another one's cache."""
+        return self._engine is not None and self._engine.store.supports_prefix_sharing
 
     def clear(self) -> None:
-        """Forget every sequence."""
         if self._engine is not None:
             self._engine.clear()
 
@@ -155,13 +174,11 @@ class Executor:
 
     def _ping(self, command: Ping) -> Pong:
         return Pong(
-            epoch=command.epoch,
-            seq=command.seq,
-            rank=self.rank,
+            **self._head(command),
             world_size=self.world_size,
             cuda_device=self.device,
             host=os.environ.get("FURROW_HOST_ID") or os.uname().nodename,
-            network=network(),
+            network=rendezvous.namespace("net"),
         )
 
     def _init(self, command: Init) -> InitOk:
@@ -175,7 +192,7 @@ class Executor:
             raise self._error(
                 "nccl_init_failed", f"could not join the rendezvous {command.comm_id}: {error}"
             ) from error
-        return InitOk(epoch=command.epoch, seq=command.seq, rank=self.rank)
+        return InitOk(**self._head(command))
 
     def join(self, store: dist.Store, epoch: int) -> None:
         """Take the seat in the group of `epoch`, and hand it to a model that is already loaded."""
@@ -192,7 +209,7 @@ class Executor:
             self._seat("sanity check").all_reduce(ones)
         except CollectiveFailed as error:
             raise self._error("nccl_init_failed", f"the sanity check failed: {error}") from error
-        return NcclSanityResult(epoch=command.epoch, seq=command.seq, rank=self.rank, observed_sum=float(ones.item()))
+        return NcclSanityResult(**self._head(command), observed_sum=float(ones.item()))
 
     def _load(self, command: LoadDenseShard) -> LoadDenseShardOk:
         collective = self._seat("load")
@@ -227,15 +244,13 @@ class Executor:
         if self._all_loaded(True):
             self._engine.prepare()
         return LoadDenseShardOk(
-            epoch=command.epoch,
-            seq=command.seq,
-            rank=self.rank,
+            **self._head(command),
             kv_tokens=self._engine.store.capacity_tokens,
             weight_bytes=self._model.weight_bytes,
         )
 
     def _all_loaded(self, loaded: bool) -> bool:
-        """Whether every rank of a group of GPUs has loaded: what prepares a step runs collectives, in which a rank
+        """True if every rank of a group of GPUs has loaded: what prepares a step runs collectives, in which a rank
         would wait for one that failed. On a CPU there is nothing to prepare."""
         if self._store is None or not self.device.startswith("cuda"):
             return True
@@ -247,7 +262,7 @@ class Executor:
             while more:
                 step.forward()
                 more = step.agree()
-        return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=self.rank, checksum=step.checksum)
+        return GenerateStepOk(**self._head(command), checksum=step.checksum)
 
     def _step_with_images(self, command: GenerateStepWithImages) -> GenerateStepOk:
         raise self._error("unsupported_arch", f"{command.model_id!r} takes text only; send no images")
@@ -255,15 +270,15 @@ class Executor:
     def _clear(self, command: ClearKvCache) -> KvCacheCleared:
         self._require(command.model_id)
         self.clear()
-        return KvCacheCleared(epoch=command.epoch, seq=command.seq, rank=self.rank)
+        return KvCacheCleared(**self._head(command))
 
     def _unload(self, command: UnloadModel) -> Unloaded:
         self._require(command.model_id)
         self._model = self._engine = self._model_id = None
-        return Unloaded(epoch=command.epoch, seq=command.seq, rank=self.rank)
+        return Unloaded(**self._head(command))
 
     def _shutdown(self, command: Shutdown) -> Bye:
-        return Bye(epoch=command.epoch, seq=command.seq, rank=self.rank)
+        return Bye(**self._head(command))
 
     # --- refusals ---------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,4 @@
-"""Page faults of this process: a sign that weights are read, whatever file system they come from.
-
-Weights are mapped, so reading them is no call that could be counted. A thread that waits for a disk that does not
-answer has no faults.
-"""
+"""Page faults of this process: evidence that mapped weights are read. A thread that waits for a disk has none."""
 
 from __future__ import annotations
 

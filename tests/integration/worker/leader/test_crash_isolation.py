@@ -19,7 +19,7 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.waiting import until
 from worker.engine.step import Step
-from worker.leader.requests.isolation import Isolation
+from worker.leader.requests.crash_isolation import CrashIsolation
 from worker.leader.serving import Serving
 
 MARK = [99, 98, 99]
@@ -265,7 +265,7 @@ def test_without_a_crash_nothing_is_written_and_nothing_read(
 
 def test_without_isolation_the_innocents_never_finish(scene: CrashScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: where no step is written down, twelve epochs end all alike and nobody has a token."""
-    monkeypatch.setattr(Isolation, "before", lambda *_: None)
+    monkeypatch.setattr(CrashIsolation, "before", lambda *_: None)
     scene.undisturbed({})
     scene.strike = prefill_fails
     scene.ask_all(prompts(8, 0))

@@ -12,11 +12,9 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Courier(Generic[T]):
-    """At most one call is under way. Its thread is a daemon: a call that never returns keeps no process alive.
-
-    A pair of queues, as a future costs several times as much: a leader sends one with every short step.
-    """
+class BackgroundCall(Generic[T]):
+    """A thread for calls, one at a time. It is a daemon: a call that never returns keeps no process alive. Two queues,
+    because a future costs several times as much, and a leader sends a call with every short step."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], T] | None] = SimpleQueue()
@@ -32,11 +30,9 @@ class Courier(Generic[T]):
                 self._answers.put(error)
 
     def send(self, call: Callable[[], T]) -> None:
-        """Have `call` run."""
         self._calls.put(call)
 
     def answer(self) -> T:
-        """Wait for what it returned, or raise what it raised."""
         answer = self._answers.get()
         if isinstance(answer, Exception):
             raise answer

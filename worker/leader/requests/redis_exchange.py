@@ -1,8 +1,7 @@
-"""A leader's exchange with Redis: what a step produced goes out, what waits comes in, in one round trip.
+"""A leader's exchange with Redis: the tokens of a step go out, and requests come in, in one round trip.
 
-It may be under way while the next step is computed, on a thread of its own: a step leaves the interpreter to others
-while it computes, and so writing, sending and reading cost it nothing. There is never more than one, and its answer is
-taken before the next one starts, so the leader is ahead of Redis by one step at most.
+The round trip may run on a thread of its own while the next step is computed. There is at most one, and its answer is
+taken before the next one starts, so the leader is at most one step ahead of Redis.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from control.replicas.commands import wait_for_work
 from control.replicas.lease import Lease
 from control.requests import Claims, Emission, EmitResult
 from worker.leader.requests.running import RunningRequest
-from worker.tp_group.courier import Courier
+from worker.tp_group.background_call import BackgroundCall
 
 LOOP = "leader"
 """Its name where loops say that they wait for Redis."""
@@ -35,20 +34,19 @@ T = TypeVar("T")
 Answer = tuple[EmitResult, Claims | None]
 
 
-class Exchange:
-    """One epoch's way to Redis. While Redis is away every call waits; `check` ends that when the epoch is over.
+class RedisExchange:
+    """One epoch's calls to Redis. While Redis is away every call waits; `check` ends the wait when the epoch is over.
 
-    A context manager around the leader's work in the epoch: what is under way at its end still gets through if it can,
-    soon; the next epoch computes it again.
+    A context manager: at the end of the epoch a round trip under way gets LEAVE_S; the next epoch computes it again.
     """
 
     def __init__(self, client: SyncRedis, blocking: SyncRedis, lease: Lease, check: Callable[[], None]) -> None:
         self._client, self._blocking, self._lease, self._check = client, blocking, lease, check
-        self._courier: Courier[Answer] = Courier("exchange")
+        self._background: BackgroundCall[Answer] = BackgroundCall("exchange")
         self._under_way: Callable[[], Answer] | None = None
         self._was_away = False
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> RedisExchange:
         return self
 
     def __exit__(
@@ -56,8 +54,8 @@ class Exchange:
     ) -> None:
         if self._under_way is not None:
             self._under_way = None
-            self._courier.wait(LEAVE_S)
-        self._courier.close()
+            self._background.wait(LEAVE_S)
+        self._background.close()
 
     def deliver(self, rows: list[Emission], claim: Call[Claims] | None) -> Answer:
         """Emit the rows, and run `claim` with it where there is one. Raises EpochOver."""
@@ -66,14 +64,14 @@ class Exchange:
     def start(self, rows: list[Emission], claim: Call[Claims] | None) -> None:
         """As `deliver`, but does not wait: `finish` brings the outcome."""
         self._under_way = self._sending(rows, claim)
-        self._courier.send(self._under_way)
+        self._background.send(self._under_way)
 
     def finish(self) -> Answer | None:
         """Wait for what `start` began, None where nothing is under way. Raises EpochOver."""
         if self._under_way is None:
             return None
         again, self._under_way = self._under_way, None
-        attempts = iter([self._courier.answer])  # and, where Redis was away, from here
+        attempts = iter([self._background.answer])  # and, where Redis was away, from here
         return self.hold(lambda: next(attempts, again)())
 
     def _sending(self, rows: list[Emission], claim: Call[Claims] | None) -> Callable[[], Answer]:
@@ -109,7 +107,7 @@ class Exchange:
             time.sleep(AWAY_S)
 
     def was_away(self) -> bool:
-        """Whether Redis was away since the last time that this was asked: what it has now may be older than before."""
+        """True if Redis was away since the last time that this was asked: what it has now may be older than before."""
         was_away, self._was_away = self._was_away, False
         return was_away
 

@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from tests.models import SHAPE
-from worker.models import skeleton
+from worker.models import meta_model
 
 
 def test_threads_that_build_at_the_same_time_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each model has buffers of its own type, and torch's default type is afterwards what it was."""
-    compute = skeleton._compute_buffers
+    compute = meta_model._compute_buffers
 
     def compute_slowly(model: torch.nn.Module, device: torch.device) -> None:
         time.sleep(0.05 if torch.get_default_dtype() == torch.float64 else 0.15)
         compute(model, device)
 
-    monkeypatch.setattr(skeleton, "_compute_buffers", compute_slowly)
-    config = skeleton.configuration({"model_type": "llama", **SHAPE, "num_hidden_layers": 1})
+    monkeypatch.setattr(meta_model, "_compute_buffers", compute_slowly)
+    config = meta_model.configuration({"model_type": "llama", **SHAPE, "num_hidden_layers": 1})
     before, types = torch.get_default_dtype(), [torch.float64, torch.float32, torch.float64, torch.bfloat16]
     with ThreadPoolExecutor(4) as pool:
-        models = list(pool.map(lambda dtype: skeleton.skeleton(config, dtype, torch.device("cpu")), types))
+        models = list(pool.map(lambda dtype: meta_model.meta_model(config, dtype, torch.device("cpu")), types))
     assert [next(model.parameters()).dtype for model in models] == types
     assert torch.get_default_dtype() == before

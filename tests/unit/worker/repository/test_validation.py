@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.repository import gates
+from worker.repository import validation
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -26,7 +26,7 @@ LLAMA: dict[str, Any] = {
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_what_divides_is_accepted(tp: int) -> None:
     """Key-value heads are repeated where there are fewer than ranks; widths and vocabulary need not divide."""
-    gates.check(LLAMA, tp)
+    validation.check(LLAMA, tp)
 
 
 @pytest.mark.parametrize(
@@ -53,38 +53,38 @@ def test_what_divides_is_accepted(tp: int) -> None:
 def test_an_unservable_model_is_refused_by_type_or_number(changes: dict[str, Any], tp: int, message: str) -> None:
     """Each refusal names the type or the number, and the remedy where there is one."""
     with pytest.raises(UnsupportedArchitecture, match=message):
-        gates.check(LLAMA | changes, tp)
+        validation.check(LLAMA | changes, tp)
 
 
 @pytest.mark.parametrize("value", [None, 0, "4", 2.0, True])
 def test_a_number_that_is_none(value: object) -> None:
     """A missing or nonsensical number names itself and its value."""
     with pytest.raises(ModelFilesError, match="num_attention_heads = "):
-        gates.check(LLAMA | {"num_attention_heads": value}, 1)
+        validation.check(LLAMA | {"num_attention_heads": value}, 1)
 
 
 def test_a_context_beyond_the_models_own() -> None:
     """It is refused with both numbers, and never silently cut; what the model can do passes."""
-    own = gates.context_length(LLAMA)
-    gates.check(LLAMA, 1, max_context=own)
+    own = validation.context_length(LLAMA)
+    validation.check(LLAMA, 1, max_context=own)
     with pytest.raises(ModelFilesError, match=f"--max-context {own + 1} is more than the model's {own}"):
-        gates.check(LLAMA, 1, max_context=own + 1)
+        validation.check(LLAMA, 1, max_context=own + 1)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
 def test_experts_are_not_packed(family: str) -> None:
     """A mixture of experts is refused by its type where packed weights are asked for, and passes without."""
     config = LLAMA | {"model_type": family, "num_experts": 4, "num_local_experts": 4}
-    gates.check(config, 1)
+    validation.check(config, 1)
     with pytest.raises(UnsupportedArchitecture, match=f"'{family}'.*--quant f16.*Leave --quant out"):
-        gates.check(config, 1, quant="f16")
+        validation.check(config, 1, quant="f16")
 
 
 def test_silent_configurations_use_the_familys_default() -> None:
     """Without num_key_value_heads llama has as many as query heads, mistral transformers' own eight."""
     silent = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
-    assert gates.kv_heads(silent) == 4
-    assert gates.kv_heads(silent | {"model_type": "mistral"}) == 8
+    assert validation.kv_heads(silent) == 4
+    assert validation.kv_heads(silent | {"model_type": "mistral"}) == 8
 
 
 def test_every_default_is_transformers_own() -> None:
@@ -100,16 +100,16 @@ def test_every_default_is_transformers_own() -> None:
 
 def test_every_end_of_sequence_id_counts() -> None:
     """Every end-of-sequence id counts, generation_config.json's before config.json's."""
-    assert gates.eos_ids({"eos_token_id": 1}, {"eos_token_id": [2, 3]}) == [2, 3]
-    assert gates.eos_ids({"eos_token_id": 1}, {}) == [1]
-    assert gates.eos_ids({}, {}) == []
-    assert gates.context_length(LLAMA) == 512
+    assert validation.eos_ids({"eos_token_id": 1}, {"eos_token_id": [2, 3]}) == [2, 3]
+    assert validation.eos_ids({"eos_token_id": 1}, {}) == [1]
+    assert validation.eos_ids({}, {}) == []
+    assert validation.context_length(LLAMA) == 512
 
 
 def test_gates_need_no_torch() -> None:
     """The agent decides without torch: neither it nor transformers nor the hub's client is imported."""
     script = (
-        "import sys, worker.repository.gates, worker.repository.source; "
+        "import sys, worker.repository.validation, worker.repository.source; "
         "print(*sorted({'torch', 'transformers', 'huggingface_hub', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
