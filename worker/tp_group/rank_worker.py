@@ -48,8 +48,8 @@ from worker.collective.abort import Abort
 from worker.collective.agreement import all_ready
 from worker.engine.step import Engine, Step
 from worker.health.detectors import COLLECTIVE_S
-from worker.health.page_faults import progress_of_load
 from worker.health.heartbeat import Heartbeat
+from worker.health.page_faults import progress_of_load
 from worker.health.progress import Progress
 from worker.kv.stores import store_for
 from worker.models.loading import ServedModel, load

@@ -10,16 +10,13 @@ from typing import Any
 
 import click
 import msgspec
-from tokenizers import Tokenizer
 
 from control import requests
-from control.messages import LogEntry
 from control.process import die_with_parent
 from control.redis.connection import connect, connect_blocking, run
 from control.replicas.commands import wait_for_work
-from control.requests import Emission
 from control.settings import Settings
-from ops.bench.fanout.replica import Replica, number_of, publish, read_claimed
+from ops.bench.fanout.replica import Replica, publish
 from ops.bench.fanout.ring import TOKENS, Ring
 from ops.bench.fanout.schedule import Load
 
@@ -45,48 +42,46 @@ def main(path: Path, load_json: str, whole: bool) -> None:
     client = connect(url)
     tokenizer, tokens = publish(client)
     names = ["r0"] if whole else [f"r{index}" for index in range(load.replicas)]
-    replicas = [Replica(client, name, load.slots, tokenizer, tokens) for name in names]
     ring = Ring(path, load.clients)
+    replicas = [Replica(client, name, load.slots, tokenizer, tokens, ring) for name in names]
     if whole:
-        did = answer_whole(replicas[0], url, tokenizer, tokens, ring, lambda: stopped)
+        did = answer_whole(replicas[0], url, ring, lambda: stopped)
     else:
-        did = step_in_turn(replicas, load, ring, lambda: stopped)
+        did = step_in_turn(replicas, load, lambda: stopped)
     for replica in replicas:
         replica.leave()
     client.close()
     click.echo(msgspec.json.encode(did))
 
 
-def step_in_turn(replicas: list[Replica], load: Load, ring: Ring, stopped: Callable[[], bool]) -> dict[str, Any]:
+def step_in_turn(replicas: list[Replica], load: Load, stopped: Callable[[], bool]) -> dict[str, Any]:
     """Every replica's steps at their moments. `late_ms` is the worst delay of one: this process or Redis was busy."""
     tokens, worst, began = 0, 0.0, time.monotonic()
     for replica, late in load.ticks():
-        if stopped() and not any(one.busy for one in replicas):
+        if stopped() and not any(one.running for one in replicas):
             break
-        tokens += replicas[replica].step(ring)
+        tokens += replicas[replica].turn()
         for other in replicas:  # slow ones keep their locks between their steps
             other.tend()
         worst = max(worst, late)
     return {"tokens": tokens, "late_ms": 1000 * worst, "seconds": time.monotonic() - began}
 
 
-def answer_whole(
-    replica: Replica, url: str, tokenizer: Tokenizer, tokens: list[int], ring: Ring, stopped: Callable[[], bool]
-) -> dict[str, Any]:
+def answer_whole(replica: Replica, url: str, ring: Ring, stopped: Callable[[], bool]) -> dict[str, Any]:
     """Each request's answer in one step; the ring tells how many seconds its leader had it."""
     client, blocking, answered, bell = connect(url), connect_blocking(url), 0, "0"
     while not stopped():
         replica.tend()
-        claims = run(client, requests.claim(replica.lease, 64, 1 << 40))
+        claims = run(client, requests.claim(replica.lease, 64, requests.ANY_TOKENS))
         had_at, bell = time.monotonic(), claims.bell
-        for claimed, params in read_claimed(client, claims.requests):
-            most = params.sampling.max_tokens
-            entries = [LogEntry(seq, 0, tokens[seq % len(tokens)]) for seq in range(1, most)]
-            entries.append(LogEntry(most, 0, tokens[0], "length", "max_tokens"))
-            emission = Emission(claimed.rid, 1, entries, "finished")
-            ring.times[number_of(params, tokenizer) * TOKENS] = time.monotonic() - had_at
-            run(client, requests.emit(replica.lease, [emission]))
+        replica.take(claims)
+        for request in replica.running.values():
+            while request.live:
+                replica.speak(request)
+            ring.times[replica.numbers[request.rid] * TOKENS] = time.monotonic() - had_at
+            run(client, requests.emit(replica.lease, [request.emission(most=len(request.history))]))
             answered += 1
+        replica.running.clear()
         if not claims.requests:
             wait_for_work(blocking, replica.lease, bell, _BLOCK_MS)
     return {"answered": answered}

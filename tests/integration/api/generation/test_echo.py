@@ -8,10 +8,10 @@ import httpx
 import openai
 import pytest
 
+from ops.bench.fanout.scripted_leader import PROMPT_TOKENS, scripted_score
 from tests.byte_model import BOS
 from tests.integration.api.sse import Event, read_all
 from tests.leader import ScriptedLeader
-from tests.script import PROMPT_TOKENS, scripted_score
 
 COMPLETIONS = "/v1/completions"
 PROMPT = "naïve 1"
