@@ -13,7 +13,7 @@ from api.errors.message_errors import handle_in_shape
 from api.openapi.document import served
 from api.openapi.openapi import add_bodies
 from api.process import Process
-from api.routes import chat, completions, embeddings, health, messages, models, requests, responses, tokens, usage
+from api.routes import completions, embeddings, health, messages, models, requests, responses, tokens, usage
 from api.routes.farm import farm_routes
 from api.routes.generation import identify
 from api.settings import ApiSettings
@@ -35,7 +35,7 @@ async def docs() -> Redirect:
 
 
 ROUTES = [
-    *(chat.create_chat_completion, completions.create_completion, embeddings.create_embedding),
+    *(completions.create_chat_completion, completions.create_completion, embeddings.create_embedding),
     *(responses.create_response, responses.compact_response, responses.count_input_tokens),
     *(responses.retrieve_response, responses.delete_response, responses.cancel_response, responses.list_input_items),
     *(messages.create_message, messages.count_message_tokens),

@@ -21,10 +21,10 @@ _FAREWELL_S = 2.0
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, that goes on listening while it drains, so that whoever comes is told to go elsewhere.
+    """Uvicorn that listens while it drains, so that new requests get 503.
 
-    After the first signal new requests get 503 and what runs goes on for the grace. Then, or at a second signal, every
-    stream is told that it is interrupted. Connections that do not take even that are cut.
+    Requests that run continue for the grace. Then, or at a second signal, every stream gets an event that it is
+    interrupted. Connections that do not take even that are cut.
     """
 
     def __init__(self, app: Any, process: Process) -> None:

@@ -38,7 +38,7 @@ def _limits(allowance: Allowance) -> Iterator[tuple[str, int, int, int]]:
 
 
 def moment(unix_s: float) -> str:
-    """As RFC 3339 writes it, the next whole second in UTC: who comes back then is never too early."""
+    """The next whole second in UTC, as RFC 3339 writes it: a client that retries then is not too early."""
     at = datetime.datetime.fromtimestamp(math.ceil(unix_s), datetime.UTC)
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 

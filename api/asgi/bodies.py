@@ -35,7 +35,7 @@ class Bodies:
     """Counts the bytes of the bodies that were begun and not yet turned into queued requests.
 
     Each owner, a tenant or all callers without a key together, has a share of the memory. Where a share or the whole is
-    full, the largest upload gives way to a smaller one: stalled uploads keep nobody out.
+    full, the largest upload gives way to a smaller one, so that stalled uploads lock no client out.
     """
 
     def __init__(self, limits: BodyLimits) -> None:

@@ -57,7 +57,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     config: ServerConfig
     _timer: asyncio.TimerHandle | None = None
-    """For the head that is awaited, or for the rest of a body that nobody reads."""
+    """For the head that is awaited, or for the rest of a body that no handler reads."""
     _in_body = False
     """True while a head is complete and its body is not."""
     _refused = False

@@ -87,10 +87,7 @@ class PeriodicTask:
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel the tasks and wait for them, at most five seconds.
-
-    The cancel is repeated: a library may swallow one that comes in the same moment as the result it waited for.
-    """
+    """Cancel the tasks, again and again for at most five seconds: a library may swallow a cancel beside a result."""
     loop = asyncio.get_running_loop()
     until = loop.time() + _LONGEST_S
     running = set(tasks)

@@ -18,8 +18,7 @@ def prompt_text(vocabulary: Vocabulary, tokens: list[int]) -> str:
 class Prompt:
     """The prompt of one choice as a client is shown it: before the answer, beside it, or not at all.
 
-    With `echo` its text is shown together with the log probabilities of its tokens. Where these are not wanted, whoever
-    opens the choice has shown it.
+    With `echo` its text comes with the log probabilities of its tokens; without these, the choice's opening shows it.
     """
 
     def __init__(self, vocabulary: Vocabulary, view: View, echo: str) -> None:

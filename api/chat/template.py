@@ -92,10 +92,7 @@ def render(
     tokenizer_config: dict[str, Any],
     variables: dict[str, Any],
 ) -> str:
-    """Render the messages with a generation prompt; `variables` are the request's chat_template_kwargs.
-
-    Raises TemplateFailed with the template's own words.
-    """
+    """Render the messages; `variables` are the request's chat_template_kwargs. Raises TemplateFailed."""
     if source is None:
         raise TemplateFailed(
             "This model has no chat template. Use /v1/completions, or add a chat_template.jinja to the model's folder.",

@@ -18,7 +18,7 @@ from api.models.grammar import GrammarChecks
 from api.models.models import ServedModel
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
-from api.schemas.converted import Converted, renamed
+from api.schemas.converted import Converted, naming
 from api.schemas.how import Reading
 from api.schemas.structured import Asked, grammar_of
 from api.schemas.view import Endpoint, View
@@ -129,10 +129,8 @@ class PreparedRequest:
 
 async def prepare(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> PreparedRequest:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
-    try:
+    with naming(body.names if isinstance(body, Converted) else {}):
         return await _prepared(body, caller, served, grammars)
-    except RequestError as error:
-        raise (renamed(error, body.names) if isinstance(body, Converted) else error) from None
 
 
 async def _prepared(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> PreparedRequest:
@@ -218,10 +216,8 @@ async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel
 
 async def count_tokens(body: Converted, served: ServedModel, size: int) -> int:
     """Tokens of the request's prompt; `size` as for `prompts_of`. Raises RequestError in the client's own names."""
-    try:
+    with naming(body.names):
         [prompt] = await prompts_of(body, served, size)
-    except RequestError as error:
-        raise renamed(error, body.names) from None
     return len(prompt)
 
 

@@ -68,7 +68,7 @@ class GrammarChecks:
         return verdict.grammar
 
     async def stop(self) -> None:
-        """End the processes; whoever waits for one has ended before."""
+        """End the processes; no request waits for one any more."""
         for _ in range(self._children):
             with suppress(asyncio.QueueEmpty):
                 await self._free.get_nowait().end()
@@ -94,7 +94,7 @@ class _Child:
         except ConnectionError:
             pass  # it has ended, which the empty line says too
         finally:
-            # Also where the request was given up: an answer that nobody reads would be taken for the next one's.
+            # Also where the request was cancelled: its answer would be taken for the next one's.
             if not line:
                 await self.end()
         if not line:

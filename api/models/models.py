@@ -154,10 +154,9 @@ class Models:
         return self._served[real][1].assets if real is not None and real in self._served else None
 
     async def look(self, *, shared: bool = False) -> None:
-        """Read the catalog and every model's state now; who asks meanwhile shares the next answer. `shared`: take what
-        another process read within the last second.
+        """Read the catalog and every model's state now; calls meanwhile share the next answer. Raises RedisUnavailable.
 
-        Raises RedisUnavailable.
+        `shared`: take the answer that another process read within the last second.
         """
         running = self._look
         if running is not None and not running.done():

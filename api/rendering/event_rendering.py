@@ -1,7 +1,7 @@
 """From log entries to typed events: /v1/responses and /v1/messages.
 
 Unlike chat's chunks, events are not joined: each entry of the log always makes the same ones, so that their numbers and
-places are a function of the log, whoever sends them and however fast the client reads.
+places are a function of the log alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""POST /v1/chat/completions and /v1/completions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from litestar import Response, post
 
 from api.openapi.openapi import taking
 from api.routes.generation import Http, generate
+from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import CompletionRequest, parse_completion
+
+
+@post("/v1/chat/completions", status_code=200, operation_class=taking(ChatRequest))
+async def create_chat_completion(request: Http) -> Response[Any]:
+    """Answer a conversation, as one body or as server-sent events."""
+    return await generate(request, parse_chat)
 
 
 @post("/v1/completions", status_code=200, operation_class=taking(CompletionRequest))

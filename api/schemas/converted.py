@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from api.schemas.chat import ChatRequest, check_chat
@@ -37,21 +39,21 @@ class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
 def converse(chat: dict[str, Any], endpoint: Endpoint, told_back: dict[str, Any], names: Names) -> Converted:
     """Check a body that was turned into chat's form. Raises RequestError in the client's own names."""
     given = {name: value for name, value in chat.items() if value is not None}
-    with_names = given | {"endpoint": endpoint, "told_back": told_back, "names": names}
-    try:
-        request = convert_part(with_names, Converted, "")
+    with naming(names):
+        request = convert_part(given | {"endpoint": endpoint, "told_back": told_back, "names": names}, Converted, "")
         check_chat(request)
-    except RequestError as error:
-        raise renamed(error, names) from None
     return request
 
 
-def renamed(error: RequestError, names: Names) -> RequestError:
-    """The error with its parameter under the name that the client used."""
-    param = error.param or ""
-    for ours, theirs in names.items():
-        if re.match(ours, param):
-            error.param = re.sub(ours, theirs, param)
+@contextmanager
+def naming(names: Names) -> Generator[None]:
+    """A RequestError of the block gets its parameter under the name that the client used."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.param or ""
+        ours = next((ours for ours in names if re.match(ours, param)), None)
+        if ours is not None:
+            error.param = re.sub(ours, names[ours], param)
             error.args = (str(error).replace(f"'{param}'", f"'{error.param}'"),)
-            break
-    return error
+        raise
