@@ -8,6 +8,7 @@ which outlives its end by two minutes, is turned into the response.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -111,11 +112,9 @@ class ResponseCompletion:
 
     async def cancel(self, stored: StoredResponse) -> None:
         """Ask for the end of its request, which may be over already."""
-        try:
+        with suppress(RequestNotFound):
             call = requests.cancel(stored.model, stored.rid, stored.tenant, "cancelled by the client")
             await arun(self._client, call)
-        except RequestNotFound:
-            return
 
     async def _rebuild(self, stored: StoredResponse) -> dict[str, Any]:
         """The response from its token log; stored, if that has its end."""

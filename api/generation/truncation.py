@@ -25,9 +25,7 @@ async def fitted(
 ) -> Converted:
     """The chat request for as much of `items` as there is room for; whole where it fits, or where that is not wanted.
 
-    `size` is that of the body in which the newest of them came.
-
-    Raises RequestError as `conversation` does. One that is too long with all dropped that may be is refused later.
+    `size`: of the body with the newest of them. Raises as `conversation`; one that stays too long is refused later.
     """
     size += _ITEM_BYTES * len(items)
     if asked.truncation != "auto":

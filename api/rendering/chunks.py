@@ -16,6 +16,9 @@ _json = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
 
+Event = dict[str, Any]
+"""A typed event of /v1/responses or /v1/messages; `type` comes first and is the event's name too."""
+
 
 class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: int

@@ -13,7 +13,7 @@ import msgspec
 
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
-from api.rendering.event_builder import Event, EventBuilder
+from api.rendering.chunks import Event
 from api.rendering.message_events import MessageEventBuilder
 from api.rendering.rendering import StreamRenderer
 from api.rendering.response_events import ResponseEventBuilder
@@ -30,7 +30,7 @@ class EventRenderer(StreamRenderer):
         self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
     ) -> None:
         super().__init__(rid, view, vocabulary, prompt_tokens, resume)
-        self._builder: EventBuilder
+        self._builder: ResponseEventBuilder | MessageEventBuilder
         if view.endpoint == "responses":
             self._builder = ResponseEventBuilder(rid, view, vocabulary)
         else:

@@ -10,15 +10,14 @@ import msgspec
 from api.chat.piece import Piece
 from api.errors.errors import problem
 from api.errors.message_errors import anthropic_error
-from api.rendering.chunks import Usage
-from api.rendering.event_builder import Event
+from api.rendering.chunks import Event, Usage
 from api.schemas.view import View, answer_id
 
 _STOP_REASONS: dict[str, str] = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
 class MessageEventBuilder:
-    """One message."""
+    """One message, as a pure state machine; its methods are those of ResponseEventBuilder."""
 
     def __init__(self, rid: str, view: View) -> None:
         self._rid, self._view = rid, view

@@ -9,8 +9,7 @@ import msgspec
 from api.chat.piece import Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.errors.errors import GenerationFailed, problem
-from api.rendering.chunks import Usage
-from api.rendering.event_builder import Event
+from api.rendering.chunks import Event, Usage
 from api.rendering.scores import scored_tokens
 from api.schemas.items import sealed
 from api.schemas.view import View, answer_id
@@ -145,7 +144,7 @@ class _Call(_Item):
 
 
 class ResponseEventBuilder:
-    """One response. Ids of items are derived from the request's, so that a resume says the same."""
+    """One response, as a pure state machine: ids of items follow from the request's, so that a resume says the same."""
 
     def __init__(self, rid: str, view: View, vocabulary: Vocabulary) -> None:
         self._rid, self._view, self._vocabulary = rid, view, vocabulary
@@ -159,12 +158,14 @@ class ResponseEventBuilder:
         """Fields that the end sets: status, error, usage …"""
 
     def begin(self) -> list[Event]:
+        """Events that are sent before the first token."""
         waits = self._view.told["background"]
         later = "response.queued" if waits else "response.in_progress"
         response = self._response("queued" if waits else "in_progress")
         return [{"type": "response.created", "response": response}, {"type": later, "response": response}]
 
     def tell(self, piece: Piece, usage: Usage) -> list[Event]:
+        """Events of one entry of the token log; `usage` counts up to it."""
         events: list[Event] = []
         if not self._begun and self._view.told["background"]:
             events.append({"type": "response.in_progress", "response": self._response("in_progress")})
@@ -185,6 +186,7 @@ class ResponseEventBuilder:
         return events
 
     def end(self, usage: Usage, failure: BaseException | None, now_s: float) -> list[Event]:
+        """Events that end the answer, at `now_s` in Unix seconds; called once."""
         events = self._close("incomplete")
         status = "completed"
         if isinstance(failure, GenerationFailed) and failure.code == "request_cancelled":
@@ -202,9 +204,11 @@ class ResponseEventBuilder:
         return [*events, {"type": kind, "response": self.whole()}]
 
     def whole(self) -> dict[str, Any]:
+        """The answer as one body, as far as it has been told."""
         return self._response("in_progress")
 
     def interrupted(self, error: BaseException) -> Event:
+        """The event for a process that stops while the answer goes on in another one."""
         found = problem(error).body.error
         return {"type": "error", "code": found.code, "message": found.message, "param": found.param}
 
