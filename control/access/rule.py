@@ -16,11 +16,11 @@ FIXED_KEYS_VARIABLE = "FURROW_API_KEYS"
 
 def key_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--api-key`, `--keys` and `--no-auth`, which `asks_for_key` reads."""
-    text = f"A fixed key that clients may bring. Repeatable [default: the words of ${FIXED_KEYS_VARIABLE}]."
+    text = f"An API key that clients may use. Repeatable [default: the words of ${FIXED_KEYS_VARIABLE}]."
     fixed = click.option("--api-key", "api_keys", multiple=True, envvar=FIXED_KEYS_VARIABLE, help=text)
-    asked = "Ask for an API key, as is done anyway where others can reach --host."
+    asked = "Require an API key; the default if other machines can reach --host."
     keys = click.option("--keys", is_flag=True, help=asked)
-    no_auth = click.option("--no-auth", is_flag=True, help="Let everybody in who can reach --host.")
+    no_auth = click.option("--no-auth", is_flag=True, help="Require no API key.")
     return fixed(keys(no_auth(function)))
 
 
@@ -39,5 +39,5 @@ def why_asked(host: str, known: int, where: str = "") -> str:
     """The reason for an operator; `known` counts the keys, `where` is an option for `furrow keys`."""
     reason = "" if is_loopback(host) else f"{host} can be reached from elsewhere, so "
     remedy = f"`furrow keys list{where}` shows them" if known else f"Make one with `furrow keys create{where}`"
-    way_out = "" if is_loopback(host) else ", or let everybody in with --no-auth"
+    way_out = "" if is_loopback(host) else ", or require none with --no-auth"
     return f"{reason}every request needs an API key; there {'are' if known != 1 else 'is'} {known}. {remedy}{way_out}."

@@ -24,7 +24,10 @@ def dead() -> None:
 @click.argument("model")
 @redis_option
 def list_dead(model: str, redis_url: str | None) -> None:
-    """List the dead letters of MODEL, newest first: time, request id, tokens of the prompt, cause."""
+    """List the dead letters of MODEL.
+
+    A line has time, request id, tokens of the prompt and cause; the newest is first.
+    """
     letters = run(connect_to_farm(redis_url), requests.dead_letters(model))
     if not letters:
         click.echo(f"No dead letters of '{model}'.")
@@ -37,7 +40,10 @@ def list_dead(model: str, redis_url: str | None) -> None:
 @click.argument("rid")
 @redis_option
 def show(model: str, rid: str, redis_url: str | None) -> None:
-    """Show the dead letter RID of MODEL as JSON, with the prompt and all parameters of the request."""
+    """Show the dead letter RID of MODEL as JSON.
+
+    It has the prompt and all parameters of the request.
+    """
     letter = requests.dead_letter(connect_to_farm(redis_url), model, rid)
     fields = dataclasses.asdict(letter) | {"params": letter.params, "at": _when(letter)}
     click.echo(msgspec.json.format(msgspec.json.encode(fields), indent=2))
@@ -48,7 +54,10 @@ def show(model: str, rid: str, redis_url: str | None) -> None:
 @click.argument("rid")
 @redis_option
 def retry(model: str, rid: str, redis_url: str | None) -> None:
-    """Enqueue the request RID of MODEL again under a new id, and drop its dead letter."""
+    """Enqueue the request RID of MODEL again.
+
+    It gets a new id, and its dead letter is dropped.
+    """
     client = connect_to_farm(redis_url)
     again = requests.retry_letter(client, model, requests.dead_letter(client, model, rid), uuid.uuid4().hex)
     click.echo(f"{rid} is tried again as {again}.")

@@ -52,7 +52,10 @@ def keys() -> None:
 @limit_options
 @redis_option
 def create(redis_url: str | None, name: str, tenant: str, admin: bool, **limits: Any) -> None:
-    """Create an API key and print its secret, once: the farm keeps only a hash of it."""
+    """Create an API key and print its secret.
+
+    The secret is printed only once: the farm keeps a hash of it.
+    """
     key, secret = access.mint(name=name, tenant=tenant, admin=admin, **given(limits))
     access.create(connect_to_farm(redis_url), key)
     click.echo(f"API key {key.id} ({key.name}). Its secret is not shown again:", err=True)
@@ -63,7 +66,7 @@ def create(redis_url: str | None, name: str, tenant: str, admin: bool, **limits:
 @click.option("--all", "everything", is_flag=True, help="Show revoked and expired keys too.")
 @redis_option
 def list_all(redis_url: str | None, everything: bool) -> None:
-    """Show every API key with its state, its limits, and when it was last used."""
+    """List the API keys: state, limits, last use."""
     now = time.time()
     rows: list[tuple[str, ...]] = [
         ("ID", "NAME", "TENANT", "STATE", "ADMIN", "RPM", "TPM", "AT ONCE", "CAP", "MODELS", "CREATED", "USED")
@@ -120,7 +123,10 @@ def limits(redis_url: str | None, key: str, all_models: bool, **limits: Any) -> 
 @click.option("--days", type=click.IntRange(1, 400), default=30, show_default=True, help="Number of days, with today.")
 @redis_option
 def usage(redis_url: str | None, key: str | None, days: int) -> None:
-    """Show the usage of KEY (an id or a name), or of all keys, per day (UTC) and model."""
+    """Show the usage of KEY, or of all keys.
+
+    KEY is an id or a name. A row is the usage of a day (UTC) and model.
+    """
     client = connect_to_farm(redis_url)
     found = read_usage(client, days, access.find(client, key).id if key is not None else None)
     if not found:

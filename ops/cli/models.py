@@ -72,7 +72,10 @@ def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replica
 @wait_option
 @redis_option
 def reload(name: str, wait: bool, redis_url: str | None) -> None:
-    """Restart the replicas of the model NAME one by one, to load changed files. No request fails."""
+    """Restart the replicas of the model NAME.
+
+    They restart one by one and load changed files. No request fails.
+    """
     client = connect_to_farm(redis_url)
     revision = desired_state.reload(client, name)
     click.echo(f"{name}: revision {revision} is desired.")
@@ -126,9 +129,10 @@ def unload(name: str, redis_url: str | None) -> None:
 @models.command(name="list")
 @redis_option
 def list_models(redis_url: str | None) -> None:
-    """List the replicas of every model: state, revision, weights, host, devices, epoch, last step, errors.
+    """List the replicas of every model.
 
-    A last line shows the progress of a change. The memory of Redis is printed on standard error.
+    A row has state, revision, weights, host, devices, epoch, last step and errors. A last line shows the progress of a
+    change. The memory of Redis is printed on standard error.
     """
     client = connect_to_farm(redis_url)
     for server in server_memory(client):

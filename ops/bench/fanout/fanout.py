@@ -68,13 +68,13 @@ class Seen:
 @click.command()
 @click.option("--clients", type=click.IntRange(1), default=1000, show_default=True, help="Streams at one time.")
 @click.option("--rate", default=21.0, show_default=True, help="Tokens a second of each stream.")
-@click.option("--replicas", type=click.IntRange(1), default=16, show_default=True, help="That share the streams.")
-@click.option("--tokens", type=click.IntRange(2), default=1000, show_default=True, help="Of an answer.")
-@click.option("--seconds", default=15.0, show_default=True, help="Measured of each load.")
-@click.option("--minutes", default=0.0, show_default=True, help="Of the full load instead: for its memory.")
-@click.option("--requests", type=click.IntRange(0), default=300, show_default=True, help="That are not streamed.")
-@click.option("--only", type=click.Choice(["whole"]), help="This part alone: `whole` for what is not streamed.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Keep every figure here.")
+@click.option("--replicas", type=click.IntRange(1), default=16, show_default=True, help="Leaders of the streams.")
+@click.option("--tokens", type=click.IntRange(2), default=1000, show_default=True, help="Tokens of an answer.")
+@click.option("--seconds", default=15.0, show_default=True, help="Measured time of each load.")
+@click.option("--minutes", default=0.0, show_default=True, help="Longer full load, to measure memory.")
+@click.option("--requests", type=click.IntRange(0), default=300, show_default=True, help="Answers without stream.")
+@click.option("--only", type=click.Choice(["whole"]), help="Only the answers that are not streamed.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="File for all figures.")
 def fanout(
     clients: int,
     rate: float,

@@ -1,4 +1,4 @@
-"""`furrow bench hostile`: what polite streams notice of attacks on their API process, and what it keeps of them."""
+"""`furrow bench hostile`: the delay of polite streams and the memory of an API process under attack."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ LOOK_EVERY_S = 0.1
 
 
 @click.command()
-@click.option("--clients", type=click.IntRange(1), default=100, show_default=True, help="Polite streams.")
-@click.option("--seconds", default=15.0, show_default=True, help="Of each run.")
-@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="With attacks, and without.")
+@click.option("--clients", type=click.IntRange(1), default=100, show_default=True, help="Number of polite streams.")
+@click.option("--seconds", default=15.0, show_default=True, help="Duration of each run.")
+@click.option(
+    "--runs", type=click.IntRange(1), default=3, show_default=True, help="Pairs of runs, with and without attacks."
+)
 def hostile(clients: int, seconds: float, runs: int) -> None:
-    """Polite streams with and without attacks on their API process, which has a core of its own.
+    """Measure polite streams with and without attacks on their API process, which has a core of its own.
 
     Leaders without a model emit through Redis and stamp each token, as in `ops.bench.fanout.fanout`: the delay of a
     token shows the load of the API process, and not that of a model. The exit status is 1 if a figure misses its limit

@@ -49,7 +49,7 @@ class Cancels:
 
 @click.command()
 @click.option("--times", type=click.IntRange(2), default=1000, show_default=True, help="Cancels in all, half each way.")
-@click.option("--streams", type=click.IntRange(1), default=16, show_default=True, help="Streams that run at any time.")
+@click.option("--streams", type=click.IntRange(1), default=16, show_default=True, help="Streams at one time.")
 def cancel(times: int, streams: int) -> None:
     """Cancel streams of a private farm (demo, one CPU rank) while others run and new ones begin.
 

@@ -67,23 +67,26 @@ class Load:
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="Of each of the two windows that are measured.")
+@click.option("--seconds", default=60.0, show_default=True, help="Duration of each of the two measured windows.")
 @click.option("--settle", default=10.0, show_default=True, help="Seconds from an arrival to its window.")
-@click.option("--kv-tokens", default=1024, show_default=True, help="KV memory: it bounds how many run at once.")
-@click.option("--backlog", default=6, show_default=True, help="Requests that each light user keeps on their way.")
+@click.option(
+    "--kv-tokens", default=1024, show_default=True, help="Tokens of KV memory, which limits the running requests."
+)
+@click.option("--backlog", default=6, show_default=True, help="Requests in flight of each light user.")
 @click.option("--hog-requests", default=45, show_default=True, help="Requests that a hog sends at once; 0: no hogs.")
-@click.option("--hog-choices", default=128, show_default=True, help="Choices of each of them.")
-@click.option("--times", default=20, show_default=True, help="Small requests beside each hog, one after the other.")
+@click.option("--hog-choices", default=128, show_default=True, help="Choices of each of these requests.")
+@click.option("--times", default=20, show_default=True, help="Small requests beside each hog, one at a time.")
 def fairness(
     seconds: float, settle: float, kv_tokens: int, backlog: int, hog_requests: int, hog_choices: int, times: int
 ) -> None:
-    """Measure a private farm (demo, one CPU rank): a heavy user has it alone, nine light ones come, then one more.
+    """Measure the shares of users on a private farm (demo, one CPU rank).
 
-    A user is a bearer token. Counted are prompt and generated tokens, as the turns count them. The heavy user has ten
-    times the light ones' requests on their way, each of them longer. With --seconds 0 this part is left out.
+    A heavy user begins alone; nine light ones come, then one. A user is a bearer token. A share counts prompt and
+    generated tokens. The heavy user has ten times as many requests in flight as a light one, and longer ones. With
+    --seconds 0 this part is left out.
 
-    Then a small request is measured, again and again, beside hogs: users who send more than the leader has places or
-    memory for, in many choices, long answers or long prompts. Its first token must come within 2 s.
+    The second part times small requests beside hogs: users who send more choices, longer answers or longer prompts than
+    the leader has places or memory for. The first token must come within 2 s.
     """
     click.echo(describe())
     figures = by_turns(seconds, settle, kv_tokens, backlog) if seconds else []

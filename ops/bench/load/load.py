@@ -28,16 +28,14 @@ from ops.demo import MODEL_DIR
 @click.argument("scenarios", nargs=-1)
 @click.option("--url", metavar="URL", help="API of the farm to load, such as http://127.0.0.1:8000.")
 @redis_option
-@click.option("--model", "models", multiple=True, help="Model to ask; repeat for more [default: what is served].")
+@click.option("--model", "models", multiple=True, help="Model to ask; repeatable [default: all that are served].")
 @click.option(
     "--self", "own", is_flag=True, help="Start a private farm for each scenario, with its models and replicas."
 )
-@click.option("--source", default="demo", show_default=True, help="With --self: the model that is served.")
+@click.option("--source", default="demo", show_default=True, help="With --self: model to serve.")
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="With --self: ranks per replica.")
 @click.option("--devices", default="cpu", show_default=True, help="With --self: one per rank.")
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures here."
-)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="File for all figures.")
 def load(
     scenarios: tuple[str, ...],
     url: str | None,
@@ -49,7 +47,7 @@ def load(
     devices: str,
     json_file: Path | None,
 ) -> None:
-    """Run SCENARIOS and print each one's figures; exit status 1 if one fails.
+    """Run SCENARIOS and print the figures of each; the exit status is 1 if one fails.
 
     A scenario fails if a request fails, or if a segment has no data.
     """

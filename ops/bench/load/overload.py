@@ -59,12 +59,17 @@ class Phase:
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="Of the nominal load, and of the overload.")
+@click.option("--seconds", default=60.0, show_default=True, help="Duration of the nominal load and of the overload.")
 @click.option("--calibrate", default=15.0, show_default=True, help="Seconds in which the capacity is measured.")
 @click.option("--times", default=10.0, show_default=True, help="Overload, as a multiple of the capacity.")
-@click.option("--kv-tokens", default=400, show_default=True, help="KV memory: it bounds how many run at once.")
 @click.option(
-    "--max-queue-wait", default=0.7, show_default=True, help="Of the API: seconds that a request may expect to wait."
+    "--kv-tokens", default=400, show_default=True, help="Tokens of KV memory, which limits the running requests."
+)
+@click.option(
+    "--max-queue-wait",
+    default=0.7,
+    show_default=True,
+    help="Option of the API: longest expected wait of a request, in seconds.",
 )
 def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max_queue_wait: float) -> None:
     """Measure a private farm (demo, one CPU rank) at its capacity and far beyond.

@@ -50,24 +50,36 @@ class Options:
 
 @click.command(epilog=f"Engines: {', '.join(ENGINES)}. Weights: {', '.join(BYTES)}.")
 @click.option(
-    "--engine", "names", multiple=True, metavar="ENGINE[:WEIGHTS]", help="Row; repeat [default: all of them]."
+    "--engine",
+    "names",
+    multiple=True,
+    metavar="ENGINE[:WEIGHTS]",
+    help="Engine and weights to run; repeatable [default: all].",
 )
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="tiny", show_default=True, help="A random model.")
 @click.option("--streams", type=click.IntRange(1), multiple=True, default=(1, 8, 64), show_default=True)
 @click.option("--prompt", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens.")
 @click.option("--tokens", type=click.IntRange(2), default=256, show_default=True, help="New tokens of each stream.")
 @click.option("--ttft", type=click.IntRange(1), multiple=True, default=(512, 4096), show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="In each, every row has its turn.")
-@click.option("--device", default="cpu", show_default=True, help="cpu or cuda:0.")
+@click.option(
+    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds; each runs every engine once."
+)
+@click.option("--device", default="cpu", show_default=True, help="Device of each engine: cpu or cuda:0.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of each engine [default: all cores].")
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks of Furrow's farm.")
-@click.option("--peer-python", default=sys.executable, help="Interpreter that has the peers' packages [default: this].")
-@click.option("--llama-server", help="llama.cpp's server program.")
-@click.option("--peer-env", multiple=True, metavar="NAME=VALUE", help="Environment of the peers alone; repeat.")
-@click.option("--models", type=click.Path(file_okay=False, path_type=Path), help="Keep the models here, or take them.")
-@click.option("--json", "json_file", type=FILE, help="Also write all figures here, after each engine's turn.")
-@click.option("--plot", type=FILE, help="Also draw the rates here, as SVG.")
-@click.option("--goals", "with_goals", is_flag=True, help="Judge the figures that Furrow is to reach.")
+@click.option("--peer-python", default=sys.executable, help="Python of the other engines [default: this one].")
+@click.option("--llama-server", help="Path of llama.cpp's server program.")
+@click.option(
+    "--peer-env", multiple=True, metavar="NAME=VALUE", help="Variable for the other engines alone; repeatable."
+)
+@click.option(
+    "--models",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to keep the models in and take them from.",
+)
+@click.option("--json", "json_file", type=FILE, help="File for all figures, written after each turn.")
+@click.option("--plot", type=FILE, help="File for a chart of the rates, as SVG.")
+@click.option("--goals", "with_goals", is_flag=True, help="Compare the figures with Furrow's goals.")
 def compare(
     names: tuple[str, ...], shape: str, streams: tuple[int, ...], prompt: int, tokens: int, ttft: tuple[int, ...],
     rounds: int, device: str, threads: int | None, tp: int, peer_python: str, llama_server: str | None,

@@ -31,8 +31,7 @@ FAULTS: dict[str, tuple[int, signal.Signals]] = {
     "--length", type=click.IntRange(STRIKE_AT + 20), default=LENGTH, show_default=True, help="Tokens of a request."
 )
 def recovery(streams: int, times: int, shape: str | None, length: int) -> None:
-    """Kill ranks of a private farm (two CPU ranks) and measure the way back, phase by phase; kill its agent, which no
-    stream may notice.
+    """Kill ranks and the agent of a private farm (two CPU ranks), and measure each phase of the recovery.
 
     Each strike waits until the standby process is ready; FURROW_STANDBY=0 measures without one. In float64 the texts
     must be those of the undisturbed run; in float32 a near-tie may fall the other way after a recovery.

@@ -79,7 +79,7 @@ class Clients:
 
 
 @click.command()
-@click.option("--times", type=click.IntRange(1), default=20, show_default=True, help="Reloads.")
+@click.option("--times", type=click.IntRange(1), default=20, show_default=True, help="Number of reloads.")
 @click.option("--clients", type=click.IntRange(1), default=12, show_default=True)
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
 def rolling(times: int, clients: int, replicas: int) -> None:
