@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import structlog
 from redis import exceptions as redis_errors
 
 from control.errors import RedisUnavailable, SettingsError
+from control.listening import free_port
 from control.redis.clients import connect
 from ops.local.memory import default_memory
 from ops.local.server_binary import ServerBinary, find_server
@@ -169,7 +169,7 @@ class EmbeddedServer:
     def _first_process(self) -> subprocess.Popen[bytes]:
         """Start on a free port; another process may take it before the server does, so try a few."""
         for _ in range(_TRIES_FOR_A_PORT):
-            self._port = _free_port()
+            self._port = free_port("127.0.0.1", 0)
             process = self._process = self._spawn()
             if self._comes_up(process):
                 return process
@@ -237,8 +237,3 @@ def _write_private(path: Path, text: str) -> None:
     """Readable by this user only from the first byte on."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

@@ -81,7 +81,7 @@ def fairness(
 ) -> None:
     """Measure the shares of users on a private farm (demo, one CPU rank).
 
-    A heavy user begins alone; nine light ones come, then one. A user is a bearer token. A share counts prompt and
+    A heavy user begins alone; nine light ones come, then one more. Each is a bearer token. A share counts prompt and
     generated tokens. The heavy user has ten times as many requests in flight as a light one, and longer ones. With
     --seconds 0 this part is left out.
 
