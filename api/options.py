@@ -124,6 +124,11 @@ _OPTIONS = (
         help="Stored responses of one tenant, or of all callers without a key; the oldest are deleted.",
     ),
     _option(
+        "--strict",
+        is_flag=True,
+        help="Refuse a request whose token limit is beyond the context, instead of cutting the limit.",
+    ),
+    _option(
         "--tool-parser",
         type=click.Choice(get_args(CallFormat)),
         help="Form in which the models write calls of tools [default: what their templates show].",
@@ -150,5 +155,5 @@ def take_api_arguments(context: click.Context, values: dict[str, Any]) -> list[s
             source = context.get_parameter_source(option.name)
             if source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP):
                 given = value if option.multiple else [value]
-                words += [word for one in given for word in (option.opts[0], str(one))]
+                words += [word for one in given for word in (option.opts[0], *([] if option.is_flag else [str(one)]))]
     return words

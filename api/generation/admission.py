@@ -12,7 +12,6 @@ import msgspec
 
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
-from api.schemas.converted import Converted
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
 from control.messages import GenerationRequest, Grammar, ModelAssets, Sampling
 
@@ -25,8 +24,12 @@ def admit(
     prompt: list[int],
     assets: ModelAssets,
     grammar: Grammar | None = None,
+    *,
+    strict: bool = False,
 ) -> GenerationRequest:
     """Check a tokenised prompt against the model's limits and fill in the sampling parameters.
+
+    A limit of tokens beyond what is left of the context and of the memory is cut to that, or refused if `strict`.
 
     Raises ContextLengthExceeded, RequestTooLarge, or RequestError for token ids outside the vocabulary.
     """
@@ -35,7 +38,7 @@ def admit(
     _check_ids("prompt", prompt, assets)
     _check_ids("logit_bias", list(request.logit_bias or {}), assets)
     _check_ids("stop_token_ids", request.stop_token_ids or [], assets)
-    max_tokens = _max_tokens(request, len(prompt), assets)
+    max_tokens = _max_tokens(request, len(prompt), assets, strict)
     if request.min_tokens is not None and request.min_tokens > max_tokens:
         raise RequestError(
             f"'min_tokens' ({request.min_tokens}) is above the most tokens that can be generated ({max_tokens}).",
@@ -64,23 +67,23 @@ def _check_ids(param: str, ids: list[int], assets: ModelAssets) -> None:
         )
 
 
-def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, assets: ModelAssets) -> int:
+def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, assets: ModelAssets, strict: bool) -> int:
     """The request's limit, else the model's default, else the rest of the context (and of the memory)."""
-    rest = min(assets.context_length, assets.kv_tokens) - prompt_tokens
-    asked = _asked(request, rest)
-    if prompt_tokens + (asked or 1) > assets.context_length:
+    rest, asked = min(assets.context_length, assets.kv_tokens) - prompt_tokens, request.token_limit
+    needed = asked if strict and asked is not None else 1
+    if prompt_tokens + needed > assets.context_length:
         error = ContextLengthExceeded(prompt_tokens, asked or 1, assets.context_length)
-        error.param = _limit_param(request) if (asked or 0) > assets.context_length else _prompt_param(request)
+        error.param = _limit_param(request) if needed > assets.context_length else _prompt_param(request)
         raise error
-    if prompt_tokens + (asked or 1) > assets.kv_tokens:
+    if prompt_tokens + needed > assets.kv_tokens:
         raise RequestTooLarge(
-            f"The request needs memory for {prompt_tokens + (asked or 1)} tokens ({prompt_tokens} in the prompt); this "
+            f"The request needs memory for {prompt_tokens + needed} tokens ({prompt_tokens} in the prompt); this "
             f"deployment holds {assets.kv_tokens}. Shorten the prompt or lower max_tokens.",
-            param=_prompt_param(request) if asked is None else _limit_param(request),
+            param=_limit_param(request) if needed > 1 else _prompt_param(request),
         )
     if asked is not None:
-        return asked
-    default = _default_max_tokens(assets.generation_config, prompt_tokens) if request.token_limit is None else None
+        return min(asked, rest)
+    default = _default_max_tokens(assets.generation_config, prompt_tokens)
     return rest if default is None else min(rest, max(default, request.min_tokens or 0))
 
 
@@ -95,13 +98,6 @@ def _default_max_tokens(config: dict[str, Any], prompt_tokens: int) -> int | Non
 
 def _positive(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _asked(request: ChatRequest | CompletionRequest, room: int) -> int | None:
-    """The request's own limit; None, as where it has none, if it may be cut to the `room` that there is."""
-    asked = request.token_limit
-    shrinks = isinstance(request, Converted) and request.limit_shrinks
-    return None if shrinks and asked is not None and 0 < room < asked else asked
 
 
 def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets: ModelAssets) -> Sampling:

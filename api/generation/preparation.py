@@ -127,20 +127,24 @@ class PreparedRequest:
         )
 
 
-async def prepare(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> PreparedRequest:
+async def prepare(
+    body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks, *, strict: bool
+) -> PreparedRequest:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
     with naming(body.names if isinstance(body, Converted) else {}):
-        return await _prepared(body, caller, served, grammars)
+        return await _prepared(body, caller, served, grammars, strict)
 
 
-async def _prepared(body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks) -> PreparedRequest:
+async def _prepared(
+    body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks, strict: bool
+) -> PreparedRequest:
     size = max(caller.body_bytes, _size(body))
     texts, reading, asked = await off_loop(size, _texts, body, served)
     grammar = await grammars.check(asked, served.letters) if asked is not None else None
     prompts = await _encoded(texts, body, served)
 
     def admitted() -> list[GenerationRequest]:
-        return [admit(body, prompt, served.assets, grammar) for prompt in prompts]
+        return [admit(body, prompt, served.assets, grammar, strict=strict) for prompt in prompts]
 
     members = await off_loop(size, admitted)
     _check_scores(body, members)

@@ -49,7 +49,7 @@ class Submitter:
         queue = served.name, caller.tenant, caller.identity.priority(body.priority)
         if not caller.idempotency_key:  # with one it may join a request that is queued already
             self._backpressure.check(*queue)
-        prepared = await prepare(body, caller, served, self._grammars)
+        prepared = await prepare(body, caller, served, self._grammars, strict=self._settings.strict)
         caller.request_log.know(prompt_tokens=prepared.prompt_tokens)
         feeds = await self._sessions.feeds(served.name, caller.tenant, caller.rid)
         members = {member_rid(caller.rid, member): request for member, request in enumerate(prepared.members)}

@@ -24,11 +24,6 @@ class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
     told_back: dict[str, Any]
     names: Names = {}
 
-    @property
-    def limit_shrinks(self) -> bool:
-        """Anthropic's `max_tokens` is required, so clients send large ones: it may be more than there is room for."""
-        return self.endpoint == "messages"
-
     def told(self, sampling: Sampling) -> dict[str, Any]:
         """`told_back`, with the defaults that the model has filled in."""
         if self.endpoint == "messages":

@@ -10,7 +10,7 @@ import pytest
 from api.generation.admission import admit
 from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import parse_completion
-from control.errors import ContextLengthExceeded, RequestTooLarge
+from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
 from control.messages import ModelAssets
 from tests.byte_model import byte_assets
 
@@ -52,15 +52,27 @@ def test_the_model_caps_answers_without_a_limit() -> None:
 
 
 def test_too_long_and_too_large() -> None:
-    """Over the context is a 400 with both numbers, over the memory a 413; each names its field."""
+    """With `strict` over the context is a 400 with both numbers, over the memory a 413; each names its field."""
     with pytest.raises(ContextLengthExceeded) as caught:
-        admit(parse_completion(b'{"prompt": "x", "max_tokens": 91}'), [1] * 10, assets())
+        admit(parse_completion(b'{"prompt": "x", "max_tokens": 91}'), [1] * 10, assets(), strict=True)
     assert (caught.value.prompt_tokens, caught.value.max_tokens, caught.value.param) == (10, 91, "prompt")
     with pytest.raises(ContextLengthExceeded):
         admit(chat(), [1] * 100, assets())
     with pytest.raises(RequestTooLarge):
-        admit(chat(max_tokens=71), [1] * 10, assets())
-    assert admit(chat(max_tokens=70), [1] * 10, assets()).sampling.max_tokens == 70
+        admit(chat(max_tokens=71), [1] * 10, assets(), strict=True)
+    assert admit(chat(max_tokens=70), [1] * 10, assets(), strict=True).sampling.max_tokens == 70
+
+
+@pytest.mark.parametrize("asked", [70, 71, 100, 10**9])
+def test_a_limit_beyond_the_context_is_cut_to_what_is_left(asked: int) -> None:
+    assert admit(chat(max_tokens=asked), [1] * 10, assets()).sampling.max_tokens == 70
+    with pytest.raises(RequestTooLarge):
+        admit(chat(max_tokens=asked), [1] * 80, assets())
+
+
+def test_no_fewer_tokens_can_be_asked_than_are_left() -> None:
+    with pytest.raises(RequestError, match="'min_tokens' \\(71\\)"):
+        admit(chat(max_tokens=90, min_tokens=71), [1] * 10, assets())
 
 
 def test_every_end_of_sequence_id_stops() -> None:
