@@ -204,7 +204,8 @@ class RankError(FurrowError):
 
     def __init__(self, rank: int, kind: RankErrorKind, message: str) -> None:
         super().__init__(f"rank {rank}: {kind}: {message}")
-        self.rank, self.kind, self.message = rank, kind, message
+        self.rank, self.message = rank, message
+        self.kind: RankErrorKind = kind
 
 
 class CollectiveFailed(FurrowError):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from torch import distributed as dist
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
 
 POLL_S = 0.02
 READY, FAILED = b"ready", b"failed"
 
 
 def all_ready(
-    store: dist.Store,
+    store: Store,
     rank: int,
     world_size: int,
     ready: bool,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -13,7 +13,7 @@ from control.errors import CollectiveFailed
 
 
 @contextmanager
-def met() -> Iterator[None]:
+def met() -> Generator[None]:
     """Name what a backend raises when another rank is gone: CollectiveFailed, and not this rank's own failure."""
     try:
         yield

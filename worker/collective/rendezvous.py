@@ -16,10 +16,12 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import structlog
 import torch.distributed as dist
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
 
 from control.errors import CollectiveFailed
 from worker.collective import interpreted, native, segment
@@ -62,18 +64,18 @@ class Offer(msgspec.Struct):
     pids: list[int] = []
 
 
-def join(store: dist.Store, rank: int, world_size: int, device: str, abort: Abort, shared: bool = True) -> Collective:
+def join(store: Store, rank: int, world_size: int, device: str, abort: Abort, shared: bool = True) -> Collective:
     """Join the group that meets at `store`, which must be this epoch's alone; `shared` admits shared memory. Raises
     CollectiveFailed or RuntimeError if another rank does not come, CollectiveLeft when told to leave."""
     card = card_of(device, shared)
-    store.set(f"card/{rank}", msgspec.json.encode(card))
+    store.set(f"card/{rank}", msgspec.json.encode(card).decode())
     exchange = _lead(store, card, world_size, abort) if rank == 0 else _follow(store, rank, abort)
     if exchange is not None:
         return SharedMemoryCollective(exchange, rank, world_size)
     backend = "nccl" if device.startswith("cuda") else "gloo"
     limit = timedelta(seconds=COLLECTIVE_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-    return ProcessGroupCollective(dist.group.WORLD)
+    return ProcessGroupCollective(cast(dist.ProcessGroup, dist.group.WORLD))
 
 
 def card_of(device: str, shared: bool) -> Card:
@@ -118,21 +120,21 @@ def _way(cards: list[Card]) -> str:
     return next((way for way in WAYS if all(way in card.ways for card in cards)), "")
 
 
-def _lead(store: dist.Store, own: Card, world_size: int, abort: Abort) -> Exchange | None:
+def _lead(store: Store, own: Card, world_size: int, abort: Abort) -> Exchange | None:
     """Rank 0's part."""
     others = [_wait(store, f"card/{rank}", abort) for rank in range(1, world_size)]
     cards = [own, *(msgspec.json.decode(other, type=Card) for other in others)]
     way, refusal, descriptor = _way(cards), refusal_of(cards), -1
     exchange: Exchange | None = None
+    offer = Offer(way=way, pids=[card.pid for card in cards])
     try:
         if not refusal:
             try:
-                descriptor = segment.create(world_size)
-                offer = Offer(way=way, descriptor=descriptor, pids=[card.pid for card in cards])
+                offer.descriptor = descriptor = segment.create(world_size)
                 exchange = _map(offer, descriptor, 0, abort)
             except OSError as error:
                 refusal = f"rank 0: {error}"
-        store.set("offer", msgspec.json.encode(Offer(refusal=refusal) if refusal else offer))
+        store.set("offer", msgspec.json.encode(Offer(refusal=refusal) if refusal else offer).decode())
         if exchange is not None:
             answers = [_wait(store, f"mapped/{rank}", abort).decode() for rank in range(1, world_size)]
             refusal = next((f"rank {rank}: {why}" for rank, why in enumerate(answers, 1) if why != MAPPED), "")
@@ -147,7 +149,7 @@ def _lead(store: dist.Store, own: Card, world_size: int, abort: Abort) -> Exchan
     return exchange
 
 
-def _follow(store: dist.Store, rank: int, abort: Abort) -> Exchange | None:
+def _follow(store: Store, rank: int, abort: Abort) -> Exchange | None:
     """Another rank's part."""
     offer = msgspec.json.decode(_wait(store, "offer", abort), type=Offer)
     if offer.refusal:
@@ -176,7 +178,7 @@ def _given_up(exchange: Exchange | None) -> None:
         exchange.leave()
 
 
-def _wait(store: dist.Store, key: str, abort: Abort) -> bytes:
+def _wait(store: Store, key: str, abort: Abort) -> bytes:
     """The value of `key`, once it is there. Asked for again and again, so that this rank can be told to leave."""
     deadline = time.monotonic() + COLLECTIVE_S
     while not store.check([key]):

@@ -29,13 +29,17 @@ def linear_groups(model: nn.Module, head: nn.Module) -> Iterator[LinearGroup]:
         alone = {name: child for name, child in parent.named_children() if type(child) is nn.Linear}
         for names in SIBLINGS:
             found = [alone[name] for name in names if name in alone]
-            if len(found) == len(names) and len({(one.in_features, one.bias is None) for one in found}) == 1:
+            if len(found) == len(names) and len({(one.in_features, _has_bias(one)) for one in found}) == 1:
                 yield LinearGroup(path, names)
                 for name in names:
                     del alone[name]
         for name, child in alone.items():
             if child is not head:
                 yield LinearGroup(path, (name,))
+
+
+def _has_bias(linear: Any) -> bool:
+    return linear.bias is not None  # nn.Linear declares a parameter, and holds None
 
 
 class FusedLinear(nn.Module):

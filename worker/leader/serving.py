@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import structlog
@@ -164,7 +164,7 @@ class Serving:
         return quick and self._scheduler.has_work and not self._manager.isolation.watching
 
     @contextmanager
-    def _running(self, plan: StepPlan, repeat: bool) -> Iterator[Step]:
+    def _running(self, plan: StepPlan, repeat: bool) -> Generator[Step]:
         """Every rank runs the plan; the context is the leader's part. Raises Poisoned where the step fails."""
         try:
             with self._group.step(plan.change, repeat) as step:

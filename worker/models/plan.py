@@ -77,7 +77,8 @@ def _layer(layer: Any, window: int | None) -> Layer:
 def _norm(norm: nn.Module | None) -> Norm:
     if norm is None:
         return Norm(None, 0.0)
-    _require(isinstance(norm, FusedRMSNorm), f"its {type(norm).__name__} is not torch's")
+    if not isinstance(norm, FusedRMSNorm):
+        raise NotNative(f"its {type(norm).__name__} is not torch's")
     return Norm(norm.weight.data_ptr(), norm.eps)
 
 

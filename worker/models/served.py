@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -89,7 +89,11 @@ class ServedModel:
         if scored is None:
             return self._logits(batch, batch.sampled)
         body, outputs = self._module.base_model, list[Any]()
-        hook = body.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+
+        def hear_body(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            outputs.append(output)
+
+        hook = body.register_forward_hook(hear_body)
         try:
             logits = self._logits(batch, batch.sampled)
         finally:
@@ -112,14 +116,16 @@ class ServedModel:
 def _tell(hear: Hear | None, scored: Tensor | None, logits_at: Callable[[Tensor], Tensor]) -> None:
     """Give `hear` the logits of the scored positions, piece by piece; on ranks that don't hear them they are computed
     all the same, as others wait for their part."""
-    for start in range(0, 0 if scored is None else len(scored), SCORED_AT_ONCE):
+    if scored is None:
+        return
+    for start in range(0, len(scored), SCORED_AT_ONCE):
         piece = logits_at(scored[start : start + SCORED_AT_ONCE])
         if hear is not None:
             hear(piece, start)
 
 
 @contextmanager
-def _answering(body: nn.Module, output: Any) -> Iterator[None]:
+def _answering(body: nn.Module, output: Any) -> Generator[None]:
     """Let the model's body return its last output, so that a call of the model runs its head alone. Heads differ by
     family: some cap or scale their logits."""
     body.forward = lambda *args, **kwargs: output  # type: ignore[method-assign]  # in front of the class's own

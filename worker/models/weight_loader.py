@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from worker.layers import fusing, parallel
 from worker.layers.dense import DenseLinear, stacked
 from worker.layers.embedding import HalfEmbedding
-from worker.layers.linear import SharedEmbedding
+from worker.layers.linear import NativeLinear, SharedEmbedding
 from worker.layers.packing import Packing
 from worker.layers.sharding import ShardPlan, padded_share
 from worker.models import experts
@@ -76,7 +76,7 @@ class WeightLoader:
         if head.bias is not None:
             bias = stacked([self._vocabulary(f"{name_of[head]}.bias", head)], self.dtype, self.device)
         if tied and self.packing.shares_tables:
-            head = self.packing.pack([table], bias)
+            head = cast(NativeLinear, self.packing.pack([table], bias))  # the only layer that shares tables
             model.set_output_embeddings(head)
             model.set_input_embeddings(SharedEmbedding(head, getattr(embedding, "embed_scale", None)))
             return

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import structlog
@@ -85,7 +85,7 @@ def _load(source: Path, more_flags: tuple[str, ...]) -> ctypes.CDLL | None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path | None) -> Iterator[None]:
+def _alone(folder: Path | None) -> Generator[None]:
     """The ranks of a host start together and want the same: one compiles, the others take what it made."""
     if folder is None:
         yield

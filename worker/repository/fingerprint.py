@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from worker.repository.files import ModelFiles
@@ -18,19 +19,21 @@ def fingerprint(files: ModelFiles, dtype: str, quant: str | None = None) -> str:
     quantizing changes nearly every sample. Raises OSError if a file went away."""
     digest = hashlib.sha256(json.dumps([files.config, dtype, quant], sort_keys=True).encode())
     for path in sorted(files.weights, key=lambda one: one.name):
-        _add_samples(digest, path)
+        for sample in _samples(path):
+            digest.update(sample)
     return digest.hexdigest()[:16]
 
 
-def _add_samples(digest: hashlib._Hash, path: Path) -> None:
+def _samples(path: Path) -> Iterator[bytes]:
+    """The header of a file, and samples of its tensors."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = file.read(length)
-        digest.update(header)
+        yield header
         for name, entry in json.loads(header).items():
             if name == "__metadata__":
                 continue
             begin, end = entry["data_offsets"]
             for index in range(SAMPLES):
                 file.seek(8 + length + begin + (end - begin) * index // SAMPLES)
-                digest.update(file.read(min(SAMPLE_BYTES, end - begin)))
+                yield file.read(min(SAMPLE_BYTES, end - begin))

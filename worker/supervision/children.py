@@ -55,7 +55,7 @@ class Children:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = subprocess.Popen(argv, env=environment, stdin=theirs)
+                process = subprocess.Popen(argv, env=environment, stdin=theirs.fileno())
         except OSError:
             ours.close()
             raise

@@ -168,3 +168,5 @@ class SupervisorClient:
                 self._processes[message["pid"]].said.append(message["line"])
             case "stop":
                 self._on_stop()
+            case _:  # of a newer supervisor
+                pass

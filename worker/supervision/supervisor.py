@@ -166,7 +166,7 @@ class HostSupervisor:
             if key.fileobj is woken:
                 with suppress(BlockingIOError):
                     woken.recv(4096)
-            elif key.fileobj in channels:
+            elif isinstance(key.fileobj, socket.socket) and key.fileobj in channels:
                 self._relay(channels[key.fileobj])
             elif self._link is not None:
                 self._serve(self._link, mask)
@@ -179,7 +179,7 @@ class HostSupervisor:
         environment = {**os.environ, "FURROW_PARENT": str(os.getpid())}
         try:
             with theirs:
-                self._agent = subprocess.Popen(self._command, env=environment, stdin=theirs)
+                self._agent = subprocess.Popen(self._command, env=environment, stdin=theirs.fileno())
         except OSError as error:
             ours.close()
             pause = self._pause(time.monotonic())

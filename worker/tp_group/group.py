@@ -7,13 +7,13 @@ exactly one reply per rank, whatever the leader's own outcome. This order allows
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import structlog
-import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
 
 from control.clock import now_ms
 from control.commands import (
@@ -143,7 +143,7 @@ class Group:
         """One store, made by the leader and bound to the address that the other ranks are told."""
         listener = socket.create_server((self._address, 0), backlog=128)
         port = listener.getsockname()[1]
-        store = dist.TCPStore(
+        store = TCPStore(
             self._address,
             port,
             is_master=True,
@@ -173,7 +173,7 @@ class Group:
     # --- running ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def step(self, change: BatchChange, repeat: bool = False) -> Iterator[Step]:
+    def step(self, change: BatchChange, repeat: bool = False) -> Generator[Step]:
         """Fan a step out. The context is the leader's own part, and ends when every rank has acknowledged the step.
         Raises GroupError with both sides' errors, Poisoned if a rank did not answer in time."""
         head = {"epoch": self._lease.epoch, "seq": self._next()}
@@ -215,7 +215,7 @@ class Group:
         return answers.every
 
     @contextmanager
-    def _command(self, what: str, command: Command, deadline_s: float) -> Iterator[_Answers]:
+    def _command(self, what: str, command: Command, deadline_s: float) -> Generator[_Answers]:
         """Send `command` to every rank. The context is the leader's part, and ends with the last rank's reply. A reply,
         or progress of any rank, must come every `deadline_s`."""
         self._check()

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import structlog
 import torch
-import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
 
 from control.commands import (
     AnyCommand,
@@ -28,7 +28,7 @@ from control.commands import (
     Shutdown,
     UnloadModel,
 )
-from control.errors import CollectiveFailed, RankError, collective_failure
+from control.errors import CollectiveFailed, RankError, RankErrorKind, collective_failure
 from control.redis.clients import SyncRedis
 from control.replicas.lease import Lease
 from control.replies import (
@@ -76,7 +76,7 @@ class RankWorker:
         self._parts_done, self._loading = 0, False
         self._engine: Engine | None = None
         self._collective: Collective | None = Solo() if world_size == 1 else None
-        self._store: dist.Store | None = None
+        self._store: Store | None = None
         """This epoch's, which is told who has loaded."""
         self._handlers: dict[type[Command], Callable[..., Reply]] = {
             Ping: self._ping,
@@ -186,7 +186,7 @@ class RankWorker:
             raise self._error("nccl_init_failed", f"world size {command.world_size}, expected {self.world_size}")
         host, _, port = command.comm_id.rpartition(":")
         try:
-            store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=COLLECTIVE_S))
+            store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=COLLECTIVE_S))
             self.join(store, command.epoch)
         except (RuntimeError, ValueError, CollectiveFailed) as error:
             raise self._error(
@@ -194,9 +194,9 @@ class RankWorker:
             ) from error
         return InitOk(**self._head(command))
 
-    def join(self, store: dist.Store, epoch: int) -> None:
+    def join(self, store: Store, epoch: int) -> None:
         """Take the seat in the group of `epoch`, and hand it to a model that is already loaded."""
-        self._store = dist.PrefixStore(str(epoch), store)
+        self._store = PrefixStore(str(epoch), store)
         self._collective = rendezvous.join(
             self._store, self.rank, self.world_size, self.device, self.abort, self._shared_memory
         )
@@ -282,8 +282,8 @@ class RankWorker:
 
     # --- refusals ---------------------------------------------------------------------------------------------------
 
-    def _error(self, kind: str, message: str) -> RankError:
-        return RankError(self.rank, kind, message)  # type: ignore[arg-type]  # kinds are spelled at each call
+    def _error(self, kind: RankErrorKind, message: str) -> RankError:
+        return RankError(self.rank, kind, message)
 
     def _require(self, model_id: str) -> None:
         if self._model_id != model_id:

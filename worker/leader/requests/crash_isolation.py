@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import structlog
@@ -104,7 +104,7 @@ class CrashIsolation:
             self._record = record
             self._write(encode(record).decode())
 
-    def emitted(self, running: dict[str, RunningRequest], reading: Collection[str]) -> list[str]:
+    def emitted(self, running: Mapping[str, RunningRequest], reading: Collection[str]) -> list[str]:
         """Acquit who has got on or ended; returns those who must make room for the others' trial. Those whose log is
         still being read have done neither."""
         if not self._goals:

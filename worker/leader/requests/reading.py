@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
+from typing import Any
 
 import structlog
 
@@ -144,7 +145,7 @@ class Reading:
         log.info("read a token log", rid=claimed.rid, entries=claimed.seq, seconds=seconds, action="read_request")
         return request
 
-    def _once(self, calls: list[Call[GenerationRequest | None]] | list[Call[list[LogEntry]]]) -> list:
+    def _once(self, calls: list[Call[GenerationRequest | None]] | list[Call[list[LogEntry]]]) -> list[Any]:
         """The answers, when Redis is there."""
         while True:
             try:
