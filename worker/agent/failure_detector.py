@@ -120,7 +120,7 @@ class FailureDetector:
         self._replica.kill(rank, message)
 
     def _judge_poisoned(self, poison: health.Poison, beats: list[Beat | None]) -> None:
-        """Ranks leave a poisoned epoch and stop beating; the one that is accused, or stays, is killed."""
+        """Ranks leave a poisoned epoch and stop beating; the one that is blamed, or stays, is killed."""
         if self._poisoned is None or self._poisoned[0] != poison.epoch:
             self._poisoned = (poison.epoch, time.monotonic())
             if poison.kind == "deadline":

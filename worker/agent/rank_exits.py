@@ -73,7 +73,7 @@ class RankExits:
             past = self._replicas.detectors[exit.place].seen_in(exit.pid) if exit.past else None
             epoch = health.read_epoch(self._client, *exit.place) if past is None else past
             self._tell(DeathNotice(exit, what, epoch, given_up, killed_for))
-        except RedisUnavailable:  # later the farm may be in another epoch: accuse only the one that the process was in
+        except RedisUnavailable:  # later the farm may be in another epoch: blame only the one that the process was in
             epoch = self._replicas.detectors[exit.place].seen_in(exit.pid)
             self._untold.append(DeathNotice(exit, what, epoch, given_up, killed_for))
             raise

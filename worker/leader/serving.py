@@ -176,7 +176,7 @@ class Serving:
             raise Poisoned(PEER_FAILED if met_in_collective(error) else STEP_FAILED, str(error), 0) from error
 
     def _prove(self) -> None:
-        """Run a step of one token that belongs to no request: a group that can't even do this accuses none."""
+        """Run a step of one token that belongs to no request: a group that can't even do this blames none."""
         sampling = Sampling(max_tokens=1, temperature=0.0, seed="0")
         sid = self._scheduler.add(Sequence(rid="", choice=0, prompt=[0], sampling=sampling))
         plan = self._scheduler.plan()

@@ -36,7 +36,7 @@ class CrashIsolation:
 
     @property
     def watching(self) -> bool:
-        """True if a crash now would accuse somebody, so that steps must be recorded."""
+        """True if a crash now would be blamed on a request, so that steps must be recorded."""
         return bool(self._goals)
 
     @property
@@ -45,7 +45,7 @@ class CrashIsolation:
         return self.active and self._record.epoch == self._lease.epoch
 
     def open(self, adopted: list[Claimed]) -> list[Claimed]:
-        """Judge how the records' epochs ended; bury whom they condemn. Returns `adopted` without those."""
+        """Judge how the records' epochs ended; bury those that they blame. Returns `adopted` without those."""
         records: dict[str, str] = self._held(requests.read_dockets(self._lease))
         adopted = self._judge(records, adopted)
         if records and not adopted:
