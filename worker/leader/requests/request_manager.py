@@ -106,7 +106,7 @@ class RequestManager:
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def before(self, plan: StepPlan) -> None:
-        """Note that the plan is about to run: the time of a first prefill, and the requests that a crash is blamed on."""
+        """Note that the plan is about to run: the time of a first prefill, and the requests to blame for a crash."""
         for row in plan.change.rows:
             self._running[plan.sequences[row.sid].rid].prefilling()
         if self.isolation.watching:
