@@ -7,6 +7,7 @@ import re
 import pytest
 from click.testing import CliRunner, Result
 
+from control.constants import HAND_OUT
 from ops.bench.scale import scale as scale_module
 from ops.bench.scale.scale import scale
 
@@ -17,7 +18,7 @@ GOINGS = ("a batch", "takeover", "retirement", "requeue", "position", "unfollow"
 ENDS = (
     "repair, a page replaced",
     "emit of 80 rows that finish",
-    "ends of 16 of 128 choices, by (?:claim|adoption|expiry|reap)",
+    rf"ends of {HAND_OUT} of 128 choices, by (?:claim|adoption|expiry|reap)",
 )
 ROUNDS = ("an api process's second", "an agent's tick", "a placement turn", "an unsettled turn")
 
