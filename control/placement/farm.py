@@ -5,6 +5,8 @@ Every function raises RedisUnavailable while Redis is away.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from control import constants, keys
@@ -18,16 +20,20 @@ from control.redis.connection import Call, optional_text, read, run, run_every, 
 _decode_assignment = msgspec.json.Decoder(Assignment).decode
 
 
-def beat_host(client: SyncRedis, host: Host, pid: int, memory_bytes: int, standby: str = "off") -> None:
-    """Say that the host's agent lives, what devices it has, how much memory is free, and whether a standby waits."""
+def host_beat(host: Host, pid: int, memory_bytes: int, standby: str = "off") -> list[Call[int]]:
+    """The calls of an agent's heartbeat: its devices, the free memory, and the state of its standby."""
     key = keys.host(host.id)
     words = ("devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes, "standby", standby)
-    beat = [
+    return [
         write("SADD", keys.HOSTS, host.id, parse=int),
         write("HSET", key, *words, parse=int),
         read("PEXPIRE", key, constants.HEARTBEAT_MS, parse=int),
     ]
-    run_every(client, beat)
+
+
+def beat_host(client: SyncRedis, host: Host, pid: int, memory_bytes: int) -> None:
+    """As `host_beat`, run."""
+    run_every(client, host_beat(host, pid, memory_bytes))
 
 
 def known_hosts(client: SyncRedis) -> list[str]:
@@ -141,10 +147,11 @@ def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str)
     run(client, read("HDEL", keys.assignments(host_id), f"{model} {replica}", parse=int))
 
 
-def hold_placement(client: SyncRedis, host_id: str) -> bool:
-    """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless."""
+def hold_placement(client: SyncRedis, host_id: str, beat: Sequence[Call[int]] = ()) -> bool:
+    """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless. `beat` is sent
+    before, in the same round trip."""
     attempt = write("SET", keys.PLACEMENT_LOCK, host_id, "NX", "PX", constants.HEARTBEAT_MS, parse=bool)
-    taken, holder = run_every(client, [attempt, read("GET", keys.PLACEMENT_LOCK, parse=optional_text)])
+    *_, taken, holder = run_every(client, [*beat, attempt, read("GET", keys.PLACEMENT_LOCK, parse=optional_text)])
     if holder != host_id:
         return False
     return taken or run(client, read("PEXPIRE", keys.PLACEMENT_LOCK, constants.HEARTBEAT_MS, parse=bool))

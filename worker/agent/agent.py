@@ -85,7 +85,7 @@ class Agent:
         adopt_standby(self._supervisor, self._standby)
 
     def tick(self) -> None:
-        """One turn of the loop, in three round trips where nothing changes. Raises RedisUnavailable."""
+        """One turn of the loop, in two round trips where nothing changes. Raises RedisUnavailable."""
         self._exits.tell_late()
         if self.stopping:
             self.replicas.stop()
@@ -101,9 +101,9 @@ class Agent:
 
     def _beat_and_plan(self) -> None:
         standby = self._standby.state if self._standby is not None else "off"
-        farm.beat_host(self._client, self._host, os.getpid(), psutil.virtual_memory().available, standby)
+        beat = farm.host_beat(self._host, os.getpid(), psutil.virtual_memory().available, standby)
         # After an absence of Redis the other hosts' heartbeats have lapsed without their fault.
-        if farm.hold_placement(self._client, self._host.id) and self._contact.steady:
+        if farm.hold_placement(self._client, self._host.id, beat) and self._contact.steady:
             self._planner.turn()
 
     def _tend_standby(self, standby: Standby) -> None:
