@@ -228,4 +228,4 @@ def test_ends_and_long_rows_make_calls_shorter() -> None:
     long = [Emission(f"a{index}", 1, [token(seq) for seq in range(1, 257)]) for index in range(4)]
     assert len(requests.emit_all(lease, long)) == 4
     ends = [Emission(f"a{index}", 1, [last(1)], "finished") for index in range(80)]
-    assert len(requests.emit_all(lease, ends)) == 5
+    assert len(requests.emit_all(lease, ends)) == 9
