@@ -94,12 +94,16 @@ def test_a_stop_string_ends_the_answer_and_is_cut_off(client: openai.OpenAI) -> 
     assert streamed == whole.choices[0].message.content
 
 
+LONG = "word " * 40_000
+"""More than the context."""
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
         ({"model": "nope"}, openai.NotFoundError, "nope"),
         ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
-        ({"max_tokens": 10**6}, openai.BadRequestError, "maximum context length"),
+        ({"messages": [{"role": "user", "content": LONG}]}, openai.BadRequestError, "maximum context length"),
         ({"n": "2"}, openai.BadRequestError, "'n'"),
         ({"messages": []}, openai.BadRequestError, "messages"),
         ({"temperature": -1}, openai.BadRequestError, "temperature"),

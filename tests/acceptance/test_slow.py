@@ -21,7 +21,7 @@ FAULT = """
 import os, time
 if "FURROW_RANK" in os.environ:
     from pathlib import Path
-    from worker import progress
+    from worker.health import progress
     from worker.models.served import ServedModel
     progress.UNKNOWN_STEP_S /= {speed_up}
     progress.PER_TOKEN_S /= {speed_up}
