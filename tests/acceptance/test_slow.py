@@ -15,8 +15,8 @@ from tests.unit.ops.compose_file import ROOT
 
 pytestmark = pytest.mark.timeout(240)
 
-SPEED_UP = 8
-"""The machine computes 80 prompt tokens a second instead of 10, and every deadline is an eighth of the real one."""
+SPEED_UP = 5
+"""The machine computes 50 prompt tokens a second instead of 10, and every deadline is a fifth of the real one."""
 FAULT = """
 import os, time
 if "FURROW_RANK" in os.environ:
