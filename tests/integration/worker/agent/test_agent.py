@@ -166,7 +166,8 @@ def test_a_part_of_a_replica_follows_the_host_that_gave_it_up(scene: AgentScene)
         farm.assign(scene.redis.client, host, part)
     scene.redis.client.persist(keys.host("other"))
     scene.thread.start()
-    scene.process(0)  # as the agent holds it, which may be a moment after the process has said its pid
+    until(lambda: scene.pids(0), 40.0)
+    scene.process(0)  # the agent holds it a moment after the process has written its pid
     health.write_status(scene.redis.client, MODEL, REPLICA, "failed", "no such device", host="other")
     until(lambda: not scene.agent.replicas.by_place[MODEL, REPLICA].processes, 40.0)
     assert scene.status()["detail"] == "no such device" and len(scene.pids(0)) == 1
