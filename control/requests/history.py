@@ -17,7 +17,7 @@ PAGE_ENTRIES = 1_000
 FOLLOW_ENTRIES = 500
 """Entries that `follow` reads inside its script, where each costs three times as much."""
 
-WRITE_ENTRIES = 250
+WRITE_ENTRIES = 125
 """Entries that one call writes; each costs several times as much as one that is read."""
 
 decode_entries = msgspec.json.Decoder(list[LogEntry]).decode

@@ -36,14 +36,14 @@ class Acts:
         return {
             "enqueue": (self._enqueue, 1),
             f"emit of {ROWS} rows": (self._emit_rows, 1),
-            f"emit of {ENTRIES} entries": (self._emit_entries, 20),
+            f"emit of {ENTRIES} entries": (self._emit_entries, 2),
             "follow and a page": (self._follow, 1),
             "a page of a log": (self._read, 1),
             "cancel of what waits": (self._cancel, 1),
             f"adoption of {HAND_OUT}": (lambda _: self._clock.run(requests.adopt(self._lease)), 1),
             f"claim of {HAND_OUT}": (self._claim, 2),
-            f"a staged page of {WRITE_ENTRIES}, its request": (self._stage, 20),
-            "a batch of a gone api process": (self._reap, 20),
+            f"a staged page of {WRITE_ENTRIES}, its request": (self._stage, 4),
+            "a batch of a gone api process": (self._reap, 2),
         }
 
     def _emit_rows(self, _: int) -> object:

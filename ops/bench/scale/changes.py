@@ -40,18 +40,18 @@ class Changes:
         wide = f"ends of {HAND_OUT} of {CHOICES} choices"
         return {
             f"takeover of {HAND_OUT}": (self._take_over, 2),
-            f"retirement of {HAND_OUT}": (self._retire, 5),
+            f"retirement of {HAND_OUT}": (self._retire, 2),
             "requeue": (self._requeue, 2),
             "position": (self._position, 2),
             "unfollow, which cancels": (self._unfollow, 2),
-            f"expiry of {HAND_OUT}": (self._expire, 10),
-            "repair, a page appended": (self._append, 10),
-            "repair, a page replaced": (self._replace, 10),
+            f"expiry of {HAND_OUT}": (self._expire, 4),
+            "repair, a page appended": (self._append, 5),
+            "repair, a page replaced": (self._replace, 8),
             f"emit of {ROWS} rows that finish, in parts": (self._finish, 10),
-            f"{wide}, by claim": (self._claim_ended, 50),
-            f"{wide}, by adoption": (self._adopt_ended, 50),
-            f"{wide}, by expiry": (self._expire_ended, 50),
-            f"{wide}, by reap": (self._reap_ended, 50),
+            f"{wide}, by claim": (self._claim_ended, 20),
+            f"{wide}, by adoption": (self._adopt_ended, 20),
+            f"{wide}, by expiry": (self._expire_ended, 20),
+            f"{wide}, by reap": (self._reap_ended, 20),
         }
 
     # --- a replica goes ----------------------------------------------------------------------------------------------
