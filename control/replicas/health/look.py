@@ -1,4 +1,4 @@
-"""One look at a replica, for the agent of a host that runs ranks of it."""
+"""One look at a replica: for the agents of its hosts, and for the overview of its model."""
 
 from __future__ import annotations
 

@@ -14,10 +14,9 @@ from control.placement.rollout import free_names, in_order
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run_every
-from control.replicas.health.beats import Beat, epoch_of, read_beat
-from control.replicas.health.poisoning import poison_of
+from control.replicas.health.beats import Beat
+from control.replicas.health.look import Look, look_at
 from control.replicas.health.state import ReplicaState, ReplicaView, model_state, replica_state
-from control.replicas.health.status import status_of
 from control.replicas.lease import holder
 
 _TOGETHER = 64
@@ -112,8 +111,7 @@ def _of_replicas(model: _Model) -> list[Call[Any]]:
     calls: list[Call[Any]] = []
     place = model.spec.name
     for name, (_, tp) in _known(model.spec, model.assigned).items():
-        calls += [status_of(place, name), epoch_of(place, name), holder(place, name)]
-        calls += [poison_of(place, name), *(read_beat(place, name, rank) for rank in range(tp))]
+        calls += [holder(place, name), *look_at(place, name, tp)]
     return calls
 
 
@@ -136,10 +134,11 @@ def _known(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) -> dict[str, 
 
 
 def _replica(spec: ModelSpec, served: bool, name: str, revision: int, found: list[Any]) -> ReplicaOverview:
-    status, epoch, token, poison, *beats = found
-    view = ReplicaView(spec.unload, served, status, epoch, token is not None, poison, beats)
+    token, look = found[0], Look.of(found[1:])
+    status, epoch, beats = look.status, look.epoch, look.beats
+    view = ReplicaView(spec.unload, served, status, epoch, token is not None, look.poison, beats)
     state, detail = replica_state(view)
-    leader: Beat | None = beats[0]
+    leader = beats[0]
     hosts = dict.fromkeys(beat.host for beat in beats if beat is not None and beat.host)
     return ReplicaOverview(
         replica=name,
