@@ -123,7 +123,7 @@ def test_a_busy_farm_that_ends_nothing_is_believed_in_the_end(farm: Farm) -> Non
 
 
 def test_the_rate_is_taken_only_while_something_waits(farm: Farm) -> None:
-    """What ends on a farm without a queue says nothing of how fast a queue drains."""
+    """Requests that end on a farm without a queue say nothing of how fast a queue drains."""
     lease = farm.lead()
     farm.put("a")
     farm.claim(lease)

@@ -46,7 +46,7 @@ class FailureDetector:
         """How often each process had run at the last look."""
         self._absence = Absence()
         self.whole = False
-        """Whether the group was ready in its epoch, with all its ranks here, when last looked at."""
+        """True if the group was ready in its epoch, with all its ranks here, when last looked at."""
 
     @property
     def seen(self) -> dict[int, int]:
@@ -90,7 +90,7 @@ class FailureDetector:
                 self._silent(rank, pid, epoch, ran=before.get(pid) != self._run[pid])
 
     def _may_be_alive(self, leader: Beat) -> bool:
-        """Whether the leader's last word is not that of a process of this host which has ended since."""
+        """False if the leader's last heartbeat is that of a process of this host which has ended since."""
         here = 0 in self._replica.assignment.ranks
         return not here or self._replica.pids().get(0) == leader.pid
 

@@ -82,7 +82,7 @@ class HostReplicas:
 
     @property
     def whole(self) -> bool:
-        """Whether the group of each that is alive was ready when last looked at."""
+        """True if the group of each that is alive was ready when last looked at."""
         return all(self.detectors[replica.place].whole for replica in self.alive)
 
     def _processes(self, assignment: Assignment, folder: str) -> ReplicaProcesses:

@@ -129,7 +129,7 @@ class Planner:
                 self._unplaceable(model, replica, why)
 
     def _forget_failure(self, host: str, assignment: Assignment, held: dict[str, list[Assignment]]) -> None:
-        """What another host failed at is no reason to think that this one will."""
+        """A failure on another host is no reason to expect one here."""
         place = assignment.spec.name, assignment.replica
         if place not in {(one.spec.name, one.replica) for one in held.get(host, ())}:
             status = run(self._client, health.status_of(*place))

@@ -1,4 +1,4 @@
-"""What an agent does when a rank process of its host ends: it tells the farm, and plans the next life or gives up."""
+"""The ends of rank processes: the agent tells the farm, and plans the next start or gives up."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Reconciler:
 
     @property
     def preparing(self) -> bool:
-        """Whether files of a model are being resolved."""
+        """True while files of a model are being resolved."""
         return self._preparing.under_way
 
     def close(self) -> None:

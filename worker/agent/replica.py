@@ -39,7 +39,7 @@ class Exit:
 
 @dataclass(frozen=True)
 class DeathNotice:
-    """What the farm must know of a rank process that died. `epoch` is the one to poison."""
+    """The death of a rank process, for the farm. `epoch` is the one to poison."""
 
     exit: Exit
     what: str
@@ -81,7 +81,7 @@ class ReplicaProcesses:
     attempts: int = 0
     due: float = 0.0
     served: bool = False
-    """Whether its group was ever ready."""
+    """True if its group was ever ready."""
     drain_by: float | None = None
     led_at: float | None = None
     """When a group that drains was last seen to have a leader."""
@@ -89,7 +89,7 @@ class ReplicaProcesses:
     failed: str | None = None
     """Why it was given up; None while it lives."""
     failed_elsewhere: bool = False
-    """Whether another host gave it up, which runs ranks of it too."""
+    """True if another host gave it up, which runs ranks of it too."""
     failures: dict[int, Failure] = field(default_factory=dict)
     """Of each rank that ended since the group last served, the end that explains most; in order of their first ends."""
     killed: dict[int, str] = field(default_factory=dict)

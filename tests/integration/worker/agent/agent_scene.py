@@ -69,7 +69,7 @@ class AgentScene:
         return until(lambda: self.agent.replicas.by_place[MODEL, REPLICA].processes.get(rank), 40.0)
 
     def standby(self) -> str | None:
-        """What the host says of its standby."""
+        """The state of the standby, as the host reports it."""
         return self.redis.client.hget(keys.host(HOST), "standby")
 
     def status(self) -> dict[str, str]:

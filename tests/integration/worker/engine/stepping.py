@@ -18,7 +18,7 @@ Sample = Callable[[Tensor, list[int]], list[int]]
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command came to on one rank."""
+    """The outcome of a command on one rank."""
 
     sids: list[int]
     tokens: list[int]

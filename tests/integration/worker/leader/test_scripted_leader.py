@@ -34,7 +34,7 @@ class Case:
     deadline_ms: int = 0
     cancelled: bool = False
     repeated: bool = False
-    """Whether the same prompt was answered before, and is cached."""
+    """True if the same prompt was answered before, and is cached."""
 
     @property
     def interrupted(self) -> bool:
@@ -98,7 +98,7 @@ class Farm:
         until(lambda: self.scene.state(rid) not in ("queued", "running"), 40.0)
 
     def left(self, rid: str, case: Case) -> dict[str, Any]:
-        """What a leader left of the request in Redis: log, hash and settlement."""
+        """The remains of a request in Redis: log, hash and settlement."""
         log = self.scene.log(rid)
         assert [entry.seq for entry in log] == list(range(1, len(log) + 1))
         found = self.redis.client.hgetall(self.scene.keys.request(rid))

@@ -38,7 +38,7 @@ class ScriptedRanks:
         self.events = events
         self.script: list[list[int]] = []
         self.meanwhile: Callable[[], None] = lambda: None
-        """What happens while a forward runs."""
+        """The events while a forward runs."""
         self.failure: Exception | None = None
         """Of the other ranks."""
         self._decoding: list[int] = []
@@ -149,7 +149,7 @@ class Scene:
         return request
 
     def run(self, steps: int, *script: list[int]) -> list[Event]:
-        """What happens in so many steps, whose forwards sample this in all."""
+        """The events of so many steps, whose forwards sample this in all."""
         self.events.clear()
         self.ranks.script = list(script)
         done = iter([False] * steps)
@@ -217,7 +217,7 @@ def test_a_command_ends_for_a_request_that_comes(scene: Scene) -> None:
 
 
 def test_a_command_ends_for_a_request_that_leaves(scene: Scene) -> None:
-    """What was cancelled costs no further forward, and its neighbour has its token."""
+    """A cancelled request costs no further forward, and its neighbour has its token."""
     scene.ranks.meanwhile = lambda: scene.scheduler.drop(1)
     scene.run(1, [4, 5])
     assert scene.outputs[1] == [3, 5]
