@@ -49,6 +49,13 @@ sys.exit(Served([], Limits(absent_s=float("inf"), stop_s=0.0)).run())
 """
 
 
+def is_agent(process: psutil.Process) -> bool:
+    """True for the process in the place of an agent; a child that just ends has no command line."""
+    with suppress(psutil.Error):
+        return process.cmdline() == ["sleep", "600"]
+    return False
+
+
 @dataclass
 class Host:
     """A supervisor and the agents that were connected to it."""
@@ -73,7 +80,8 @@ class Host:
 
     def lose_agent(self) -> None:
         """The agent dies; returns once the supervisor has reaped it."""
-        [agent] = [one for one in psutil.Process(self.process.pid).children() if one.cmdline() == ["sleep", "600"]]
+        children = psutil.Process(self.process.pid).children
+        agent = until(lambda: next(filter(is_agent, children()), None), 40.0)
         agent.kill()
         until(lambda: not psutil.pid_exists(agent.pid), 40.0)
         self.clients[-1].close()

@@ -74,7 +74,7 @@ def test_how_an_epoch_came_to_be_is_remembered(farm: Farm) -> None:
 
 
 def test_an_epoch_that_is_over_can_not_be_poisoned(farm: Farm) -> None:
-    """A late accusation does not hit the next epoch."""
+    """A late poison does not hit the next epoch."""
     old = farm.lead()
     farm.lose(old)
     farm.lead(owner="two")

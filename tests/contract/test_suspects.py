@@ -156,7 +156,7 @@ class Crashed:
 
 @pytest.mark.parametrize("poisoned", [True, False])
 def test_what_is_suspected_is_not_taken_over(farm: Farm, poisoned: bool) -> None:
-    """Those of the step that crashed stay too, which no leader has judged yet; an end without poison accuses none."""
+    """Those of the step that crashed stay too, which no leader has judged yet; an end without poison adds none."""
     scene = Crashed(farm, poisoned)
     assert scene.inherit() == scene.inherit() == "stays"
     assert scene.taken() == (["b", "d"] if poisoned else ["a", "b", "d"])
@@ -174,7 +174,7 @@ def test_a_docket_without_suspects_holds_nothing_back(farm: Farm) -> None:
     assert scene.inherit() == "free" and farm.client.exists(farm.keys.trial) == 0
 
 
-def test_a_request_that_is_another_replica_s_by_now_is_not_accused(farm: Farm) -> None:
+def test_a_request_that_is_another_replica_s_by_now_is_not_suspected(farm: Farm) -> None:
     """A docket that outlived its step, because the leader gave everything back, marks nobody."""
     scene = Crashed(farm)
     for rid in "ac":

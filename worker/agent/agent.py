@@ -24,7 +24,7 @@ from worker.agent.rank_exits import RankExits
 from worker.agent.reconciliation import Reconciler
 from worker.agent.reporter import Reporter
 from worker.agent.standby import Standby
-from worker.health.contact import Contact
+from worker.health.reachability import Reachability
 from worker.supervision.client import SupervisorClient
 
 log = structlog.get_logger()
@@ -50,7 +50,7 @@ class Agent:
         self.replicas = HostReplicas(client, redis_url, host.id, supervisor, standby, reporter)
         self._reconciler = Reconciler(client, host.id, self.replicas, reporter)
         self._exits = RankExits(client, supervisor, host.id, self.replicas, reporter)
-        self._contact = Contact()
+        self._reachability = Reachability()
         self._planner = Planner(client, lambda model, replica, why: reporter.report(model, replica, "unplaceable", why))
         self.stopping = False
         self.leaving = False
@@ -64,7 +64,7 @@ class Agent:
             self._supervisor.alive()
             try:
                 self.tick()
-                self._contact.made()
+                self._reachability.note()
                 outage.goes_on(LOOP)
             except RedisUnavailable as error:
                 outage.waits(LOOP, error)
@@ -81,7 +81,7 @@ class Agent:
     def adopt(self) -> None:
         """Go on with the processes of the agent before this one, if there was any."""
         if self.replicas.adopt():
-            self._contact.begin()
+            self._reachability.start_grace()
         adopt_standby(self._supervisor, self._standby)
 
     def tick(self) -> None:
@@ -103,7 +103,7 @@ class Agent:
         standby = self._standby.state if self._standby is not None else "off"
         beat = farm.host_beat(self._host, os.getpid(), psutil.virtual_memory().available, standby)
         # After an absence of Redis the other hosts' heartbeats have lapsed without their fault.
-        if farm.hold_placement(self._client, self._host.id, beat) and self._contact.steady:
+        if farm.hold_placement(self._client, self._host.id, beat) and self._reachability.steady:
             self._planner.turn()
 
     def _tend_standby(self, standby: Standby) -> None:

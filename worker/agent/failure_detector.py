@@ -13,9 +13,9 @@ from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.replicas.health import Beat
 from worker.agent.replica import ReplicaProcesses
-from worker.health.contact import Contact
+from worker.health.context_switches import context_switches
 from worker.health.detectors import LATE_S, POISON_IGNORED_S, RANK_SILENT_S, STARVED_S, STOPPED_S
-from worker.health.scheduled import times_run
+from worker.health.reachability import Reachability
 
 log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ class FailureDetector:
         self._seen: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None
         # After a gap Redis was away or slow, or this agent was: silence does not count yet.
-        self._contact = Contact(grace_s=RANK_SILENT_S)
+        self._reachability = Reachability(grace_s=RANK_SILENT_S)
         self._silent_since: dict[int, float] = {}
         self._run: dict[int, int] = {}
         """How often each process had run at the last look."""
@@ -56,7 +56,7 @@ class FailureDetector:
     def adopt(self, seen: dict[int, int]) -> None:
         """Go on where an earlier agent was. What happened since is not known, so every rank gets time to be heard."""
         self._seen = dict(seen)
-        self._contact.begin()
+        self._reachability.start_grace()
 
     def seen_in(self, pid: int) -> int:
         """The epoch in which the process beat last; 0 if it never did."""
@@ -73,14 +73,14 @@ class FailureDetector:
         leads = beats[0] is not None and beats[0].phase == "ready" and beats[0].epoch == epoch
         missing = len(self._replica.assignment.ranks) - len(self._replica.processes)
         self.whole = leads and not missing and (poison is None or poison.epoch != epoch)
-        if self._contact.made():
+        if self._reachability.note():
             self._absence.forget()
         self._end_absent(epoch, beats)
         if poison is not None and poison.epoch == epoch:
             self._judge_poisoned(poison, beats)
             return
         self._poisoned = None
-        before, self._run = self._run, {pid: times_run(pid) for pid in self._replica.pids().values()}
+        before, self._run = self._run, {pid: context_switches(pid) for pid in self._replica.pids().values()}
         for rank, pid in self._replica.pids().items():
             beat = beats[rank]
             if beat is not None and beat.pid == pid:
@@ -105,7 +105,7 @@ class FailureDetector:
         it only waits for a processor, or has `ran` since the last look."""
         now = time.monotonic()
         since = self._silent_since.setdefault(pid, now)
-        if not self._contact.steady or (now - since < STARVED_S and (ran or wants_to_run(pid))):
+        if not self._reachability.steady or (now - since < STARVED_S and (ran or wants_to_run(pid))):
             return
         del self._silent_since[pid]
         how = f"has not beaten for {RANK_SILENT_S:g} s"
@@ -176,7 +176,7 @@ class Absence:
         if not _is_stopped(pid):
             self._run.pop(pid, None)
             return False
-        now = times_run(pid)
+        now = context_switches(pid)
         before, self._run[pid] = self._run.get(pid, now), now
         return before == now
 

@@ -14,7 +14,7 @@ from control.replicas import health, lease
 from worker.agent.host_replicas import HostReplicas
 from worker.agent.replica import DeathNotice, Exit, Failure, ReplicaProcesses
 from worker.agent.reporter import Reporter
-from worker.health.exits import REFUSED, STOPPED, describe, poison_kind
+from worker.health.exit_codes import REFUSED, STOPPED, describe, poison_kind
 from worker.supervision.client import SupervisorClient
 
 log = structlog.get_logger()

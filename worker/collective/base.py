@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Collective(Protocol):
-    """A rank's seat in its group. Raises CollectiveFailed where another rank is gone, and in every call after that."""
+    """The membership of a rank in its group. Each call raises CollectiveFailed once another rank is gone."""
 
     rank: int
     world_size: int
@@ -31,7 +31,7 @@ class Collective(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the seat up; ranks that wait for this one get CollectiveFailed."""
+        """Leave the group; ranks that wait for this one get CollectiveFailed."""
         ...
 
 

@@ -38,7 +38,7 @@ constexpr int64_t STRIPED_FROM_BYTES = 32 * 1024;  // with three ranks and more:
 enum Outcome : int { DONE, DEAD, LEFT, ABORTED, LATE, ASTRAY };
 enum Kind : uint64_t { REDUCE = 1, STRIPES, GATHER, BROADCAST };
 
-struct alignas(128) Seat {
+struct alignas(128) RankState {
   std::atomic<uint32_t> published;  // the newest round whose data are in this rank's slot; counts modulo 2^32
   std::atomic<uint32_t> sleepers;   // peers that sleep until it changes
   std::atomic<uint32_t> left;
@@ -58,14 +58,14 @@ struct Group {  // as in native.py
   int32_t shy;  // waits that will sleep at once: others want this processor
 };
 
-Seat& seat(const Group& group, int rank) { return reinterpret_cast<Seat*>(group.base)[rank]; }
+RankState& state_of(const Group& group, int rank) { return reinterpret_cast<RankState*>(group.base)[rank]; }
 
 char* slot(const Group& group, int rank, uint32_t round) {
   return group.base + HEADER_BYTES + (2 * rank + (round & 1)) * group.slot_bytes;
 }
 
-bool reached(const Seat& seat, uint32_t round) {
-  return static_cast<int32_t>(seat.published.load(std::memory_order_acquire) - round) >= 0;
+bool reached(const RankState& state, uint32_t round) {
+  return static_cast<int32_t>(state.published.load(std::memory_order_acquire) - round) >= 0;
 }
 
 int64_t now() {
@@ -84,22 +84,22 @@ void relax() {
 
 // A peer that has died before it published `round`, or -1. One call asks for all: a pidfd is readable once it has ended.
 int dead_peer(const Group& group, uint32_t round) {
-  pollfd asked[HEADER_BYTES / sizeof(Seat)];
+  pollfd asked[HEADER_BYTES / sizeof(RankState)];
   for (int rank = 0; rank < group.world; ++rank)
-    asked[rank] = {reached(seat(group, rank), round) ? -1 : group.processes[rank], POLLIN, 0};
+    asked[rank] = {reached(state_of(group, rank), round) ? -1 : group.processes[rank], POLLIN, 0};
   if (poll(asked, group.world, 0) > 0)
     for (int rank = 0; rank < group.world; ++rank)
-      if (asked[rank].revents && !reached(seat(group, rank), round)) return rank;
+      if (asked[rank].revents && !reached(state_of(group, rank), round)) return rank;
   return -1;
 }
 
-void sleep_on(Seat& seat, uint32_t round, int64_t nanoseconds) {
+void sleep_on(RankState& state, uint32_t round, int64_t nanoseconds) {
   const timespec limit{0, nanoseconds};
-  seat.sleepers.fetch_add(1);
-  const uint32_t seen = seat.published.load();
+  state.sleepers.fetch_add(1);
+  const uint32_t seen = state.published.load();
   if (static_cast<int32_t>(seen - round) < 0)
-    syscall(SYS_futex, &seat.published, FUTEX_WAIT, seen, &limit, nullptr, 0);
-  seat.sleepers.fetch_sub(1);
+    syscall(SYS_futex, &state.published, FUTEX_WAIT, seen, &limit, nullptr, 0);
+  state.sleepers.fetch_sub(1);
 }
 
 // Who spends its share of a contended processor on waiting is not given it when the peer has come. That it is contended
@@ -109,7 +109,7 @@ void mind_others(Group& group, int64_t begun, int64_t longest) {
 }
 
 int await(Group& group, int rank, uint32_t round) {
-  Seat& peer = seat(group, rank);
+  RankState& peer = state_of(group, rank);
   if (reached(peer, round)) return DONE;
   const int64_t begun = now();
   if (group.shy) {
@@ -147,7 +147,7 @@ int begin(Group& group) {
 }
 
 void publish(Group& group, uint64_t tag) {
-  Seat& own = seat(group, group.rank);
+  RankState& own = state_of(group, group.rank);
   own.tags[group.round & 1] = tag;
   own.published.store(group.round);
   if (own.sleepers.load()) syscall(SYS_futex, &own.published, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
@@ -155,7 +155,7 @@ void publish(Group& group, uint64_t tag) {
 
 int meet(Group& group, int rank, uint64_t tag) {
   if (const int outcome = await(group, rank, group.round)) return outcome;
-  if (seat(group, rank).tags[group.round & 1] == tag) return DONE;
+  if (state_of(group, rank).tags[group.round & 1] == tag) return DONE;
   return group.culprit = rank, ASTRAY;
 }
 
@@ -264,7 +264,7 @@ int furrow_broadcast(Group* group, char* data, int64_t bytes, int32_t source) {
 }
 
 void furrow_leave(Group* group) {
-  Seat& own = seat(*group, group->rank);
+  RankState& own = state_of(*group, group->rank);
   own.left.store(1);
   if (own.sleepers.load()) syscall(SYS_futex, &own.published, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

@@ -21,10 +21,10 @@ from control.redis.connection import Call, run_all
 from control.redis.outage import outage
 from control.replicas import health
 from control.replicas.lease import Lease, close_epoch, renew
-from worker.health.contact import Contact
 from worker.health.detectors import BEAT_S, OVER_S, OVER_STILL_S
-from worker.health.exits import STUCK
+from worker.health.exit_codes import STUCK
 from worker.health.progress import Progress
+from worker.health.reachability import Reachability
 
 log = structlog.get_logger()
 
@@ -63,7 +63,7 @@ class Heartbeat:
         self._next_beat = 0.0
         self._others: dict[int, tuple[int, int]] = {}
         """How far the other ranks were at the last look, while this one stands still."""
-        self._contact = Contact()
+        self._reachability = Reachability()
         # A thread begins without its parent's context: model, rank and epoch belong on this one's lines too.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), name=f"heartbeat-{rank}", daemon=True)
@@ -111,12 +111,12 @@ class Heartbeat:
             self._beat()
             self._next_beat = time.monotonic() + BEAT_S
             outage.goes_on(LOOP)
-        self._progress.excuse(self._contact.made())
+        self._progress.excuse(self._reachability.note())
 
     @property
     def _stuck(self) -> bool:
         """True if the step under way took too long of itself: not while Redis is away, nor when it is just back."""
-        return self._lease is not None and self._progress.overdue and self._contact.steady
+        return self._lease is not None and self._progress.overdue and self._reachability.steady
 
     def _beat(self) -> None:
         """Beat, and renew the lock unless a step is overdue: a stuck leader must lose it."""
@@ -128,7 +128,7 @@ class Heartbeat:
                 self._progress.moved()
         stuck = self._stuck
         if stuck and self._over is None:
-            self._accuse()
+            self._poison_for_hang()
         used, kept = self._progress.kv()
         beat = health.Beat(
             epoch=self._epoch,
@@ -174,7 +174,7 @@ class Heartbeat:
         if self._lease is None and health.read_epoch(self._client, self._model, self._replica) > self._epoch:
             raise Fenced("the epoch has moved on")
 
-    def _accuse(self) -> None:
+    def _poison_for_hang(self) -> None:
         """The command under way is overdue: name the rank whose heartbeat has stopped, or nobody (-1) if all beat."""
         beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
         silent = [rank for rank, beat in enumerate(beats) if beat is None and rank != self._rank]

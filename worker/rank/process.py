@@ -20,7 +20,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect, connect_blocking
 from control.settings import Settings, host_id
 from worker.collective import native
-from worker.health.exits import STOPPED
+from worker.health.exit_codes import STOPPED
 from worker.leader.leader import Leader
 from worker.rank.ending import exit_status
 from worker.rank.rank import Rank

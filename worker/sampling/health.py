@@ -22,7 +22,7 @@ def inspect(logits: torch.Tensor) -> dict[int, LogitsHealth]:
     """Reports of those rows of raw logits [rows, vocabulary] that are not finite throughout, by row index. A healthy
     batch costs one reduction, as a sum with NaN or infinity in it is not finite."""
     suspects = (~logits.sum(dim=-1).isfinite()).nonzero()[:, 0].tolist()
-    # A sum of finite numbers may overflow, so the sum alone condemns nobody.
+    # A sum of finite numbers may overflow, so the sum alone is no proof.
     return {row: _report(logits[row]) for row in suspects if not bool(logits[row].isfinite().all())}
 
 

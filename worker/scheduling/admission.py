@@ -91,7 +91,7 @@ class Admission:
         # It waits for the prefill of its own beginning, or it would only compute that once more beside it.
         if start.awaited:
             return {sequence.flow}
-        if len(self._running) >= self._slots or not self._memory.seat(sequence, start, spare=self._spare()):
+        if len(self._running) >= self._slots or not self._memory.admit(sequence, start, spare=self._spare()):
             return set(self.waiting.flows)  # nobody behind it goes first, or it would starve
         self._memory.begin(plan, sequence, start)
         self.waiting.remove(sequence.sid)

@@ -39,7 +39,7 @@ class Memory:
         """The longest beginning that the sequence can take over from another."""
         return self.prefixes.find(sequence) if self._sharing else Start()
 
-    def seat(self, sequence: Sequence, start: Start, *, spare: int) -> bool:
+    def admit(self, sequence: Sequence, start: Start, *, spare: int) -> bool:
         """Reserve KV for all of a sequence's context. A donor that is let go for it hands its own KV over."""
         if not self.account.fits(sequence.sid, sequence.length, spare=spare):
             return False
@@ -56,7 +56,7 @@ class Memory:
         return True
 
     def begin(self, plan: StepPlan, sequence: Sequence, start: Start) -> None:
-        """A sequence that was seated begins with `start`."""
+        """An admitted sequence begins with `start`."""
         if start.count:
             plan.change.prefixes.append(Prefix(sequence.sid, start.donor, start.count))
         sequence.cached = sequence.cached_prompt_tokens = start.count

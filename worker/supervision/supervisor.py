@@ -19,12 +19,12 @@ from types import FrameType
 from typing import Any
 
 from worker.health.detectors import AGENT_SILENT_S
-from worker.health.exits import describe
+from worker.health.exit_codes import describe
 from worker.supervision.children import Children
+from worker.supervision.host_shutdown import HostShutdown
 from worker.supervision.limits import Limits
 from worker.supervision.link import Link
-from worker.supervision.retreat import Retreat
-from worker.supervision.say import say
+from worker.supervision.log import log
 from worker.supervision.wire import Ending
 
 TICK_S = 0.25
@@ -52,7 +52,7 @@ class HostSupervisor:
         self._spoken = self._ever_spoken = False
         self._failures, self._due = 0, 0.0
         self._leave_by: float | None = None
-        self._retreat: Retreat | None = None
+        self._shutdown: HostShutdown | None = None
         self._stop_by: float | None = None
         self._replace = self._stop = False
 
@@ -102,19 +102,19 @@ class HostSupervisor:
         """Act on what is due. True once everything has ended after a stop."""
         if self._stop and self._stop_by is None:
             self._stop_by = now + self._limits.stop_s
-            say("info", "stopping the host", action="supervisor_stop")
+            log("info", "stopping the host", action="supervisor_stop")
             if self._link is not None:
                 self._link.send({"event": "stop"})
         if self._stop_by is not None:
             return self._leave(now, self._stop_by)
         self._judge_agent(now)
-        if self._children.living() and now - self._heard > self._limits.absent_s and self._retreat is None:
-            say("error", "no agent: the ranks end", absent_s=self._limits.absent_s, action="ranks_end")
-            self._retreat = Retreat(self._children, now)
+        if self._children.living() and now - self._heard > self._limits.absent_s and self._shutdown is None:
+            log("error", "no agent: the ranks end", absent_s=self._limits.absent_s, action="ranks_end")
+            self._shutdown = HostShutdown(self._children, now)
             if self._agent is not None and not self._spoken:
                 self._agent.kill()
-        if self._retreat is not None and self._retreat.press(now):
-            self._retreat = None
+        if self._shutdown is not None and self._shutdown.advance(now):
+            self._shutdown = None
         if self._agent is None and now >= self._due:
             self.start_agent()
         return False
@@ -128,8 +128,8 @@ class HostSupervisor:
                 self._children.signal(child.process.pid, signal.SIGKILL)
         if self._agent is not None:
             return False
-        self._retreat = self._retreat or Retreat(self._children, now)
-        return self._retreat.press(now)
+        self._shutdown = self._shutdown or HostShutdown(self._children, now)
+        return self._shutdown.advance(now)
 
     def _judge_agent(self, now: float) -> None:
         """Replace the agent where that was asked for, or where it hangs."""
@@ -137,7 +137,7 @@ class HostSupervisor:
         if self._replace:
             self._replace = False
             if agent is not None and self._leave_by is None:
-                say("info", "replacing the agent", pid=agent.pid, action="agent_replace")
+                log("info", "replacing the agent", pid=agent.pid, action="agent_replace")
                 agent.terminate()
                 self._leave_by = now + REPLACE_S
         if agent is None:
@@ -145,7 +145,7 @@ class HostSupervisor:
         if self._leave_by is not None and now > self._leave_by:
             agent.kill()
         if self._spoken and now - self._heard > AGENT_SILENT_S:
-            say("error", "the agent hangs and is killed", pid=agent.pid, silent_s=AGENT_SILENT_S, action="agent_kill")
+            log("error", "the agent hangs and is killed", pid=agent.pid, silent_s=AGENT_SILENT_S, action="agent_kill")
             agent.kill()
             self._spoken = False
 
@@ -183,9 +183,9 @@ class HostSupervisor:
         except OSError as error:
             ours.close()
             pause = self._pause(time.monotonic())
-            say("error", "the agent can't be started", error=str(error), again_in_s=pause, action="agent_start")
+            log("error", "the agent can't be started", error=str(error), again_in_s=pause, action="agent_start")
             return
-        say("info", "agent started", pid=self._agent.pid, action="agent_start")
+        log("info", "agent started", pid=self._agent.pid, action="agent_start")
         self.attach(ours)
 
     def attach(self, link: socket.socket) -> None:
@@ -209,14 +209,14 @@ class HostSupervisor:
             number = request.get("id")
             self._obey(link, request)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            say("error", "a request of the agent is not understood", error=repr(error), action="supervisor_request")
+            log("error", "a request of the agent is not understood", error=repr(error), action="supervisor_request")
             if number is not None:
                 link.send({"event": "answer", "id": number, "error": f"not understood: {error!r}"})
 
     def _obey(self, link: Link, request: dict[str, Any]) -> None:
         self._heard, self._spoken, self._ever_spoken = time.monotonic(), True, True
         if self._stop_by is None:
-            self._retreat = None  # an agent is there: it decides
+            self._shutdown = None  # an agent is there: it decides
         op = request["op"]
         if op in ("spawn", "give"):
             try:
@@ -279,7 +279,7 @@ class HostSupervisor:
         pause = self._pause(now)
         ranks = len(self._children.living())
         words = {"pid": agent.pid, "status": describe(status), "processes_kept": ranks, "again_in_s": pause}
-        say("info" if status == 0 else "error", "the agent ended and is started again", **words, action="agent_restart")
+        log("info" if status == 0 else "error", "the agent ended and is started again", **words, action="agent_restart")
         return None
 
     def _pause(self, now: float) -> float:

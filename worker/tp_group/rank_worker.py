@@ -124,7 +124,7 @@ class RankWorker:
         return Heartbeat(client, model, replica, epoch, self.rank, self.world_size, self.device, progress, lease, abort)
 
     def leave(self) -> None:
-        """Leave the epoch: give up the seat in the group and every sequence, keep the weights."""
+        """Leave the epoch: leave the group, forget every sequence, keep the weights."""
         if self._engine is not None:
             self._engine.leave()
         if self.world_size > 1:
@@ -195,7 +195,7 @@ class RankWorker:
         return InitOk(**self._head(command))
 
     def join(self, store: Store, epoch: int) -> None:
-        """Take the seat in the group of `epoch`, and hand it to a model that is already loaded."""
+        """Join the group of `epoch`, and hand it to a model that is already loaded."""
         self._store = PrefixStore(str(epoch), store)
         self._collective = rendezvous.join(
             self._store, self.rank, self.world_size, self.device, self.abort, self._shared_memory
@@ -206,13 +206,13 @@ class RankWorker:
     def _sanity_check(self, command: NcclSanityCheck) -> NcclSanityResult:
         ones = torch.ones(1, device=self.device)
         try:
-            self._seat("sanity check").all_reduce(ones)
+            self._joined("sanity check").all_reduce(ones)
         except CollectiveFailed as error:
             raise self._error("nccl_init_failed", f"the sanity check failed: {error}") from error
         return NcclSanityResult(**self._head(command), observed_sum=float(ones.item()))
 
     def _load(self, command: LoadDenseShard) -> LoadDenseShardOk:
-        collective = self._seat("load")
+        collective = self._joined("load")
         if self._model is None:
             self._loading = True
             try:
@@ -289,7 +289,7 @@ class RankWorker:
         if self._model_id != model_id:
             raise self._error("model_not_loaded", f"no shard of {model_id!r} is loaded here")
 
-    def _seat(self, what: str) -> Collective:
+    def _joined(self, what: str) -> Collective:
         if self._collective is None:
-            raise self._error("nccl_not_initialised", f"{what} before init: this rank has no seat in the group")
+            raise self._error("nccl_not_initialised", f"{what} before init: this rank is in no group")
         return self._collective

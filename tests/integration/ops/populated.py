@@ -85,7 +85,7 @@ def _fill_queue(found: Populated) -> None:
     run(client, requests.claim(lease, 1, 1000))
     entries = [LogEntry(1, 0, 101), LogEntry(2, 0, 102), LogEntry(3, 0, 103)]
     run(client, requests.emit(lease, [Emission(found.running, 1, entries, times={"t_prefill": 1234})]))
-    docket = CrashRecord(guilty=[found.running]).before_step(lease.epoch, {found.running: 5}, alone=True)
+    docket = CrashRecord(crashed_together=[found.running]).before_step(lease.epoch, {found.running: 5}, alone=True)
     run(client, requests.note_suspects(lease, encode(docket).decode(), [found.running], []))
     _enqueue(client, found.waiting, "acme", 11)
     _enqueue(client, found.left, "zeta", 13, api="api-1", on_disconnect="600")

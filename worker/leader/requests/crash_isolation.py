@@ -52,8 +52,8 @@ class CrashIsolation:
             self._write("")
         self.active = bool(self._record.suspects)
         if self.active:
-            suspects, guilty = len(self._record.suspects), len(self._record.guilty)
-            log.warning("isolating a crash", suspects=suspects, guilty=guilty, action="isolate")
+            suspects, together = len(self._record.suspects), len(self._record.crashed_together)
+            log.warning("isolating a crash", suspects=suspects, crashed_together=together, action="isolate")
         return adopted
 
     def inherit(self, replica: str, taken: list[Claimed]) -> list[Claimed]:
@@ -76,11 +76,11 @@ class CrashIsolation:
             self._marked |= {*record.suspects, *record.tried}
             poisons: list[Poison] = self._held(health.poison_history(self._lease.model, replica))
             end = next((poison for poison in poisons if poison.epoch == record.epoch), None)
-            judged, condemned = record.judged(end.kind if end else None, seqs)
+            judged, culprit = record.judged(end.kind if end else None, seqs)
             self._record = self._record.joined(judged)
-            if condemned is not None and end is not None:
-                self._bury(condemned, end)
-                del seqs[condemned]
+            if culprit is not None and end is not None:
+                self._bury(culprit, end)
+                del seqs[culprit]
         return [one for one in claimed if one.rid in seqs]
 
     def watch(self, adopted: Collection[Claimed]) -> None:
@@ -105,8 +105,8 @@ class CrashIsolation:
             self._write(encode(record).decode())
 
     def emitted(self, running: Mapping[str, RunningRequest], reading: Collection[str]) -> list[str]:
-        """Acquit who has got on or ended; returns those who must make room for the others' trial. Those whose log is
-        still being read have done neither."""
+        """Clear the requests that made progress or ended; returns those that must make room for the next trial. While
+        its log is read, a request does neither."""
         if not self._goals:
             return []
         got_on = [

@@ -136,7 +136,7 @@ def test_ranks_are_adopted_and_can_be_unloaded(scene: Scene) -> None:
 def test_a_rank_that_died_meanwhile_is_started_again_and_its_status_told(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The supervisor kept the status. Where the group is in a later epoch by now, that one is not accused."""
+    """The supervisor kept the status. Where the group is in a later epoch by now, that one is not poisoned."""
     pids = scene.served()
     old = scene.redis.lead(2, owner=f"{HOST}/{pids[0]}")
     for rank in (0, 1):

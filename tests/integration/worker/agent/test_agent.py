@@ -21,7 +21,7 @@ from control.requests import Enqueue
 from tests.integration.worker.agent.agent_scene import HOST, AgentScene
 from tests.integration.worker.conftest import MODEL, REPLICA
 from tests.waiting import until
-from worker.health.exits import LOAD_FAILED, REFUSED
+from worker.health.exit_codes import LOAD_FAILED, REFUSED
 from worker.repository.preparation import check
 
 

@@ -17,7 +17,7 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import supervised
 from tests.waiting import until
 from worker.agent import failure_detector as detector_module
-from worker.health import contact as contact_module
+from worker.health import reachability as reachability_module
 from worker.supervision.client import ChildProcess
 from worker.supervision.wire import AT_ONCE
 
@@ -109,12 +109,12 @@ def test_a_rank_that_runs_now_and_then_is_slow_and_not_stopped(
     assert watched.killed() == [1]
 
 
-def test_after_a_pause_of_redis_nobody_is_accused_at_once(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_pause_of_redis_no_rank_is_suspected_at_once(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the agent could not look, the ranks may not have been able to beat: they get the life of a heartbeat."""
     watched.beats(0, 1)
     watched.look()
     watched.hush(1)
-    monkeypatch.setattr(contact_module, "GAP_S", -1.0)
+    monkeypatch.setattr(reachability_module, "GAP_S", -1.0)
     watched.look()
     assert watched.killed() == []
     monkeypatch.undo()
@@ -136,7 +136,7 @@ def test_a_rank_that_was_never_heard_is_not_judged(watched: Watched) -> None:
     assert read_poison(watched.redis.client, MODEL, REPLICA) is None and watched.killed() == []
 
 
-def test_a_redis_that_lost_everything_accuses_nobody(watched: Watched) -> None:
+def test_a_redis_that_lost_everything_makes_no_suspect(watched: Watched) -> None:
     """Without the epoch's key the silence is Redis's, not the ranks'."""
     watched.beats(0, 1)
     watched.look()
@@ -195,7 +195,7 @@ def test_a_pause_in_looking_starts_the_wait_again(watched: Watched, monkeypatch:
     watched.hush(0)
     watched.look()
     monkeypatch.setattr(detector_module, "LATE_S", 0.0)
-    monkeypatch.setattr(contact_module, "GAP_S", -1.0)
+    monkeypatch.setattr(reachability_module, "GAP_S", -1.0)
     watched.look()
     assert watched.killed() == []
 

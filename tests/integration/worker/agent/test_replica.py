@@ -15,7 +15,7 @@ from tests.supervisor import supervised
 from tests.waiting import until
 from worker.agent import replica as replica_module
 from worker.agent.replica import PAUSES_S, ReplicaProcesses
-from worker.health.exits import describe
+from worker.health.exit_codes import describe
 from worker.supervision.client import SupervisorClient
 
 PATIENT = """#!/bin/sh

@@ -23,7 +23,7 @@ from tests.waiting import until
 from worker.agent import standby as standby_module
 from worker.agent.replica import Exit, ReplicaProcesses
 from worker.agent.standby import Standby
-from worker.health.exits import REFUSED, STOPPED
+from worker.health.exit_codes import REFUSED, STOPPED
 from worker.supervision.client import SupervisorClient
 from worker.supervision.wire import AT_ONCE
 

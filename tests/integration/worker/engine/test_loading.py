@@ -23,8 +23,8 @@ from worker.repository.files import ModelFiles, inspect
 Checkpoint = Callable[[str], Path]
 
 
-class Seat(Solo):
-    """A group of which only the seat is known: enough to load."""
+class Membership(Solo):
+    """A group of which only rank and size are known: enough to load."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__()
@@ -85,13 +85,13 @@ def test_a_tensor_that_is_missing(checkpoint: Checkpoint, tmp_path: Path) -> Non
 def test_the_gates_hold_in_a_rank_too(checkpoint: Checkpoint) -> None:
     """A rank that is told to load what can't be sharded refuses before it reads a weight."""
     with pytest.raises(UnsupportedArchitecture, match="divided among 3 ranks"):
-        load(inspect(checkpoint("llama")), collective=Seat(0, 3))
+        load(inspect(checkpoint("llama")), collective=Membership(0, 3))
 
 
 def test_joining_as_somebody_else(checkpoint: Checkpoint) -> None:
     """A shard can't serve as another rank, or in a group of another size."""
-    model = load(checkpoint("llama"), collective=Seat(1, 2))
-    model.join(Seat(1, 2))
-    for seat in (Seat(0, 2), Seat(1, 4)):
+    model = load(checkpoint("llama"), collective=Membership(1, 2))
+    model.join(Membership(1, 2))
+    for member in (Membership(0, 2), Membership(1, 4)):
         with pytest.raises(RankError, match="loaded as rank 1 of 2"):
-            model.join(seat)
+            model.join(member)

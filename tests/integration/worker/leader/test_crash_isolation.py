@@ -213,7 +213,7 @@ def killed(scene: CrashScene, command: GenerateStep) -> None:
     raise CollectiveFailed("connection closed by peer")
 
 
-def accused_late(scene: CrashScene, command: GenerateStep) -> None:
+def poisoned_late(scene: CrashScene, command: GenerateStep) -> None:
     """The same, and the agent's word has not come yet."""
     raise CollectiveFailed("connection closed by peer")
 
@@ -223,8 +223,8 @@ def lost(scene: CrashScene, command: GenerateStep) -> None:
     scene.redis.lapse()
 
 
-@pytest.mark.parametrize(("blow", "times"), [(killed, 5), (accused_late, 5), (lost, 8)])
-def test_blows_from_outside_condemn_nobody(
+@pytest.mark.parametrize(("blow", "times"), [(killed, 5), (poisoned_late, 5), (lost, 8)])
+def test_kills_from_outside_make_no_dead_letter(
     scene: CrashScene, blow: Callable[[CrashScene, GenerateStep], None], times: int
 ) -> None:
     """Every step is struck, down to a suspect that is alone, and once more there: all finish, exactly."""
@@ -274,7 +274,7 @@ def test_without_isolation_the_innocents_never_finish(scene: CrashScene, monkeyp
     assert all(scene.log(rid) == [] for rid in prompts(8, 0)) and scene.buried() == []
 
 
-def test_without_its_proof_a_sick_group_would_accuse_the_innocent(
+def test_without_its_proof_a_faulty_group_would_bury_a_good_request(
     scene: CrashScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the step that is nobody's: a device that fails for a while buries who happens to be there."""

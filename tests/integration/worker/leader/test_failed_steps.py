@@ -72,6 +72,8 @@ def test_a_forward_that_keeps_failing_rests_between_epochs_and_then_goes_on(
     monkeypatch.setattr(Step, "forward", forward)
     scene.ask("hard")
     assert scene.answer("hard") == expected
-    assert scene.redis.client.xlen(scene.keys.dead) == 0, "a device that fails whatever it is given accuses nobody"
+    assert scene.redis.client.xlen(scene.keys.dead) == 0, (
+        "a device that fails whatever it is given makes no dead letter"
+    )
     # The first of these epochs had completed steps for the other request, so its end costs no rest.
     assert rests[0] == 0 < rests[1] < rests[2] < rests[3]

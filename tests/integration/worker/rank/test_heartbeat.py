@@ -1,4 +1,4 @@
-"""A rank's side thread: keeps the epoch alive, hears of its end, accuses whoever hangs, ends what can't leave."""
+"""The side thread of a rank: renews leases, reads and writes poison, ends a process that is stuck."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.servers import serving
 from tests.waiting import until
 from worker.health import heartbeat as heartbeat_module
-from worker.health.exits import STUCK
+from worker.health.exit_codes import STUCK
 from worker.health.heartbeat import Heartbeat
 from worker.health.progress import Progress
 
@@ -123,7 +123,7 @@ def test_a_rank_hears_of_the_next_epoch(redis: ReplicaRedis) -> None:
 
 @pytest.mark.parametrize("heard", [False, True])
 def test_an_overdue_step_is_poison_naming_the_rank_that_is_silent(redis: ReplicaRedis, heard: bool) -> None:
-    """A hang is noticed though every process lives; if all ranks beat nobody in particular is accused."""
+    """A hang is noticed though every process lives; if all ranks beat, no rank is named."""
     lease, progress = redis.lead(WORLD), Progress()
     if heard:
         beat_of(redis, lease, 1)

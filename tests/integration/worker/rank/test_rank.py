@@ -128,7 +128,7 @@ def test_what_nobody_foresaw_is_answered_and_poisons_the_epoch(
 
 
 def test_it_leaves_a_poisoned_epoch_and_a_superseded_one(scene: RankScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In both cases it gives up its seat, waits, and serves the next epoch with the same process."""
+    """In both cases it leaves its group, waits, and serves the next epoch with the same process."""
     left: list[int] = []
     monkeypatch.setattr(scene.rank_worker, "leave", lambda: left.append(scene.lease.epoch))
     assert isinstance(scene.ping(1), Pong)

@@ -64,7 +64,7 @@ def test_ping_names_rank_world_and_device() -> None:
 
 
 def test_a_rank_refuses_commands_before_init() -> None:
-    """A rank of a group without a seat refuses to load or to be summed up, and says what is missing."""
+    """A rank that has not joined its group refuses to load or to be summed up, and says what is missing."""
     rank = RankWorker(1, 2, "cpu")
     assert kind(rank.answer(NcclSanityCheck(epoch=1, seq=1))) == "nccl_not_initialised"
     assert kind(rank.answer(LoadDenseShard(epoch=1, seq=2, model_id="m", config_json="{}", safetensors_paths=[]))) == (

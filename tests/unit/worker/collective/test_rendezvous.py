@@ -57,11 +57,11 @@ def meet(world_size: int, *, refuses: int | None = None) -> list[Any]:
     """What each rank gets, all ranks being threads."""
     store = dist.HashStore()
     with ThreadPoolExecutor(world_size) as pool:
-        seats = [
+        members = [
             pool.submit(rendezvous.join, store, rank, world_size, "cpu", Abort(), rank != refuses)
             for rank in range(world_size)
         ]
-        return [seat.result() for seat in seats]
+        return [member.result() for member in members]
 
 
 @pytest.mark.parametrize("ways", [None, ("interpreted",)])
@@ -145,7 +145,7 @@ def open_memory() -> list[str]:
 
 
 def test_the_memory_ends_with_the_group() -> None:
-    """It has no name, and a seat that is given up holds none of it."""
+    """It has no name, and a rank that left holds none of it."""
     gc.collect()  # what earlier tests have left
     before = open_memory()
     ranks = meet(2)

@@ -35,7 +35,7 @@ class Farm:
     """Who was alone in a step that ended its epoch."""
 
     def step(self, rids: list[str]) -> bool:
-        """Write down, then run; False where it ends the epoch. Rows that are run get as far as acquits them."""
+        """Write down, then run; False where it ends the epoch. Rows that are run get as far as clears them."""
         tried = {rid: self.seqs[rid] + PROOF_TOKENS for rid in rids}
         self.record = decode_record(encode(self.record.before_step(self.epoch, tried, alone=len(rids) == 1)))
         killed = bool(self.kills) and self.kills.pop(0)
@@ -52,12 +52,12 @@ class Farm:
     def run_epoch(self) -> bool:
         """Adopt, judge, then run trials until none is due and everybody together; False where it crashed."""
         self.epoch += 1
-        self.record, condemned = self.record.judged(self.end, self.seqs)
+        self.record, culprit = self.record.judged(self.end, self.seqs)
         assert self.record.judged(None, self.seqs)[0].suspects == self.record.suspects
-        if condemned:
-            self.buried.append(condemned)
-            self.alive.remove(condemned)
-            del self.seqs[condemned]
+        if culprit:
+            self.buried.append(culprit)
+            self.alive.remove(culprit)
+            del self.seqs[culprit]
         while trial := self.record.trial:
             if not self.step(trial):
                 return False
@@ -100,71 +100,71 @@ def test_every_culprit_is_found_and_nobody_else(drawn: tuple[int, set[int]]) -> 
     st.integers(1, 20).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=2))),
     st.lists(st.booleans(), max_size=40),
 )
-def test_kills_from_outside_delay_and_condemn_nobody(drawn: tuple[int, set[int]], kills: list[bool]) -> None:
+def test_kills_from_outside_only_delay(drawn: tuple[int, set[int]], kills: list[bool]) -> None:
     """Unless the very same request is alone at each of three kills in a row, only culprits are buried, and all."""
     count, culprits = drawn
     group = farm(count, *culprits, kills=kills)
     group.run()
-    accused = {rid for rid in group.lone if group.lone.count(rid) >= LONE_KILLS}
+    killed_alone = {rid for rid in group.lone if group.lone.count(rid) >= LONE_KILLS}
     assert {f"r{i}" for i in culprits} <= set(group.buried)
-    assert set(group.buried) <= {f"r{i}" for i in culprits} | accused
+    assert set(group.buried) <= {f"r{i}" for i in culprits} | killed_alone
 
 
 def test_a_culprit_that_has_its_process_killed_needs_more_evidence() -> None:
-    """The memory killer's SIGKILL looks like anybody's: condemned by the third end that it met alone."""
+    """The memory killer's SIGKILL looks like anybody's: made a dead letter by the third end that it met alone."""
     group = farm(8, 0, kind="exited")
     group.run()
     assert group.buried == ["r0"] and group.lone == ["r0"] * LONE_KILLS
     assert group.crashes == 2 + 3 + LONE_KILLS - 1
 
 
-def test_an_end_without_poison_accuses_nobody() -> None:
+def test_an_end_without_poison_adds_no_suspect() -> None:
     """A lost lock or an orderly stop: the trial is repeated as it was."""
-    record = CrashRecord(guilty=["a", "b"], rest=["c"]).before_step(7, {"a": 2}, alone=True)
-    again, condemned = record.judged(None, {"a": 0, "b": 0, "c": 0})
-    assert (again.trial, again.suspects, again.lone, condemned) == (["a"], ["a", "b", "c"], {}, None)
+    record = CrashRecord(crashed_together=["a", "b"], rest=["c"]).before_step(7, {"a": 2}, alone=True)
+    again, culprit = record.judged(None, {"a": 0, "b": 0, "c": 0})
+    assert (again.trial, again.suspects, again.lone, culprit) == (["a"], ["a", "b", "c"], {}, None)
 
 
-def test_progress_acquits_even_where_the_epoch_ends_in_a_crash() -> None:
+def test_progress_clears_even_where_the_epoch_ends_in_a_crash() -> None:
     """Who got as far as it had to is no suspect; who produced less is."""
     record = CrashRecord().before_step(7, {"a": 12, "b": 12, "c": 12}, alone=False)
-    judged, condemned = record.judged("step_failed", {"a": 12, "b": 11, "c": 10})
-    assert (judged.guilty, judged.rest, condemned) == (["b", "c"], [], None)
+    judged, culprit = record.judged("step_failed", {"a": 12, "b": 11, "c": 10})
+    assert (judged.crashed_together, judged.rest, culprit) == (["b", "c"], [], None)
 
 
-def test_who_had_company_is_not_condemned() -> None:
+def test_a_suspect_that_did_not_run_alone_is_tried_again() -> None:
     """The only suspect of a step that others had rows in has yet to crash alone."""
     record = CrashRecord().before_step(7, {"a": 2}, alone=False)
-    judged, condemned = record.judged("step_failed", {"a": 0})
-    assert (judged.trial, condemned) == (["a"], None)
+    judged, culprit = record.judged("step_failed", {"a": 0})
+    assert (judged.trial, culprit) == (["a"], None)
     assert judged.before_step(8, {"a": 2}, alone=True).judged("step_failed", {"a": 0}) == (CrashRecord(), "a")
 
 
 def test_who_has_ended_is_forgotten() -> None:
-    """A suspect that was cancelled meanwhile is neither tried nor accused."""
-    record = CrashRecord(guilty=["a", "b"], lone={"a": 1}).before_step(7, {"a": 2}, alone=True)
-    judged, condemned = record.judged("step_failed", {"b": 0})
-    assert (judged.suspects, judged.lone, condemned) == (["b"], {}, None)
+    """A suspect that was cancelled meanwhile is neither tried nor suspected."""
+    record = CrashRecord(crashed_together=["a", "b"], lone={"a": 1}).before_step(7, {"a": 2}, alone=True)
+    judged, culprit = record.judged("step_failed", {"b": 0})
+    assert (judged.suspects, judged.lone, culprit) == (["b"], {}, None)
 
 
 def test_judging_twice_is_judging_once() -> None:
     """A leader that dies after its verdict leaves it to the next, which comes to the same."""
-    record = CrashRecord(guilty=["a"], rest=["b"]).before_step(7, {"a": 2}, alone=True)
+    record = CrashRecord(crashed_together=["a"], rest=["b"]).before_step(7, {"a": 2}, alone=True)
     seqs = {"a": 0, "b": 0}
     assert record.judged("exited", seqs) == record.judged("exited", seqs)
     assert record.judged("exited", seqs)[0].lone == {"a": 1}
-    judged, condemned = record.judged("crashed", seqs)
-    assert condemned == "a"
+    judged, culprit = record.judged("crashed", seqs)
+    assert culprit == "a"
     assert record.judged("crashed", {"b": 0})[0].suspects == judged.suspects == ["b"]
 
 
 def test_a_docket_that_is_inherited_joins_one_s_own() -> None:
     """Own suspects come first; what is known of the other's is kept where there are none, and nobody is in it twice."""
-    other = CrashRecord(guilty=["a", "b"], rest=["c"], lone={"a": 2})
+    other = CrashRecord(crashed_together=["a", "b"], rest=["c"], lone={"a": 2})
     alone = CrashRecord(lone={"a": 1}).joined(other)
-    assert (alone.guilty, alone.rest, alone.lone) == (["a", "b"], ["c"], {"a": 2})
-    both = CrashRecord(guilty=["x"], rest=["a"], lone={"x": 1}).joined(other)
-    assert (both.guilty, both.rest, both.lone) == (["x"], ["a", "b", "c"], {"x": 1, "a": 2})
+    assert (alone.crashed_together, alone.rest, alone.lone) == (["a", "b"], ["c"], {"a": 2})
+    both = CrashRecord(crashed_together=["x"], rest=["a"], lone={"x": 1}).joined(other)
+    assert (both.crashed_together, both.rest, both.lone) == (["x"], ["a", "b", "c"], {"x": 1, "a": 2})
     assert both.joined(CrashRecord()) == both
 
 
@@ -175,8 +175,8 @@ def test_a_trial_that_another_replica_takes_up_ends_as_soon(count: int, culprit:
     group.seqs = dict.fromkeys(group.alive, 0)
     for epoch in range(100):
         if epoch == hand_on:
-            judged, condemned = group.record.judged(group.end, group.seqs)
-            if condemned is None:
+            judged, found = group.record.judged(group.end, group.seqs)
+            if found is None:
                 group.record, group.end = CrashRecord().joined(judged), None
         if group.run_epoch():
             break

@@ -5,26 +5,26 @@ from __future__ import annotations
 import time
 
 from tests.unit.control.redis.test_outage import Clock
-from worker.health.contact import GAP_S, GRACE_S, Contact
 from worker.health.progress import Progress
+from worker.health.reachability import GAP_S, GRACE_S, Reachability
 
 
 def test_silence_counts_only_where_redis_was_there_all_along() -> None:
     """Not during an absence, and not until everybody had time to be heard again."""
     clock = Clock()
-    contact = Contact(clock)
-    assert contact.steady
-    assert contact.made() == 0.0
+    reachability = Reachability(clock)
+    assert reachability.steady
+    assert reachability.note() == 0.0
     clock.now += GAP_S / 2
-    assert contact.steady and contact.made() == 0.0
+    assert reachability.steady and reachability.note() == 0.0
     clock.now += 15.0
-    assert not contact.steady
-    assert contact.made() == 15.0
+    assert not reachability.steady
+    assert reachability.note() == 15.0
     for _ in range(4):
-        assert not contact.steady
+        assert not reachability.steady
         clock.now += GRACE_S / 4
-        contact.made()
-    assert contact.steady
+        reachability.note()
+    assert reachability.steady
 
 
 def test_an_absence_of_redis_is_not_held_against_the_step_under_way() -> None:

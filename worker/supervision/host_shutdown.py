@@ -6,18 +6,18 @@ import signal
 
 from worker.supervision.children import Children
 
-LIMIT_S = 75.0
+KILL_AFTER_S = 75.0
 """For leaders to finish their step and give back their requests before everything is killed."""
 
 
-class Retreat:
-    """Ends all children. `press` is called again and again until none is left."""
+class HostShutdown:
+    """Ends all children. `advance` is called again and again until none is left."""
 
     def __init__(self, children: Children, now: float) -> None:
-        self._children, self._limit = children, now + LIMIT_S
+        self._children, self._limit = children, now + KILL_AFTER_S
         self._told: set[int] = set()
 
-    def press(self, now: float) -> bool:
+    def advance(self, now: float) -> bool:
         """Signal whoever is next. True once no child lives."""
         living = self._children.living()
         if not living:

@@ -1,4 +1,4 @@
-"""Contact with Redis. A missing heartbeat is evidence of a fault only if Redis was reachable all the time."""
+"""Reachability of Redis. A missing heartbeat is evidence of a fault only if Redis was reachable all the time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GRACE_S = HEARTBEAT_MS / 1000
 """After an absence everybody has so long to be heard of again, unless said otherwise."""
 
 
-class Contact:
+class Reachability:
     """One loop's contact with Redis, noted at the end of each turn in which everything was answered."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, grace_s: float = GRACE_S) -> None:
@@ -21,7 +21,7 @@ class Contact:
         self._last: float | None = None
         self._grace_until = 0.0
 
-    def made(self) -> float:
+    def note(self) -> float:
         """Note a good turn; returns the seconds for which there was no contact before it, 0 if that was no absence."""
         now = self._clock()
         gap = now - self._last if self._last is not None else 0.0
@@ -31,7 +31,7 @@ class Contact:
         self._grace_until = now + self._grace_s
         return gap
 
-    def begin(self) -> None:
+    def start_grace(self) -> None:
         """Start with a grace: what went on before this loop began is not known."""
         self._last = self._clock()
         self._grace_until = self._last + self._grace_s

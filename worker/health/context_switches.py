@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 
-def times_run(pid: int) -> int:
+def context_switches(pid: int) -> int:
     """How often the main thread of a process has given up a processor so far; 0 for one that has ended. A signal that
     stops or continues the thread counts too."""
     try:

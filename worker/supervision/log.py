@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-def say(level: str, event: str, **fields: object) -> None:
+def log(level: str, event: str, **fields: object) -> None:
     """Write one line to standard error, as FURROW_LOG_FORMAT and FURROW_LOG_LEVEL ask."""
     lowest = (os.environ.get("FURROW_LOG_LEVEL") or "info").lower()
     if lowest in _LEVELS and _LEVELS.index(level) < _LEVELS.index(lowest):
