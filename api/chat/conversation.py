@@ -9,6 +9,7 @@ import msgspec
 
 from api.chat.enforcement import answer_grammar
 from api.chat.forms import Forms
+from api.chat.prefill import continued_calling, continued_thinking, render_continued
 from api.chat.reading.llama3 import PYTHON_TAG
 from api.chat.reading.qwen_xml import may_be_text
 from api.chat.template import render, variables_of
@@ -40,13 +41,26 @@ def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabular
     """Render the conversation. Raises TemplateFailed, and RequestError for what this model's template can't say."""
     offer = request.offer
     variables = _variables(request, assets, forms, offer)
-    text = render(assets.chat_template, template_messages(request.messages), assets.tokenizer_config, variables)
-    thinking = _begun(forms.thinking, text, request)
+    messages, config = template_messages(request.messages), assets.tokenizer_config
+    calling = _calling(offer, forms)
+    if request.continue_final_message:
+        text, content = render_continued(assets.chat_template, messages, config, variables), messages[-1]["content"]
+        thinking = continued_thinking(_shown(forms.thinking, request), text, content)
+        calling = continued_calling(calling, content) if thinking is None or not thinking.begun else calling
+    else:
+        text = render(assets.chat_template, messages, config, variables)
+        thinking = _begun(_shown(forms.thinking, request), text)
     if thinking is not None and thinking.begun and request.reasoning_effort == "none":
         raise refusal("reasoning_effort", "This model's template always begins with reasoning; it can't be 'none'.")
     over = thinking is not None and text.rstrip().endswith(thinking.close)
     asked, thinks = _asked(request, offer, forms, None if over else thinking, vocabulary)
-    thinking, calling = thinking if thinks else None, _calling(offer, forms)
+    if asked is not None and calling is not None and calling.begun:
+        raise RequestError(
+            f"'{asked.param}' constrains the answer, but the last message ends within a call, which no constraint can "
+            "continue. End the message before the call, or remove the constraint.",
+            param=asked.param,
+        )
+    thinking = thinking if thinks else None
     if thinking is None and calling is None:
         return ChatPrompt(text, None, asked)
     return ChatPrompt(text, Reading(thinking, calling, _marks(thinking, calling, vocabulary)), asked)
@@ -88,6 +102,8 @@ def _variables(request: ChatRequest, assets: ModelAssets, forms: Forms, offer: O
         return given  # the rendering refuses it
     known = variables_of(source)
     variables = _effort(request.reasoning_effort, known) | given
+    if request.add_generation_prompt is not None:
+        variables["add_generation_prompt"] = request.add_generation_prompt
     if offer is None:
         _check_history(request, source)
         return variables
@@ -132,12 +148,14 @@ def _effort(effort: str | None, known: frozenset[str]) -> dict[str, Any]:
     return found
 
 
-def _begun(thinking: Thinking | None, prompt: str, request: ChatRequest) -> Thinking | None:
-    """The marks, with the knowledge whether the prompt ends after an opening one, and whether it is to be shown."""
-    if thinking is None:
-        return None
-    begun = prompt.rstrip().endswith(thinking.open)
-    return msgspec.structs.replace(thinking, begun=begun, hidden=request.include_reasoning is False)
+def _shown(thinking: Thinking | None, request: ChatRequest) -> Thinking | None:
+    """The marks, with `hidden` as the client wants it."""
+    return thinking and msgspec.structs.replace(thinking, hidden=request.include_reasoning is False)
+
+
+def _begun(thinking: Thinking | None, prompt: str) -> Thinking | None:
+    """The marks, with `begun` true where the prompt ends after an opening one."""
+    return thinking and msgspec.structs.replace(thinking, begun=prompt.rstrip().endswith(thinking.open))
 
 
 def _calling(offer: Offer | None, forms: Forms) -> Calling | None:

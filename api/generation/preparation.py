@@ -116,6 +116,7 @@ class PreparedRequest:
             stop_ids=sampling.stop_ids,
             min_tokens=sampling.min_tokens,
             echo=[] if member else self.echo,
+            shown_first=body.shown_first if isinstance(body, ChatRequest) else "",
             prompt_logprobs=body.prompt_logprobs,
             include_stop=bool(body.include_stop_str_in_output),
             special_tokens=body.skip_special_tokens is False,

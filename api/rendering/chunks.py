@@ -138,8 +138,8 @@ class ChatWriter(Writer):
     whole_object = "chat.completion"
 
     def opening(self, index: int, text: str) -> bytes:
-        delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        return self._head + b'{"index":%d' % index + delta + self._tail
+        delta = b'{"index":%d,"delta":{"role":"assistant","content":' % index + _json(text)
+        return self._head + delta + b'},"logprobs":null,"finish_reason":null}]' + self._tail
 
     def _whole_prompt(self, pieces: list[Piece]) -> dict[str, Any]:
         return self._prompt_logprobs(pieces[0])

@@ -6,7 +6,7 @@ from typing import Any
 
 from api.schemas.decoding import decode_body
 from api.schemas.generation import GenerationFields, check_ranges
-from api.schemas.messages import Message
+from api.schemas.messages import Message, text_of
 from api.schemas.refusals import refuse_unserved
 from api.schemas.tools import Offer, Tool, ToolChoice, check_tools, offered
 from control.errors import RequestError
@@ -25,6 +25,10 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    # As in vLLM: how the prompt ends, and that the answer shows the message that it continues.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
     # Known and not served.
     functions: Any = None
     function_call: Any = None
@@ -34,8 +38,6 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     moderation: Any = None
     verbosity: str | None = None
     web_search_options: Any = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -45,6 +47,12 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     def offer(self) -> Offer | None:
         """The tools that the model may call. Raises RequestError for a `tool_choice` that they don't allow."""
         return offered(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def shown_first(self) -> str:
+        """The assistant's message that the answer follows, where `echo` asks for it."""
+        last = self.messages[-1]
+        return text_of(last, "") if self.echo and last.role == "assistant" else ""
 
     @property
     def logprobs_count(self) -> int | None:
@@ -74,6 +82,12 @@ def check_chat(request: ChatRequest) -> None:
             f"Invalid value for 'reasoning_effort': {request.reasoning_effort[:80]!r}; use one of "
             f"{', '.join(repr(effort) for effort in EFFORTS)}.",
             param="reasoning_effort",
+        )
+    if request.continue_final_message and request.add_generation_prompt:
+        raise RequestError(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other: the answer continues the last "
+            "message, or begins a new one. Set one of them to false.",
+            param="continue_final_message",
         )
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:

@@ -42,7 +42,7 @@ def chat_messages(role: str, content: str | list[Block], at: str) -> list[dict[s
     """The chat's messages of one turn: results of tools first, each one a message. Raises RequestError for a block."""
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    if not content:
+    if not content and role != "assistant":
         raise RequestError(f"'{at}.content' is empty; send at least one block.", param=f"{at}.content")
     if role == "assistant":
         return [_assistant(content, at)]

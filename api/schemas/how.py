@@ -16,6 +16,8 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     close: str = "</think>"
     begun: bool = False
     """True if the prompt ends inside the reasoning: the answer begins with it and has no opening mark."""
+    continued: bool = False
+    """True if the prompt ends with a part of the reasoning itself."""
     hidden: bool = False
     """True if the client does not want to see it."""
 
@@ -31,6 +33,10 @@ class Calling(msgspec.Struct, frozen=True, omit_defaults=True):
     """True if only the first call counts (`parallel_tool_calls: false`)."""
     named: bool = False
     """True if the client named the function; then the end is "stop", as at OpenAI."""
+    continued: bool = False
+    """True if the prompt ends with a part of the answer."""
+    begun: str = ""
+    """The beginning of a call that stands at the end of the prompt: it is shown again, as a part of the call."""
 
 
 class Reading(msgspec.Struct, frozen=True, omit_defaults=True):

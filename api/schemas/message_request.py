@@ -155,9 +155,14 @@ def _conversation(request: CountTokensRequest, told: dict[str, Any]) -> Converte
     if request.speed not in (None, "standard"):
         raise refusal("speed")
     choice, output = request.tool_choice, request.output_config
+    messages = _messages(request)
+    prefilled = bool(messages) and messages[-1]["role"] == "assistant"
+    if prefilled:
+        _check_prefill(request, messages[-1])
     chat: dict[str, Any] = {name: getattr(request, name, None) for name in _PASSED_ON}
     chat |= told | {
-        "messages": _messages(request),
+        "messages": messages,
+        "continue_final_message": prefilled or None,
         "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or [])] or None,
         "tool_choice": _tool_choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
@@ -188,14 +193,32 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
         messages.append({"role": "system", "content": "\n\n".join(texts)})
     for index, turn in enumerate(request.messages):
         messages += chat_messages(turn.role, turn.content, f"messages[{index}]")
-    if messages and messages[-1]["role"] == "assistant":
-        raise RequestError(
-            "The last of 'messages' is the assistant's; to begin an answer for the model is not supported. End with a "
-            "message of role user.",
-            param=f"messages[{len(request.messages) - 1}].role",
-            code="unsupported_parameter",
-        )
+    if messages and messages[-1]["role"] == "assistant" and not any(list(messages[-1].values())[1:]):
+        messages.pop()  # an empty beginning of the answer
     return messages
+
+
+def _check_prefill(request: CountTokensRequest, last: dict[str, Any]) -> None:
+    """Anthropic's rules for a last turn of the assistant, which the answer continues."""
+    at = f"messages[{len(request.messages) - 1}]"
+    if "tool_calls" in last:
+        raise RequestError(
+            f"'{at}' has a 'tool_use' block without a result. Send a message of role user with a 'tool_result' block "
+            "after it.",
+            param=f"{at}.content",
+        )
+    text = last.get("content", "")
+    if text != text.rstrip():
+        raise RequestError(
+            f"'{at}' is the beginning of the answer and ends with white space, which models don't continue well. "
+            "Remove the white space at its end.",
+            param=f"{at}.content",
+        )
+    if request.output_config is not None and request.output_config.format is not None:
+        raise RequestError(
+            f"'output_config.format' constrains the whole answer, but '{at}' begins it. Leave one of them out.",
+            param="output_config.format",
+        )
 
 
 def _tool(given: dict[str, Any], at: str) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _plain(message: Message, path: str, names: dict[str, str]) -> dict[str, Any]
     for name in ("function_call", "audio", "annotations"):
         if getattr(message, name) not in (None, [], {}):
             raise refusal(f"{path}.{name}")
-    text = _text(message, path)
+    text = text_of(message, path)
     # Templates know four roles; "developer" is OpenAI's newer name for "system".
     plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
     if message.name is not None:
@@ -121,7 +121,8 @@ def _arguments(text: str) -> dict[str, Any] | str:
     return cast(dict[str, Any], value) if isinstance(value, dict) else text
 
 
-def _text(message: Message, path: str) -> str:
+def text_of(message: Message, path: str) -> str:
+    """The content as one text. Raises RequestError for a part that is not served."""
     if isinstance(message.content, str):
         return message.content
     if message.content is None:

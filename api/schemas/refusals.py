@@ -31,8 +31,6 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "web_search_options": _one_of(),  # {} asks for a search, too
     "service_tier": _one_of("auto", "default"),
     "store": _one_of(False),
-    "add_generation_prompt": _one_of(True),
-    "continue_final_message": _one_of(False),
     "suffix": _empty,
 }
 

@@ -32,6 +32,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     min_tokens: int = 0
     echo: list[str] = []
     """The prompt's text before each answer, by member; only in the first member's view."""
+    shown_first: str = ""
+    """The assistant's message that a chat's answer follows, where it is shown before each choice."""
     prompt_logprobs: int | None = None
     include_stop: bool = False
     special_tokens: bool = False
@@ -51,7 +53,7 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def opening(self, member: int) -> str:
         """The same, where it comes at once; with log probabilities it comes as these do."""
-        return self.echo_of(member) if self.logprobs is None else ""
+        return self.shown_first or (self.echo_of(member) if self.logprobs is None else "")
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()

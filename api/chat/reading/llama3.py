@@ -20,7 +20,7 @@ class Llama3Parser(JsonCallParser):
 
     def __init__(self, calling: Calling, calls: Calls) -> None:
         super().__init__(calling, calls)
-        self._state = self._start
+        self._state = self._text if calling.continued and not calling.begun else self._start
 
     def mark(self, text: str, piece: Piece) -> None:
         if self._state == self._start:

@@ -26,6 +26,7 @@ class AnswerParser:
         calling = reading.calling
         self._calls = Calls(rid, choice, calling is not None and calling.single)
         self._tools = _FORMATS[calling.format](calling, self._calls) if calling is not None else None
+        self._begun = calling.begun if calling is not None else ""
 
     @property
     def thinking(self) -> bool | None:
@@ -38,6 +39,7 @@ class AnswerParser:
         return self._calls.count > 0
 
     def push(self, text: str, piece: Piece) -> None:
+        text, self._begun = self._begun + text, ""
         if self._reasoning is not None:
             reasoning, text = self._reasoning.push(text)
             piece.reasoning += "" if self._hidden else reasoning

@@ -13,9 +13,9 @@ class ThinkingParser:
 
     def __init__(self, thinking: Thinking) -> None:
         self._open, self._close, self._begun = thinking.open, thinking.close, thinking.begun
-        self._state: Literal["opening", "thinking", "gap", "after"] = "opening"
+        self._state: Literal["opening", "thinking", "gap", "after"] = "thinking" if thinking.continued else "opening"
         self._held = ""
-        self._said = False
+        self._said = thinking.continued
         """True once any reasoning was given out."""
 
     @property
