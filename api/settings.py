@@ -31,7 +31,8 @@ class ApiSettings:
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call from a browser; `*`: all."""
     strict: bool = False
-    """True if a request is refused whose limit of tokens is more than what is left of the context."""
+    """True if a request is refused whose limit of tokens is more than what is left of the context, or that has a field
+    without an effect."""
     tool_parser: CallFormat | None = None
     """The form in which every model writes its calls; None: what its template shows."""
     api_id: str = field(default_factory=_api_id)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from api.access.identity import ANONYMOUS, Identity
 from api.observability.request_log import RequestLog
+from api.schemas.client_warnings import Warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,8 @@ class Caller:
     identity: Identity = ANONYMOUS
     headers: dict[str, str] = field(default_factory=dict[str, str])
     """Headers of the response, filled while the request is handled."""
+    warnings: Warnings = field(default_factory=Warnings)
+    """Parts of the request that were accepted without an effect, filled while it is read."""
     idempotency_key: str = ""
     body_hash: str = ""
     body_bytes: int = 0

@@ -58,6 +58,10 @@ class RequestLog:
             **self._facts,
         )
 
+    def warned(self, texts: list[str]) -> None:
+        """Log the warnings that the response's header has."""
+        log.warning("request was taken in part", action="request_warned", warnings=texts, **self._facts)
+
     def unexpected(self, error: Exception) -> None:
         """Log an unexpected error with its traceback."""
         log.error("request failed unexpectedly", action="http_error", exc_info=error, **self._facts)

@@ -1,4 +1,4 @@
-"""The request bodies in the OpenAPI document; handlers decode them by themselves, more strictly than the framework."""
+"""The request bodies in the OpenAPI document; handlers decode them by themselves."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Any, cast
 import msgspec
 from litestar.openapi.spec import OpenAPI, OpenAPIMediaType, Operation, RequestBody
 
-_bodies: dict[type[msgspec.Struct], None] = {}
+_bodies: dict[type[msgspec.Struct], bool] = {}
+"""Types of bodies; True for one that may have unknown fields."""
 
 
-def taking(kind: type[msgspec.Struct]) -> type[Operation]:
-    """The operation of a handler whose body is `kind`. All handlers are known when the first document is made."""
-    _bodies[kind] = None
+def taking(kind: type[msgspec.Struct], *, open_ended: bool = False) -> type[Operation]:
+    """The operation of a handler whose body is `kind`. All handlers are known when the first document is made.
+
+    `open_ended`: the body may have unknown fields, which are ignored with a warning.
+    """
+    _bodies[kind] = open_ended
 
     @dataclass
     class Taking(Operation):
@@ -37,4 +41,7 @@ def add_bodies(document: OpenAPI) -> None:
 def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str, Any]]:
     """References to the bodies' types, and their schemas by name."""
     references, schemas = msgspec.json.schema_components(_bodies, ref_template="#/components/schemas/{name}")
+    for kind, open_ended in _bodies.items():
+        if open_ended:
+            schemas[kind.__name__].pop("additionalProperties", None)
     return dict(zip(_bodies, references, strict=True)), schemas

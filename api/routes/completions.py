@@ -12,13 +12,13 @@ from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import CompletionRequest, parse_completion
 
 
-@post("/v1/chat/completions", status_code=200, operation_class=taking(ChatRequest))
+@post("/v1/chat/completions", status_code=200, operation_class=taking(ChatRequest, open_ended=True))
 async def create_chat_completion(request: Http) -> Response[Any]:
     """Answer a conversation, as one body or as server-sent events."""
     return await generate(request, parse_chat)
 
 
-@post("/v1/completions", status_code=200, operation_class=taking(CompletionRequest))
+@post("/v1/completions", status_code=200, operation_class=taking(CompletionRequest, open_ended=True))
 async def create_completion(request: Http) -> Response[Any]:
     """Continue one or several prompts, as one body or as server-sent events."""
     return await generate(request, parse_completion)

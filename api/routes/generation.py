@@ -25,6 +25,7 @@ from api.generation.stream import sse_response
 from api.models.models import ServedModel
 from api.observability.request_log import RequestLog
 from api.process import Process
+from api.schemas.client_warnings import Warnings
 from api.schemas.view import parse_cursor
 from control.errors import FurrowError, RequestError
 
@@ -95,6 +96,7 @@ def caller_of(request: Http) -> Caller:
         on_disconnect=request.headers.get("x-on-disconnect"),
         client_request_id=client_request_id,
         stalled=lambda: STALLED in request.scope,
+        warnings=Warnings(strict=process_of(request).settings.strict),
     )
 
 
@@ -121,11 +123,11 @@ class Asked:
 Read = Callable[[bytes, Caller], Awaitable[Asked]]
 
 
-async def generate(request: Http, parse: Callable[[bytes], Body]) -> Response[Any]:
+async def generate(request: Http, parse: Callable[[bytes, Warnings], Body]) -> Response[Any]:
     """Serve one POST whose body is the whole request."""
 
-    async def read(body: bytes, _: Caller) -> Asked:
-        return Asked(body=await off_loop(len(body), parse, body))
+    async def read(body: bytes, caller: Caller) -> Asked:
+        return Asked(body=await off_loop(len(body), parse, body, caller.warnings))
 
     return await serve(request, read)
 
@@ -138,14 +140,14 @@ async def serve(request: Http, read: Read) -> Response[Any]:
         process.refuse_when_draining()
         session, streams, accepted = await _begin(request, caller, read)
         if accepted is not None and (response := await accepted(session)) is not None:
-            _echo(response, caller)
+            finish_headers(response, caller)
             return response
         del accepted
         if streams:
             await session.settle()
             return streamed(session, caller)
         response = await _whole(request, session)
-        _echo(response, caller)
+        finish_headers(response, caller)
         return response
     except Exception as error:
         return refused(error, caller, session)
@@ -179,7 +181,7 @@ def streamed(session: Session, caller: Caller) -> Response[Any]:
     if early is not None:
         return refused(early, caller, session)
     response = sse_response(session)
-    _echo(response, caller)
+    finish_headers(response, caller)
     return response
 
 
@@ -194,7 +196,7 @@ def refused(error: Exception, caller: Caller, session: Session | None) -> Respon
     caller.request_log.end(status=status, finish_reason=None, error=text)
     response = error_response(found)
     response.headers["x-request-id"] = session.rid if session is not None else caller.rid
-    _echo(response, caller)
+    finish_headers(response, caller)
     return response
 
 
@@ -219,9 +221,12 @@ async def _whole(request: Http, session: Session) -> Response[Any]:
     )
 
 
-def _echo(response: Response[Any], caller: Caller) -> None:
-    """Add the client's own request id, the rest of its key's limits, and the milliseconds until here."""
+def finish_headers(response: Response[Any], caller: Caller) -> None:
+    """Add the warnings, the rest of the key's limits, the milliseconds until here, and the client's own request id."""
     response.headers.update(caller.headers)
+    if texts := caller.warnings.texts:
+        response.headers.update(caller.warnings.headers)
+        caller.request_log.warned(texts)
     response.headers["openai-processing-ms"] = str(round(1000 * caller.request_log.waited))
     if caller.client_request_id:
         response.headers["x-client-request-id"] = caller.client_request_id

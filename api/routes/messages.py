@@ -11,11 +11,16 @@ from api.asgi.off_loop import off_loop
 from api.errors.message_errors import in_anthropic_shape
 from api.generation.preparation import count_tokens
 from api.openapi.openapi import taking
-from api.routes.generation import Http, authenticate, caller_of, generate, model_for, refused, text_of
+from api.routes.generation import Http, authenticate, caller_of, finish_headers, generate, model_for, refused, text_of
 from api.schemas.message_request import CountTokensRequest, MessageRequest, parse_count, parse_message
 
 
-@post("/v1/messages", status_code=200, operation_class=taking(MessageRequest), after_request=in_anthropic_shape)
+@post(
+    "/v1/messages",
+    status_code=200,
+    operation_class=taking(MessageRequest, open_ended=True),
+    after_request=in_anthropic_shape,
+)
 async def create_message(request: Http) -> Response[Any]:
     """Answer a conversation of content blocks, as one body or as server-sent events."""
     return await generate(request, parse_message)
@@ -24,7 +29,7 @@ async def create_message(request: Http) -> Response[Any]:
 @post(
     "/v1/messages/count_tokens",
     status_code=200,
-    operation_class=taking(CountTokensRequest),
+    operation_class=taking(CountTokensRequest, open_ended=True),
     after_request=in_anthropic_shape,
 )
 async def count_message_tokens(request: Http) -> Response[Any]:
@@ -33,13 +38,15 @@ async def count_message_tokens(request: Http) -> Response[Any]:
     try:
         authenticate(request)
         async with text_of(request) as body:
-            asked, size = await off_loop(len(body), parse_count, body), len(body)
+            asked, size = await off_loop(len(body), parse_count, body, caller.warnings), len(body)
             served = await model_for(request, asked.model)
             tokens = await count_tokens(asked, served, size)
-        return Response(
+        response = Response(
             msgspec.json.encode({"input_tokens": tokens}),
             media_type="application/json",
             headers={"x-request-id": caller.rid},
         )
+        finish_headers(response, caller)
+        return response
     except Exception as error:
         return refused(error, caller, None)

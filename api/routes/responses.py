@@ -22,6 +22,7 @@ from api.routes.generation import (
     Http,
     authenticate,
     caller_of,
+    finish_headers,
     identity_of,
     model_for,
     process_of,
@@ -41,13 +42,13 @@ from control.records.responses import StoredResponse
 _PARAM = "previous_response_id"
 
 
-@post("/v1/responses", status_code=200, operation_class=taking(ResponseRequest))
+@post("/v1/responses", status_code=200, operation_class=taking(ResponseRequest, open_ended=True))
 async def create_response(request: Http) -> Response[Any]:
     """Answer a conversation of items, as one body, as server-sent events, or in the background."""
     process = process_of(request)
 
     async def read(body: bytes, caller: Caller) -> Asked:
-        asked = await off_loop(len(body), parse_response, body)
+        asked = await off_loop(len(body), parse_response, body, caller.warnings)
         stored = asked.store is not False and process.archive.ttl_ms > 0
         if asked.background and not stored:
             raise RequestError(
@@ -115,21 +116,23 @@ async def _resolved(process: Process, item: Item, who: Identity) -> Item:
     raise RequestNotFound(f"Item with id '{item['id']}' not found.", param="input", code="item_not_found")
 
 
-@post("/v1/responses/input_tokens", status_code=200, operation_class=taking(ResponseRequest))
-async def count_input_tokens(request: Http) -> InputTokens:
+@post("/v1/responses/input_tokens", status_code=200, operation_class=taking(ResponseRequest, open_ended=True))
+async def count_input_tokens(request: Http) -> Response[InputTokens]:
     """Count the tokens of the prompt that the same body has."""
     caller, process = caller_of(request), process_of(request)
     tenant = authenticate(request)
     async with text_of(request) as body:
         caller = caller.identified(tenant, body)
-        asked = await off_loop(len(body), parse_response, body)
+        asked = await off_loop(len(body), parse_response, body, caller.warnings)
         _, _, items = await _conversation(process, asked, caller)
         served = await model_for(request, asked.model)
         chat = await fitted(asked, items, served, len(body), stored=False)
-        return InputTokens(input_tokens=await count_tokens(chat, served, len(body)))
+        response = Response(InputTokens(input_tokens=await count_tokens(chat, served, len(body))))
+        finish_headers(response, caller)
+        return response
 
 
-@post("/v1/responses/compact", status_code=200, operation_class=taking(ResponseRequest))
+@post("/v1/responses/compact", status_code=200, operation_class=taking(ResponseRequest, open_ended=True))
 async def compact_response(request: Http) -> NoReturn:
     """Always 400: this server makes no compacted conversations."""
     authenticate(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from litestar import get, post
+from litestar import Response, get, post
 from litestar.params import FromQuery
 
 from api.asgi.off_loop import off_loop
@@ -13,27 +13,31 @@ from api.chat.template import special_tokens
 from api.generation.preparation import prompts_of
 from api.models.models import ServedModel
 from api.openapi.openapi import taking
-from api.routes.generation import Http, authenticate, model_for, text_of
-from api.schemas.decoding import decode_body
+from api.routes.generation import Http, authenticate, caller_of, finish_headers, model_for, text_of
+from api.schemas.decoding import decode_request
 from api.schemas.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, generating
 from control.errors import RequestError
 
 
-@post(["/tokenize", "/v1/tokenize"], status_code=200, operation_class=taking(TokenizeRequest))
-async def tokenize(request: Http) -> TokenizeAnswer:
+@post(["/tokenize", "/v1/tokenize"], status_code=200, operation_class=taking(TokenizeRequest, open_ended=True))
+async def tokenize(request: Http) -> Response[TokenizeAnswer]:
     """The token ids of a text or of messages, as in a completion or a chat."""
+    caller = caller_of(request)
     authenticate(request)
     async with text_of(request) as body:
-        asked = await off_loop(len(body), decode_body, body, TokenizeRequest)
+        asked = await off_loop(len(body), decode_request, body, TokenizeRequest, caller.warnings)
         served = await model_for(request, asked.model)
         tokens = await _tokens_of(asked, served, len(body))
         names = served.vocabulary.tokenizer.id_to_token
-        return TokenizeAnswer(
+        answer = TokenizeAnswer(
             count=len(tokens),
             max_model_len=served.assets.context_length,
             tokens=tokens,
             token_strs=[names(token) or "" for token in tokens] if asked.return_token_strs else None,
         )
+        response = Response(answer)
+        finish_headers(response, caller)
+        return response
 
 
 async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int) -> list[int]:
@@ -43,12 +47,13 @@ async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int) -> 
     return tokens
 
 
-@post(["/detokenize", "/v1/detokenize"], status_code=200, operation_class=taking(DetokenizeRequest))
-async def detokenize(request: Http) -> DetokenizeAnswer:
+@post(["/detokenize", "/v1/detokenize"], status_code=200, operation_class=taking(DetokenizeRequest, open_ended=True))
+async def detokenize(request: Http) -> Response[DetokenizeAnswer]:
     """The text of token ids, special tokens written out."""
+    caller = caller_of(request)
     authenticate(request)
     async with text_of(request) as body:
-        asked = await off_loop(len(body), decode_body, body, DetokenizeRequest)
+        asked = await off_loop(len(body), decode_request, body, DetokenizeRequest, caller.warnings)
         served = await model_for(request, asked.model)
         most, size = served.assets.context_length, served.assets.vocab_size
         if len(asked.tokens) > most:
@@ -59,7 +64,10 @@ async def detokenize(request: Http) -> DetokenizeAnswer:
         wrong = next((token for token in asked.tokens if not 0 <= token < size), None)
         if wrong is not None:
             raise RequestError(f"'tokens' has id {wrong}; this model's ids are 0 to {size - 1}.", param="tokens")
-        return DetokenizeAnswer(prompt=await asyncio.to_thread(served.vocabulary.decode_all, asked.tokens))
+        text = await asyncio.to_thread(served.vocabulary.decode_all, asked.tokens)
+        response = Response(DetokenizeAnswer(prompt=text))
+        finish_headers(response, caller)
+        return response
 
 
 @get(["/tokenizer_info", "/v1/tokenizer_info"])

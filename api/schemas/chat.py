@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.schemas.decoding import decode_body
+from api.schemas.client_warnings import Warnings
+from api.schemas.decoding import decode_request
 from api.schemas.generation import GenerationFields, check_ranges
 from api.schemas.messages import Message, text_of
 from api.schemas.refusals import refuse_unserved
@@ -60,9 +61,9 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def parse_chat(body: bytes) -> ChatRequest:
+def parse_chat(body: bytes, warnings: Warnings | None = None) -> ChatRequest:
     """Decode and check a body; raise RequestError naming the field at fault."""
-    request = decode_body(body, ChatRequest)
+    request = decode_request(body, ChatRequest, warnings)
     check_chat(request)
     return request
 

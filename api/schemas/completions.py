@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from api.schemas.bounds import check_number
-from api.schemas.decoding import decode_body
+from api.schemas.client_warnings import Warnings
+from api.schemas.decoding import decode_request
 from api.schemas.generation import MAX_CHOICES, GenerationFields, check_ranges
 from api.schemas.refusals import refusal, refuse_unserved
 from control.errors import RequestError
@@ -62,9 +63,9 @@ def _filled(prompt: str | list[int], path: str) -> str | list[int]:
     return prompt
 
 
-def parse_completion(body: bytes) -> CompletionRequest:
+def parse_completion(body: bytes, warnings: Warnings | None = None) -> CompletionRequest:
     """Decode and check a body; raise RequestError naming the field at fault."""
-    request = decode_body(body, CompletionRequest)
+    request = decode_request(body, CompletionRequest, warnings)
     refuse_unserved(request)
     check_ranges(request)
     for name in ("best_of", "logprobs"):

@@ -10,7 +10,7 @@ from api.schemas.refusals import missing
 from control.errors import RequestError
 
 
-class Block(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Block(msgspec.Struct, kw_only=True):
     """One block of any type. Types that are not served are refused by name, so their fields are known."""
 
     type: str

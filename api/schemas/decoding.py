@@ -1,4 +1,12 @@
-"""Strict decoding of request bodies by msgspec: a wrong type or an unknown field is a 400 that names it."""
+"""Decoding of request bodies by msgspec: a wrong type is a 400 that names the field.
+
+Unknown fields inside messages, tools and other nested objects are ignored: their structs don't forbid them. A struct
+of a whole body has `forbid_unknown_fields`, and `decode_request` looks at a body a second time only where it has one:
+the table in `api.schemas.tolerance` treats the field, or `Warnings.ignore` reports it.
+
+A parser that drops something else of a request calls `warnings.add("what, and why", "param")` on the `Warnings` it was
+given (`Caller.warnings`). They become the response's `Warning` header and one log line, and with `--strict` a 400.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +17,9 @@ from typing import Any, TypeVar
 import msgspec
 import msgspec.inspect
 
+from api.schemas.client_warnings import Warnings
+from api.schemas.refusals import refusal
+from api.schemas.tolerance import TABLE
 from control.errors import RequestError
 
 T = TypeVar("T")
@@ -23,6 +34,8 @@ _STEP = re.compile(r"\.?(\w+)|(\[[^\]]*\])")
 _HALF_CHARACTER = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
+
+_UNKNOWN_CODE = "unknown_parameter"
 
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _AROUND = 16
@@ -49,6 +62,30 @@ def decode_body(body: bytes, type_: type[T]) -> T:
             ) from None
         what = "it is UTF-16; send UTF-8" if body.startswith(_UTF_16) else str(error)
         raise RequestError(f"The request body is not valid JSON: {what}.", code="invalid_json") from None
+
+
+def decode_request(body: bytes, type_: type[T], warnings: Warnings | None) -> T:
+    """As `decode_body`, for a client's request: unknown fields go to `warnings`; without these they are refused."""
+    try:
+        return decode_body(body, type_)
+    except RequestError as error:
+        if error.code != _UNKNOWN_CODE:
+            raise
+    return decode_body(_known(body, type_, warnings or Warnings(strict=True)), type_)
+
+
+def _known(body: bytes, type_: type[Any], warnings: Warnings) -> bytes:
+    """The body with the fields that its type has. Raises RequestError for a field that is refused."""
+    members = decode_body(body, dict[str, msgspec.Raw])
+    known = {field.encode_name for field in msgspec.structs.fields(type_)}
+    for name in [name for name in members if name not in known]:
+        given = members.pop(name)
+        rule = TABLE.get(name)
+        if rule is None:
+            warnings.ignore(name)
+        elif not rule.passes(msgspec.json.decode(given)):
+            raise refusal(name, rule.remedy)
+    return msgspec.json.encode(members)
 
 
 def _half_character(body: bytes, error: str) -> re.Match[bytes] | None:
@@ -79,7 +116,7 @@ def _explain(error: msgspec.ValidationError, type_: type, at: str = "") -> Reque
         return RequestError(
             f"Unrecognized request argument supplied: {name}. Remove it, or see the API reference for what is served.",
             param=name,
-            code="unknown_parameter",
+            code=_UNKNOWN_CODE,
         )
     if missing := _MISSING.match(what):
         name = _join(path, missing["field"])

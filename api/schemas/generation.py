@@ -14,7 +14,7 @@ MAX_CHOICES = int(RANGES["n"].most)
 MAX_STOP_STRINGS = 16
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -22,7 +22,7 @@ MAX_ITEMS = 4096
 _PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 
-class Part(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Part(msgspec.Struct, kw_only=True):
     """One part of a message or of a tool's output. Text is served; the other types are refused by name."""
 
     type: Literal[
@@ -46,7 +46,7 @@ class Part(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 Content = str | list[Part]
 
 
-class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, kw_only=True):
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
     type: Literal["message"] = "message"
@@ -55,7 +55,7 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     phase: str | None = None
 
 
-class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class FunctionCall(msgspec.Struct, kw_only=True):
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -66,7 +66,7 @@ class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     caller: Any = None
 
 
-class FunctionCallOutput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class FunctionCallOutput(msgspec.Struct, kw_only=True):
     type: Literal["function_call_output"]
     call_id: str
     output: Content
@@ -77,7 +77,7 @@ class FunctionCallOutput(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     caller: Any = None
 
 
-class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Reasoning(msgspec.Struct, kw_only=True):
     type: Literal["reasoning"]
     id: str | None = None
     summary: list[Part] = []
@@ -86,7 +86,7 @@ class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     status: str | None = None
 
 
-class Reference(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Reference(msgspec.Struct, kw_only=True):
     """Stands for an item of a stored response."""
 
     id: str

@@ -8,24 +8,25 @@ import msgspec
 
 from api.errors.message_errors import UNTHREADED
 from api.schemas.bounds import check_number
+from api.schemas.client_warnings import Warnings
 from api.schemas.content_blocks import Block, chat_messages, refuse_block, text_of
 from api.schemas.converted import Converted, converse
-from api.schemas.decoding import convert_part, decode_body
+from api.schemas.decoding import convert_part, decode_request
 from api.schemas.refusals import missing, refusal
 from control.errors import RequestError
 from control.requests.bounds import RANGES
 
 
-class Turn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Turn(msgspec.Struct, kw_only=True):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class Metadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Metadata(msgspec.Struct, kw_only=True):
     user_id: str | None = None
 
 
-class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Tool(msgspec.Struct, kw_only=True):
     """A function of the client."""
 
     name: str
@@ -42,24 +43,24 @@ class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_callers: Any = None
 
 
-class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ToolChoice(msgspec.Struct, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Thinking(msgspec.Struct, kw_only=True):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class OutputFormat(msgspec.Struct, kw_only=True):
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
-class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class OutputConfig(msgspec.Struct, kw_only=True):
     effort: str | None = None
     format: OutputFormat | None = None
 
@@ -125,9 +126,9 @@ _NAMES = {
 }
 
 
-def parse_message(body: bytes) -> Converted:
+def parse_message(body: bytes, warnings: Warnings | None = None) -> Converted:
     """Decode and check a body; raise RequestError naming the field at fault."""
-    request = decode_body(body, MessageRequest)
+    request = decode_request(body, MessageRequest, warnings)
     if request.inference_geo is not None:
         raise refusal("inference_geo")
     if request.thread is not None:
@@ -141,9 +142,9 @@ def parse_message(body: bytes) -> Converted:
     return _conversation(request, told)
 
 
-def parse_count(body: bytes) -> Converted:
+def parse_count(body: bytes, warnings: Warnings | None = None) -> Converted:
     """As `parse_message`, for a body that only asks how long its prompt is."""
-    return _conversation(decode_body(body, CountTokensRequest), {})
+    return _conversation(decode_request(body, CountTokensRequest, warnings), {})
 
 
 def _conversation(request: CountTokensRequest, told: dict[str, Any]) -> Converted:

@@ -11,7 +11,7 @@ from api.schemas.refusals import refusal
 from control.errors import RequestError
 
 
-class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ContentPart(msgspec.Struct, kw_only=True):
     """One part of a message. Text is served; the other types are refused by name."""
 
     type: Literal["text", "image_url", "input_audio", "file", "video_url", "refusal"]
@@ -23,13 +23,13 @@ class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     refusal: str | None = None
 
 
-class CalledFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class CalledFunction(msgspec.Struct, kw_only=True):
     name: str
     arguments: str = ""
     """JSON text."""
 
 
-class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ToolCall(msgspec.Struct, kw_only=True):
     id: str
     type: str = "function"
     function: CalledFunction | None = None
@@ -38,7 +38,7 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     custom: Any = None
 
 
-class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
@@ -48,7 +48,6 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     # Present in answers that clients send back as history, where they are empty.
     refusal: str | None = None
-    annotations: Any = None
     audio: Any = None
     function_call: Any = None
 
@@ -68,7 +67,7 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
 def _plain(message: Message, path: str, names: dict[str, str]) -> dict[str, Any]:
     if message.role == "function":
         raise refusal(f"{path}.role", "Send the result as a message with role 'tool'.")
-    for name in ("function_call", "audio", "annotations"):
+    for name in ("function_call", "audio"):
         if getattr(message, name) not in (None, [], {}):
             raise refusal(f"{path}.{name}")
     text = text_of(message, path)

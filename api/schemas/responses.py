@@ -7,8 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from api.schemas.bounds import check_number
+from api.schemas.client_warnings import Warnings
 from api.schemas.converted import Converted, converse
-from api.schemas.decoding import decode_body
+from api.schemas.decoding import decode_request
 from api.schemas.generation import CommonFields
 from api.schemas.items import Item, messages_of
 from api.schemas.refusals import missing, refusal
@@ -26,7 +27,7 @@ Includable = Literal[
 ]
 
 
-class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ReasoningOptions(msgspec.Struct, kw_only=True):
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -34,7 +35,7 @@ class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     context: str | None = None
 
 
-class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TextFormat(msgspec.Struct, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     schema: dict[str, Any] | None = None
@@ -42,12 +43,12 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     description: str | None = None
 
 
-class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TextOptions(msgspec.Struct, kw_only=True):
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
-class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseStreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
@@ -95,9 +96,9 @@ _NAMES = {
 _ECHOED = ("instructions", "previous_response_id", "max_output_tokens", "max_tool_calls", "prompt_cache_key")
 
 
-def parse_response(body: bytes) -> ResponseRequest:
+def parse_response(body: bytes, warnings: Warnings | None = None) -> ResponseRequest:
     """Decode and check a body; raise RequestError naming the field at fault."""
-    request = decode_body(body, ResponseRequest)
+    request = decode_request(body, ResponseRequest, warnings)
     for name in ("conversation", "prompt", "moderation", "context_management", "access_programs", "image"):
         if getattr(request, name) not in (None, [], {}, ""):
             raise refusal(name)

@@ -28,7 +28,7 @@ class Asked:
     param: str
 
 
-class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
     name: str | None = None
     description: str | None = None
     schema: dict[str, Any] | None = None
@@ -36,7 +36,7 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's; `schema` beside `json_object` is llama.cpp's."""
+    """OpenAI's; `schema` beside `json_object` is llama.cpp's. Other fields of neighbours would change the answer."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Function(msgspec.Struct, kw_only=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -29,7 +29,7 @@ class Tool(msgspec.Struct, kw_only=True):
     function: Function | None = None
 
 
-class FunctionName(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class FunctionName(msgspec.Struct, kw_only=True):
     name: str
 
 
@@ -38,7 +38,7 @@ class ToolName(msgspec.Struct, kw_only=True):
     function: FunctionName | None = None
 
 
-class AllowedTools(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class AllowedTools(msgspec.Struct, kw_only=True):
     mode: Literal["auto", "required"] = "auto"
     tools: list[ToolName]
 

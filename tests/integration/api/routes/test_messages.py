@@ -140,7 +140,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
     [
         ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
         ({"temperature": 3}, 400, "invalid_request_error", "temperature"),
-        ({"colour": "red"}, 400, "invalid_request_error", "colour"),
+        ({"use_beam_search": True}, 400, "invalid_request_error", "use_beam_search"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "messages[0].content[0]"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, 400, "invalid_request_error", "tools[0]"),

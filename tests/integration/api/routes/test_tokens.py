@@ -67,7 +67,6 @@ def test_what_the_tokenizer_is(http: httpx.Client, path: str) -> None:
             {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]},
             "tools[0].function",
         ),
-        ("/tokenize", {"prompt": "a", "colour": "red"}, "colour"),
         ("/tokenize", {"prompt": "ab " * 20 * CONTEXT}, "prompt"),
         ("/detokenize", {"tokens": [99999]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),

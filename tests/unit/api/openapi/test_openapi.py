@@ -15,8 +15,8 @@ def references(node: Any) -> list[str]:
     return [found for value in node for found in references(value)] if isinstance(node, list) else []
 
 
-def test_bodies_have_openais_fields_and_are_closed() -> None:
-    """All generating endpoints have a body with OpenAI's field names, closed to unknown ones."""
+def test_bodies_have_openais_fields_and_are_open() -> None:
+    """All generating endpoints have a body with OpenAI's field names, and may have unknown ones."""
     document = create_app(ApiSettings(redis_url="redis://127.0.0.1:1")).openapi_schema.to_schema()
     schemas = document["components"]["schemas"]
     for path, name, field in (
@@ -29,7 +29,7 @@ def test_bodies_have_openais_fields_and_are_closed() -> None:
         body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert body == {"$ref": f"#/components/schemas/{name}"}
         assert field in schemas[name]["properties"]
-        assert schemas[name]["additionalProperties"] is False
+        assert "additionalProperties" not in schemas[name]
     for reference in references(document):
         node: Any = document
         for step in reference.removeprefix("#/").split("/"):
