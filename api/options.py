@@ -126,7 +126,7 @@ _OPTIONS = (
     _option(
         "--strict",
         is_flag=True,
-        help="Refuse a request whose token limit is beyond the context, instead of cutting the limit.",
+        help="Refuse token limits beyond the context, instead of cutting them, and fields without an effect.",
     ),
     _option(
         "--tool-parser",
