@@ -37,10 +37,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    bad_words: list[list[int]] = []
+    """Sequences of tokens: the last token of one is forbidden where the output ends with those before it."""
     seed: str = ""
     stop: list[str] = []
     stop_ids: list[int] = []

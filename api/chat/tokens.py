@@ -72,6 +72,19 @@ class Vocabulary:
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return self._with_one_bos(encoding.ids) if bos else encoding.ids
 
+    def spellings(self, words: list[str]) -> list[list[int]]:
+        """The token sequences that write each word: alone, after a space, and in the middle of a text, where
+        sentencepiece puts no space in front."""
+        bare = [word.lstrip() or word for word in words]
+        middle = ["\n" + word for word in bare]
+        texts = [*bare, *(" " + word for word in bare), *middle, "\n"]
+        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        sequences: list[list[int]] = [encoding.ids for encoding in encodings]
+        *whole, line = sequences
+        whole, after = whole[: -len(middle)], whole[-len(middle) :]
+        whole += [ids[len(line) :] for ids in after if ids[: len(line)] == line]
+        return [list(ids) for ids in dict.fromkeys(tuple(ids) for ids in whole if ids)]
+
     def exceeds(self, text: str, tokens: int) -> bool:
         """True if `text` is certainly longer than `tokens`, found in pieces: time and memory follow `tokens`.
 

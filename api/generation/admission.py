@@ -6,6 +6,7 @@ Defaults: the request, then the model's generation_config.json, then OpenAI's.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -25,9 +26,12 @@ def admit(
     assets: ModelAssets,
     grammar: Grammar | None = None,
     *,
+    bad_words: Sequence[list[int]] = (),
     strict: bool = False,
 ) -> GenerationRequest:
     """Check a tokenised prompt against the model's limits and fill in the sampling parameters.
+
+    `bad_words` are the token sequences that spell the request's bad words.
 
     A limit of tokens beyond what is left of the context and of the memory is cut to that, or refused if `strict`.
 
@@ -45,8 +49,8 @@ def admit(
             param="min_tokens",
         )
     sampling = _sampling(request, max_tokens, assets)
-    if grammar is not None:
-        sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    if grammar is not None or bad_words:
+        sampling = msgspec.structs.replace(sampling, grammar=grammar, bad_words=list(bad_words))
     return GenerationRequest(prompt=prompt, sampling=sampling, cache_salt=request.cache_salt or "")
 
 
@@ -111,6 +115,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
         top_p=max(_LEAST_TOP_P, float(_default(request.top_p, config, "top_p", 1.0))),
         top_k=max(0, int(top_k)),
         min_p=float(_default(request.min_p, config, "min_p", 0.0)),
+        typical_p=float(_default(request.typical_p, config, "typical_p", 1.0)),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=float(_default(request.repetition_penalty, config, "repetition_penalty", 1.0)),

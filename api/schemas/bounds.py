@@ -14,6 +14,10 @@ MAX_PARTS = 4_096
 MAX_STOP_CHARACTERS = 1_024
 MAX_STOP_IDS = 1_024
 MAX_BIASES = 4_096
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS_CHARACTERS = 1_024, 1_024, 65_536
+"""Words, characters of one, and of all together."""
+MAX_BAD_WORD_TOKENS = 16_384
+"""Tokens of all spellings of the bad words: they travel with the request, and a leader indexes them."""
 MAX_DEPTH = 32
 """Levels of a value whose form is free."""
 
@@ -30,12 +34,29 @@ def check_bounds(request: Any) -> None:
         _check_length(f"stop[{index}]", text, MAX_STOP_CHARACTERS, "characters")
     _check_length("stop_token_ids", request.stop_token_ids, MAX_STOP_IDS, "ids")
     _check_length("logit_bias", request.logit_bias, MAX_BIASES, "tokens")
+    _check_bad_words(request.bad_words or [])
     variables = getattr(request, "chat_template_kwargs", None)
     if variables is not None and deeper(variables, MAX_DEPTH):
         raise RequestError(
             f"'chat_template_kwargs' nests more than {MAX_DEPTH} levels deep; send a flatter value.",
             param="chat_template_kwargs",
         )
+
+
+def _check_bad_words(words: list[str]) -> None:
+    _check_length("bad_words", words, MAX_BAD_WORDS, "words")
+    for index, word in enumerate(words):
+        _check_length(f"bad_words[{index}]", word, MAX_BAD_WORD_CHARACTERS, "characters")
+        if not word:
+            raise RequestError(f"'bad_words[{index}]' is empty; remove it.", param=f"bad_words[{index}]")
+    if (characters := sum(len(word) for word in words)) > MAX_BAD_WORDS_CHARACTERS:
+        raise _too_much("bad_words", characters, MAX_BAD_WORDS_CHARACTERS, "characters in all words")
+
+
+def check_bad_word_tokens(sequences: list[list[int]]) -> None:
+    """Raise RequestError where the spellings of the bad words have too many tokens."""
+    if (tokens := sum(len(sequence) for sequence in sequences)) > MAX_BAD_WORD_TOKENS:
+        raise _too_much("bad_words", tokens, MAX_BAD_WORD_TOKENS, "tokens in all spellings of the words")
 
 
 def check_number(name: str, value: float, known: Range | None = None) -> None:

@@ -37,6 +37,8 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # Additions of other engines.
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    bad_words: list[str] | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
@@ -100,7 +102,7 @@ class GenerationFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
 _CHECKED = (
     *("temperature", "top_p", "min_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "n"),
     *("max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_logprobs", "prompt_logprobs"),
-    *("timeout", "deadline"),
+    *("typical_p", "timeout", "deadline"),
 )
 
 

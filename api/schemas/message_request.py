@@ -97,6 +97,8 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
     # Furrow's own, and additions of other engines.
     seed: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    bad_words: list[str] | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     min_tokens: int | None = None
@@ -111,6 +113,7 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
 
 _PASSED_ON = (
     *("model", "stream", "max_tokens", "temperature", "top_p"),
+    *("typical_p", "bad_words"),
     *("top_k", "min_p", "seed", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos", "stop_token_ids"),
     *("cache_salt", "chat_template_kwargs", "priority", "on_disconnect", "timeout", "deadline"),
 )

@@ -37,6 +37,7 @@ REQUEST_NUMBERS: dict[str, Range] = {
     "temperature": Range(0, 2),
     "top_p": Range(0, 1),
     "min_p": Range(0, 1),
+    "typical_p": Range(0, 1),
     "top_k": Range(-1, _INT32),
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),

@@ -13,6 +13,8 @@ import torch
 from worker.engine.transfer import sent
 
 REMOVED = float("-inf")
+_HEAD = 1024
+"""Tokens among which a mass is looked for before the whole vocabulary is sorted."""
 
 
 def column(values: Iterable[float], like: torch.Tensor) -> torch.Tensor:
@@ -108,6 +110,29 @@ def keep_top_p(values: torch.Tensor, top_p: torch.Tensor, total: torch.Tensor) -
     removed = better >= top_p
     removed[:, 0] = False
     return values.masked_fill(removed, REMOVED)
+
+
+def keep_typical(values: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """Keep the tokens whose information is nearest to the entropy until they hold `mass` of the probability, one at
+    least; ties with the last of them stay (locally typical sampling, Meister et al. 2022)."""
+    logprobs = values.to(torch.float64).log_softmax(dim=-1)
+    probabilities = logprobs.exp()
+    entropy = -(probabilities * logprobs).nansum(dim=-1, keepdim=True)
+    distances = (-logprobs - entropy).abs()
+    nearest = distances.topk(min(_HEAD, values.shape[-1]), dim=-1, largest=False)
+    held = probabilities.gather(-1, nearest.indices).cumsum(dim=-1)
+    farthest = _reached(nearest.values, held, mass)
+    if flat := (held[:, -1:] < mass).nonzero()[:, 0].tolist():  # the nearest are not enough
+        ordered, order = distances[flat].sort(dim=-1)
+        held = probabilities[flat].gather(-1, order).cumsum(dim=-1)
+        farthest[flat] = _reached(ordered, held, mass[flat])
+    return values.masked_fill(distances > farthest, REMOVED)
+
+
+def _reached(distances: torch.Tensor, held: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """The distance [rows, 1] at which each row holds its `mass`; the last one where it never does."""
+    last = (held < mass).sum(dim=-1, keepdim=True).clamp(max=distances.shape[-1] - 1)
+    return distances.gather(-1, last)
 
 
 def keep_min_p(values: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """From logits to tokens, on rank 0, as a pure function of (seed, choice, position, logits) of each row alone.
 
-The order is transformers': logit_bias, repetition, presence and frequency penalties, min_tokens, the grammar, then
-temperature, top_k, top_p, min_p. The draw is an argmax of logits plus Gumbel noise. Log probabilities are those of the
-raw logits, as OpenAI and vLLM report them.
+The order is transformers': logit_bias, repetition, presence and frequency penalties, bad words, min_tokens, the
+grammar, then temperature, top_k, top_p, min_p, typical_p. The draw is an argmax of logits plus Gumbel noise. Log
+probabilities are those of the raw logits, as OpenAI and vLLM report them.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class SamplingRow:
     position: int
     prompt: list[int]
     output: list[int]
+    forbidden: Sequence[int] = ()
+    """The tokens with which a bad word would be complete."""
     allowed: torch.Tensor | None = None
     """The tokens that its grammar allows, [ceil(vocabulary / 8)] uint8 on the host; at least one bit is set."""
 
@@ -57,16 +59,24 @@ class SamplingRow:
     def plain(self) -> bool:
         """True if its token is the argmax of its raw logits."""
         repeats = self.sampling.repetition_penalty != 1
-        changed = self.sampling.logit_bias or repeats or self.penalised or self.must_go_on
+        changed = self.sampling.logit_bias or repeats or self.penalised or self.forbidden or self.must_go_on
         return self.greedy and self.allowed is None and not changed
 
     @property
     def immediate(self) -> bool:
         """True if its token is an argmax of raw logits that are allowed, or of scaled ones with noise: nothing is read
         on the way."""
-        untouched = self.sampling.logprobs is None and not (self.sampling.logit_bias or self.must_go_on)
-        untouched = untouched and self.sampling.repetition_penalty == 1 and not self.penalised
-        return untouched and (self.greedy or (self.sampling.top_k <= 0 and self.sampling.top_p >= 1))
+        sampling = self.sampling
+        untouched = sampling.logprobs is None and not (sampling.logit_bias or self.forbidden or self.must_go_on)
+        untouched = untouched and sampling.repetition_penalty == 1 and not self.penalised
+        whole = sampling.top_k <= 0 and sampling.top_p >= 1 and sampling.typical_p >= 1
+        return untouched and (self.greedy or whole)
+
+
+class NoTokenLeft(Exception):
+    """A row whose every token is forbidden."""
+
+    message = "'bad_words' forbids every token that could follow here; send fewer of them, or another grammar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +165,25 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     _on(
         logits,
         rows,
+        lambda row: bool(row.forbidden),
+        lambda part, its: filters.remove(part, [row.forbidden for row in its]),
+    )
+    _on(
+        logits,
+        rows,
         lambda row: row.must_go_on,
         lambda part, its: filters.remove(part, [row.sampling.stop_ids for row in its]),
     )
     _allow(logits, rows)
+    _check_possible(logits, rows)
     return logits
+
+
+def _check_possible(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Raise NoTokenLeft where bad words forbid every token that is possible otherwise."""
+    checked = [index for index, row in enumerate(rows) if row.forbidden]
+    if checked and bool((logits[checked].amax(dim=-1) == filters.REMOVED).any()):
+        raise NoTokenLeft
 
 
 def _allow(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
@@ -239,6 +263,9 @@ def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) 
     """One of `ids` for each row, by probabilities softmax(values)."""
     if any(row.sampling.min_p > 0 for row in rows):
         values = filters.keep_min_p(values, filters.column((row.sampling.min_p for row in rows), values))
+    if typical := [index for index, row in enumerate(rows) if row.sampling.typical_p < 1]:
+        mass = filters.column((rows[index].sampling.typical_p for index in typical), values)
+        values[typical] = filters.keep_typical(values[typical], mass)
     keys = [row_key(row.seed, row.choice, row.position) for row in rows]
     bits = noise_bits(sent(keys, torch.int64, ids.device)[:, None], ids)
     if ids.shape[-1] > _FINALISTS:

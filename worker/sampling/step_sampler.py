@@ -9,9 +9,10 @@ import torch
 
 from control.messages import TokenLogprobs
 from worker.engine.step import NO_TOKEN, Forward
+from worker.sampling.bad_words import BadWordsIndex
 from worker.sampling.health import inspect
 from worker.sampling.masks import Masks
-from worker.sampling.sampler import NOT_FINITE, Sampler, SamplingRow
+from worker.sampling.sampler import NOT_FINITE, NoTokenLeft, Sampler, SamplingRow
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
@@ -34,6 +35,7 @@ class StepSampler:
         self.on_device = on_device
         """True if tokens are computed without waiting in between; None: where logits are on a GPU."""
         self._masks = Masks()
+        self._bad_words = BadWordsIndex()
 
     def begin(self, rows: list[Sequence], forward: Forward) -> PendingTokens:
         """Begin to sample a token for each of `rows`, which are those of the forward. Raises ValueError where they are
@@ -44,7 +46,8 @@ class StepSampler:
         if self.on_device is None:
             self.on_device = forward.logits.is_cuda
         # Where the forward runs on a GPU still, filling the masks costs no time.
-        pending = PendingTokens(self._sampler, rows, forward.logits, self._masks.fill(rows))
+        forbidden = self._bad_words.forbidden(rows)
+        pending = PendingTokens(self._sampler, rows, forward.logits, self._masks.fill(rows), forbidden)
         if self.on_device:
             pending.launch()
         return pending
@@ -54,10 +57,16 @@ class PendingTokens:
     """The tokens of one forward's rows. On a GPU they are under way, and the host has not waited for them."""
 
     def __init__(
-        self, sampler: Sampler, rows: list[Sequence], logits: torch.Tensor, allowed: dict[int, torch.Tensor]
+        self,
+        sampler: Sampler,
+        rows: list[Sequence],
+        logits: torch.Tensor,
+        allowed: dict[int, torch.Tensor],
+        forbidden: dict[int, list[int]],
     ) -> None:
-        """`allowed` is what the grammars of the constrained rows allow, by sid."""
-        self._sampler, self._rows, self._logits, self._allowed = sampler, rows, logits, allowed
+        """`allowed` is what the grammars of the constrained rows allow, by sid; `forbidden` what bad words forbid."""
+        self._sampler, self._rows, self._logits = sampler, rows, logits
+        self._allowed, self._forbidden = allowed, forbidden
         self._outcome = StepTokens([NO_TOKEN] * len(rows))
         self._unfit = self._without_a_token()
         self._arriving: torch.Tensor | None = None
@@ -122,7 +131,10 @@ class PendingTokens:
         chosen = logits if len(indices) == len(logits) else logits[indices]
         try:
             return self._sample(chosen, rows)
-        except Exception:
+        except Exception as error:
+            if len(rows) == 1 and isinstance(error, NoTokenLeft):
+                self._fail(rows[0], NoTokenLeft.message)
+                return [NO_TOKEN]
             if len(rows) == 1:
                 log.exception("could not sample a row", rid=rows[0].rid, action="sample")
                 self._fail(rows[0], "its token could not be sampled; the server's log has the cause")
@@ -145,6 +157,7 @@ class PendingTokens:
             position=len(sequence.output),
             prompt=sequence.prompt,
             output=sequence.output,
+            forbidden=self._forbidden.get(sequence.sid, ()),
             allowed=self._allowed.get(sequence.sid),
         )
 

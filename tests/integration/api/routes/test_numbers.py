@@ -19,7 +19,7 @@ from tests.waiting import until
 NUMBERS = ("-1", "1e17", "1e308", "1e309", "5e-324", str(2**53 + 1), str(2**63), str(2**64), "1" + "0" * 400, "NaN")
 NUMBERS += ("true", "Infinity", '"1"', "0.5")
 COMMON = ("temperature", "top_p", "min_p", "top_k", "seed", "repetition_penalty", "min_tokens", "timeout", "deadline")
-COMMON += ("on_disconnect", "stop_token_ids", "logit_bias", "priority")
+COMMON += ("typical_p", "on_disconnect", "stop_token_ids", "logit_bias", "priority")
 CHAT = (
     "n",
     "max_tokens",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
+from tests.byte_model import byte_tokenizer
 from tests.leader import ScriptedLeader
 
 
@@ -195,10 +196,13 @@ def test_sampling_reaches_the_leader(client: openai.OpenAI, leader: ScriptedLead
         max_completion_tokens=9,
         user="me",
         metadata={"a": "b"},
-        extra_body={"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.2, "ignore_eos": True, "min_tokens": 2},
+        extra_body={"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.2, "ignore_eos": True, "min_tokens": 2}
+        | {"typical_p": 0.9, "bad_words": ["hi"]},
     )
     sampling = leader.claimed[0].params.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 3, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -0.5, 1.2)
     assert (sampling.logit_bias, sampling.max_tokens, sampling.min_tokens) == ({5: 10}, 9, 2)
     assert (sampling.seed, sampling.stop_ids) == (str(2**64 - 1), [])
+    hi = byte_tokenizer().encode("hi").ids
+    assert (sampling.typical_p, sampling.bad_words) == (0.9, [hi, [*byte_tokenizer().encode(" ").ids, *hi]])

@@ -105,7 +105,9 @@ def test_choices_have_their_own_state(scene: LeaderScene, tokenizer: Tokenizer) 
 
 def test_a_grammar_goes_on_in_the_next_epoch(scene: LeaderScene, tokenizer: Tokenizer) -> None:
     """A leader that comes after another rebuilds the state from the log; the answer is the one without a crash."""
+    bad_words = [[ord("a")], [ord("b"), ord("b")]]
     wants = {"grammar": Grammar("regex", "([a-f]{3} ){30}!"), "temperature": 1.0, "seed": "3", "n": 2}
+    wants |= {"bad_words": bad_words, "typical_p": 0.9}
     scene.ask("whole", **wants)
     scene.answer("whole")
     scene.ask("struck", **wants)
@@ -115,6 +117,7 @@ def test_a_grammar_goes_on_in_the_next_epoch(scene: LeaderScene, tokenizer: Toke
     whole, struck = (texts(scene.log(rid), tokenizer) for rid in ("whole", "struck"))
     assert scene.epoch() > 1 and struck == whole
     assert all(re.fullmatch("([a-f]{3} ){30}!", text) and finish == "stop" for text, finish in struck.values())
+    assert not any("a" in text or "bb" in text for text, _ in struck.values())
 
 
 def test_a_preemption_changes_nothing(
@@ -154,6 +157,7 @@ BOUND: list[tuple[Grammar, dict[str, Any], str]] = [
     (Grammar("regex", "[a-z]{8}"), {"temperature": 1.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1}, "[a-z]{8}"),
     (Grammar("regex", "[a-z]{8}"), {"temperature": 1.0, "top_p": 0.9}, "[a-z]{8}"),
     (Grammar("regex", "[ab]{9}"), {"repetition_penalty": 1.5, "presence_penalty": 1.0}, "[ab]{9}"),
+    (Grammar("regex", "[ab]{9}"), {"bad_words": [[ord("a")]], "temperature": 1.0, "typical_p": 0.5}, "b{9}"),
 ]
 """What is asked for, and what the text then matches."""
 
@@ -173,7 +177,9 @@ def test_a_grammar_that_can_not_go_on_fails_alone(scene: LeaderScene) -> None:
     scene.ask("neighbour", max_tokens=60)
     scene.ask("broken", grammar=Grammar("regex", "("))
     scene.ask("letterless", grammar=Grammar("regex", "aé"))
-    for rid, words in (("broken", "unclosed group"), ("letterless", "no token of this model")):
+    scene.ask("wordless", grammar=Grammar("regex", "[ab]+"), bad_words=[[ord("a")], [ord("b")]])
+    reasons = {"broken": "unclosed group", "letterless": "no token of this model", "wordless": "'bad_words' forbids"}
+    for rid, words in reasons.items():
         scene.answer(rid)
         last = scene.log(rid)[-1]
         assert last.token is None and last.finish == "error" and words in (last.cause or "")

@@ -25,7 +25,7 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.8},
     {"temperature": 1.0, "top_k": 20, "top_p": 0.9},
     {"temperature": 1.2, "min_p": 0.02, "repetition_penalty": 1.1},
-    {"temperature": 0.9, "top_p": 0.7, "presence_penalty": 0.5},
+    {"temperature": 0.9, "top_p": 0.7, "presence_penalty": 0.5, "typical_p": 0.9},
 ]
 
 

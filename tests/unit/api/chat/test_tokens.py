@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Encoding, Tokenizer, decoders, models, processors
+from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, processors
 
 from api.chat import tokens as tokens_module
 from api.chat.template import render
@@ -153,3 +153,16 @@ def test_the_short_cut_is_for_byte_level_decoders_alone() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     assert Vocabulary(byte_assets(tokenizer_json=tokenizer.to_str())).alone is None
+
+
+def test_a_word_is_spelt_alone_after_a_space_and_inside_a_text() -> None:
+    """As vLLM does, and in the middle of a text too, where sentencepiece puts no space in front."""
+    pieces = ["<unk>", "\u2581", "\u2581hi", "hi", "<0x0A>"]
+    model = models.Unigram([(piece, -float(index)) for index, piece in enumerate(pieces)], 0, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    sentencepiece = Vocabulary(byte_assets(tokenizer_json=tokenizer.to_str(), tokenizer_config={}))
+    assert sentencepiece.spellings(["hi"]) == [[2], [1, 2], [3]]
+    space, h, i = byte_tokenizer().encode(" hi").ids
+    assert VOCABULARY.spellings(["hi", " hi"]) == [[h, i], [space, h, i]]
+    assert VOCABULARY.spellings([" "]) == [[space], [space, space]]

@@ -11,7 +11,7 @@ from api.generation.admission import admit
 from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import parse_completion
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
-from control.messages import ModelAssets
+from control.messages import Grammar, ModelAssets
 from tests.byte_model import byte_assets
 
 
@@ -28,6 +28,16 @@ def test_the_request_goes_before_the_model_before_openai() -> None:
     config = {"temperature": 0.6, "top_k": 20, "top_p": None}
     sampling = admit(chat(temperature=0), [1], assets(generation_config=config)).sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.0, 20, 1.0)
+
+
+def test_typical_p_and_bad_words() -> None:
+    """typical_p's default is the model's, else off; token sequences of bad words stay beside a grammar."""
+    assert admit(chat(), [1], assets()).sampling.typical_p == 1.0
+    assert admit(chat(), [1], assets(generation_config={"typical_p": 0.7})).sampling.typical_p == 0.7
+    assert admit(chat(typical_p=1), [1], assets(generation_config={"typical_p": 0.7})).sampling.typical_p == 1.0
+    grammar = Grammar("json_object")
+    both = admit(chat(), [1], assets(), grammar, bad_words=[[1, 2]]).sampling
+    assert (both.grammar, both.bad_words) == (grammar, [[1, 2]])
 
 
 def test_without_a_limit_the_rest_is_used() -> None:

@@ -38,6 +38,10 @@ def body(**fields: Any) -> bytes:
         ),
         ({"stop": ["a", "b" * 1024]}, {"stop": ["a", "b" * 1025]}, "stop[1]", "1024"),
         ({"stop": ["a"] * 16}, {"stop": ["a"] * 17}, "stop", "16"),
+        ({"bad_words": ["x"] * 1024}, {"bad_words": ["x"] * 100_000}, "bad_words", "1024 are"),
+        ({"bad_words": ["x" * 1024]}, {"bad_words": ["y", "x" * 1_000_000]}, "bad_words[1]", "1024 are"),
+        ({"bad_words": ["x" * 64] * 1024}, {"bad_words": ["x" * 65] * 1024}, "bad_words", "65536 are"),
+        ({"bad_words": ["x"]}, {"bad_words": ["x", ""]}, "bad_words[1]", "empty"),
         ({"stop_token_ids": [1] * 1024}, {"stop_token_ids": [1] * 1025}, "stop_token_ids", "1024"),
         (
             {"logit_bias": {str(token): 1 for token in range(4096)}},

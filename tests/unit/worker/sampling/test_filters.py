@@ -13,6 +13,7 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from worker.sampling import filters
@@ -114,6 +115,18 @@ def test_min_p_equals_transformers(logits: torch.Tensor) -> None:
     min_p = [1e-6, 0.01, 0.05, 0.1, 0.5, 1.0]
     expected = per_row(logits, [MinPLogitsWarper(p) for p in min_p])
     assert torch.equal(filters.keep_min_p(logits, filters.column(min_p, logits)), expected)
+
+
+@pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "with equals"])
+def test_typical_p_equals_transformers(logits: torch.Tensor, coarse: bool) -> None:
+    """Rows of different masses keep what transformers keeps; where a token is impossible already, too."""
+    if coarse:
+        logits = logits.round()
+    logits = logits.masked_fill(logits < -2, REMOVED)
+    mass = [1e-9, 0.1, 0.2, 0.5, 0.95, 0.999]
+    expected = per_row(logits.double(), [TypicalLogitsWarper(one) for one in mass]).to(logits.dtype)
+    assert torch.equal(filters.keep_typical(logits, filters.column(mass, logits)), expected)
+    assert (filters.keep_typical(logits, filters.column([0.0] * 6, logits)) > REMOVED).any(-1).all()
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(20, 0.9, 0.05), (50, 0.3, 0.01), (7, 0.99, 0.2)])

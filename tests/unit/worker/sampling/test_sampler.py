@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import MinPLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from control.messages import Sampling
 from worker.sampling.noise import gumbel, noise_bits, row_key
-from worker.sampling.sampler import Sampler, SamplingRow
+from worker.sampling.sampler import NoTokenLeft, Sampler, SamplingRow
 
 VOCABULARY = 200
 PROMISED = [126, 179, 199, 135, 173, 104]
@@ -26,6 +28,7 @@ def row(
     position: int = 0,
     prompt: list[int] | None = None,
     output: list[int] | None = None,
+    forbidden: Sequence[int] = (),
     **sampling: Any,
 ) -> SamplingRow:
     return SamplingRow(
@@ -35,6 +38,7 @@ def row(
         position=position,
         prompt=prompt or [1, 2],
         output=output or [],
+        forbidden=forbidden,
     )
 
 
@@ -54,6 +58,8 @@ rows_of_all_kinds = st.lists(
         top_p=st.sampled_from([1.0, 0.9, 0.2]),
         top_k=st.sampled_from([0, 1, 5, 50, 1000]),
         min_p=st.sampled_from([0.0, 0.1]),
+        typical_p=st.sampled_from([1.0, 0.9, 0.2]),
+        forbidden=st.sampled_from([(), (3, 7, VOCABULARY + 5)]),
         repetition_penalty=st.sampled_from([1.0, 1.3]),
         presence_penalty=st.sampled_from([0.0, 1.0]),
         frequency_penalty=st.sampled_from([0.0, 0.5]),
@@ -147,14 +153,21 @@ def test_gumbel_is_finite_and_rough_agrees() -> None:
     torch.testing.assert_close(gumbel(bits, torch.float32)[likely].double(), exact[likely], rtol=1e-5, atol=1e-5)
 
 
-@given(seed=st.integers(0, 10_000), sampling=st.sampled_from([{}, {"top_p": 0.9}, {"top_p": 0.9999}, {"min_p": 0.01}]))
-@settings(max_examples=40)
+FILTERED = [
+    *({}, {"top_p": 0.9}, {"top_p": 0.9999}, {"min_p": 0.01}),
+    *({"typical_p": 0.9}, {"typical_p": 0.2}, {"top_p": 0.9, "typical_p": 0.5}, {"min_p": 0.01, "typical_p": 0.95}),
+]
+
+
+@given(seed=st.integers(0, 10_000), sampling=st.sampled_from(FILTERED))
+@settings(max_examples=60)
 def test_shortcuts_change_nothing(seed: int, sampling: dict[str, Any]) -> None:
     """Over a large vocabulary the token is the argmax of all filtered logits plus exact noise."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(1, 5_000, generator=generator, dtype=torch.float64) * (1 + seed % 4)
     kept = logits
-    for name, warper in {"top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}.items():
+    warpers = {"top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper}
+    for name, warper in warpers.items():
         kept = warper(sampling[name])(None, kept) if name in sampling else kept
     noise = gumbel(noise_bits(torch.tensor([[row_key(seed, 0, 3)]]), torch.arange(5_000)))
     assert tokens(logits, [row(seed=seed, position=3, **sampling)]) == [int((kept + noise).argmax())]
@@ -195,6 +208,28 @@ def test_greedy_obeys_bias_penalties_and_min_tokens() -> None:
         row(temperature=0.0, min_tokens=1, stop_ids=[0]),
     ]
     assert tokens(logits, greedy) == [0, 3, 2, 1, 2, 1]
+
+
+def test_typical_p_does_not_change_greedy_rows() -> None:
+    """As in transformers, whose warpers are for drawn tokens: the best token is far from typical here."""
+    logits = torch.tensor([[2.0] + [0.0] * 100])
+    assert tokens(logits, [row(temperature=0.0, typical_p=0.1)]) == [0]
+    assert 0 not in tokens(logits.expand(50, -1), [row(seed=seed, typical_p=0.1) for seed in range(50)])
+
+
+def test_forbidden_tokens_are_never_chosen() -> None:
+    """Greedy or drawn, beside a grammar too; log probabilities are those without it. No token left is an error."""
+    logits = torch.tensor([[9.0, 1.0, 8.0, 0.0]])
+    rows = [row(temperature=0.0, forbidden=[0], logprobs=1), *(row(seed=seed, forbidden=[0, 2]) for seed in range(40))]
+    sampled = Sampler().sample(logits.expand(41, -1), rows)
+    assert sampled[0].token == 2
+    assert sampled[0].logprobs is not None and sampled[0].logprobs.top[0][0] == 0
+    assert {one.token for one in sampled[1:]} == {1, 3}
+    even = torch.tensor([0b0101], dtype=torch.uint8)
+    constrained = dataclasses.replace(row(temperature=0.0, forbidden=[0]), allowed=even)
+    assert tokens(logits, [constrained]) == [2]
+    with pytest.raises(NoTokenLeft):
+        tokens(logits, [dataclasses.replace(constrained, forbidden=[0, 2])])
 
 
 def test_stop_ids_return_after_min_tokens() -> None:
@@ -254,9 +289,12 @@ def test_tokens_that_are_launched_are_those_that_are_sampled(dtype: torch.dtype)
     assert len(set(expected)) > 30
 
 
-@pytest.mark.parametrize("wish", [{"top_k": 3}, {"top_p": 0.9}, {"logprobs": 0}, {"logit_bias": {1: 1.0}}])
+@pytest.mark.parametrize(
+    "wish", [{"top_k": 3}, {"top_p": 0.9}, {"logprobs": 0}, {"typical_p": 0.5}, {"forbidden": [1]}]
+)
 def test_what_reads_on_the_way_is_not_launched(wish: dict[str, Any]) -> None:
     """One such row sends the whole step the other way."""
     assert Sampler().launch(torch.zeros(2, VOCABULARY), [row(), row(temperature=1.0, **wish)]) is None
     assert Sampler().launch(torch.zeros(1, VOCABULARY), [row(repetition_penalty=1.1)]) is None
+    assert Sampler().launch(torch.zeros(1, VOCABULARY), [row(logit_bias={1: 1.0})]) is None
     assert Sampler().launch(torch.zeros(1, VOCABULARY), [row(min_tokens=2, stop_ids=[1])]) is None

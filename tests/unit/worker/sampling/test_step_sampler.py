@@ -105,3 +105,22 @@ def test_a_gpu_is_waited_for_once() -> None:
     tokens = pending.wait()
     assert tokens.ids == [0, 1, 2] and asked == [3] and set(tokens.logprobs) == {3}
     assert StepSampler().on_device is None
+
+
+@pytest.mark.parametrize("on_device", [None, True])
+def test_bad_words_hold_after_an_adoption_and_for_each_choice(on_device: bool | None) -> None:
+    """What is forbidden follows from the output alone: a new sampler that continues it forbids the same."""
+    batch = rows(3, bad_words=[[0], [4, 1], [4, 3, 2]])
+    batch[1].output, batch[2].output = [4], [4, 3]
+    scores = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]]).expand(3, -1)
+    assert sampled(StepSampler(on_device), batch, scores).ids == [1, 2, 1]
+    batch[2].output = [4, 3, 1]
+    assert sampled(StepSampler(on_device), batch[2:], scores[:1] - scores[:1].flip(-1)).ids == [1]
+
+
+def test_bad_words_that_leave_no_token_fail_their_row_only() -> None:
+    """The message names the parameter; the neighbour, whose rid is another's, gets its token."""
+    batch = [*rows(1, bad_words=[[token] for token in range(VOCABULARY)]), *rows(2)[1:]]
+    tokens = sampled(StepSampler(), batch, logits(2))
+    assert tokens.ids == [NO_TOKEN, 1]
+    assert "'bad_words' forbids every token" in tokens.failures[1]
