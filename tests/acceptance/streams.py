@@ -13,7 +13,7 @@ from ops.client.events import parsed
 
 @dataclass
 class Received:
-    """What one client has of a stream so far, over all its connections."""
+    """A client's part of a stream so far, over all its connections."""
 
     text: str = ""
     finish: str | None = None

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parent / "frameworks" / "ask.py"
 
 
 def reply(prompt: str) -> str:
-    """What a model would say: a call, a sentence after its result, a form, thoughts."""
+    """The answers of a model: a call, a sentence after its result, a form, reasoning."""
     last = prompt.rpartition("user: ")[2]
     if "<tool_response>" in last:
         return "It is cold."

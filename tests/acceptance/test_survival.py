@@ -100,7 +100,7 @@ def agent_pid(farm: Farm) -> int | None:
 
 
 def adopted(farm: Farm, before: int) -> bool:
-    """Whether an agent after `before` beats for the host, which it does once it has adopted."""
+    """True if an agent after `before` beats for the host, which it does once it has adopted."""
     pid = agent_pid(farm)
     [host] = farm.redis.smembers("furrow:hosts")
     return pid not in (None, before) and farm.redis.hget(f"furrow:host:{host}", "pid") == str(pid)
@@ -218,7 +218,7 @@ def kill_server(farm: Farm) -> None:
 
 
 def lose_everything(farm: Farm) -> None:
-    """What a server without persistence leaves after a crash: nothing."""
+    """Empty Redis, as a crash of a server without persistence does."""
     farm.redis.flushall()
 
 

@@ -49,7 +49,7 @@ CITY: dict[str, Any] = {
 
 
 def fits(call: Any) -> bool:
-    """Whether a call names one of the tools and its arguments are what that tool asks for."""
+    """True if a call names one of the tools and its arguments are those of that tool."""
     arguments = json.loads(call.function.arguments)
     if call.function.name == "add":
         return set(arguments) == {"a", "b"} and 0 <= arguments["a"] <= 99 and arguments["b"] in (1, 2)

@@ -71,7 +71,7 @@ class Scene:
                 farm.client.expire(key, 1000)  # nothing lapses while a test looks at it
 
     def prepare(self) -> None:
-        """What is there before all that."""
+        """The state before all calls."""
 
 
 def put_spec(spec: ModelSpec) -> Call[int]:

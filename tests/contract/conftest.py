@@ -53,7 +53,7 @@ class Farm:
         return run_steps(self.client, requests.enqueue_again(request, delivered))
 
     def claim(self, lease: Lease, requests_: int = 100, tokens: int = 10_000, adopt: bool = False) -> Claims:
-        """What waits; with `adopt` what was delivered before comes first."""
+        """Claim waiting requests; with `adopt`, those that were delivered before come first."""
         found, more = self.adopt(lease) if adopt else [], True
         while more:
             claims = self.run(requests.claim(lease, max(0, requests_ - len(found)), tokens))

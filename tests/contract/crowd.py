@@ -40,7 +40,7 @@ class Crowd(Scene):
         self.fill()
 
     def prepare(self) -> None:
-        """What two leaders have claimed."""
+        """Requests that two leaders have claimed."""
         for replica, owner, names in (("r0", "one", "run"), ("r1", "two", "left")):
             lease = self.farm.lead(replica, owner, world_size=3)
             self.farm.client.pexpire(lease.keys.lock, WAITS_A_WHILE)

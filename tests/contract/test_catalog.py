@@ -69,7 +69,7 @@ def test_a_tombstone_asks_for_an_unload(farm: Farm) -> None:
 
 
 def test_restoring_fills_a_loss_and_overrules_nobody(farm: Farm) -> None:
-    """What an agent still runs is brought back with its revision; a newer word stands."""
+    """A model that an agent still runs is restored with its revision; a newer spec is kept."""
     catalog.restore_spec(farm.client, msgspec.structs.replace(SPEC, revision=7))
     found = catalog.get_spec(farm.client, MODEL)
     assert found is not None

@@ -109,7 +109,7 @@ def test_adopting_twice_in_an_epoch_is_one_attempt(farm: Farm) -> None:
 
 
 def test_adoption_leaves_other_replicas_alone(farm: Farm) -> None:
-    """What another replica runs stays its own."""
+    """A replica does not claim a request that another one runs."""
     one, two = farm.lead("r0"), farm.lead("r1")
     farm.put("a")
     farm.claim(one)
@@ -117,7 +117,7 @@ def test_adoption_leaves_other_replicas_alone(farm: Farm) -> None:
 
 
 def test_a_request_cancelled_meanwhile_ends_at_adoption(farm: Farm) -> None:
-    """Nobody computes what nobody wants: the script writes the end."""
+    """The script ends a cancelled request that no leader runs."""
     old = farm.lead()
     farm.put("a", n=2)
     farm.claim(old)

@@ -37,7 +37,7 @@ def answer(farm: Farm, *replies: Pong) -> None:
 
 
 def test_every_rank_gets_every_command_in_order(farm: Farm, lease: Lease) -> None:
-    """What is sent to all is received by each, seq by seq."""
+    """Each rank receives the commands that are sent to all, seq by seq."""
     for seq in (1, 2):
         commands.send(farm.client, lease, ping(lease, seq), 3)
     for rank in (1, 2):

@@ -1,4 +1,4 @@
-"""What a step's tokens do, and whose tokens are taken."""
+"""The emission of a step's tokens: its effects, and which leaders may emit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.contract.conftest import MODEL, Farm, last, token
 
 
 def events(farm: Farm, api: str, emissions: list[tuple[Emission, ...]], lease: object) -> list[list[EventRow]]:
-    """What `api` hears while the leader emits."""
+    """Messages that `api` receives while the leader emits."""
     with farm.client.pubsub(ignore_subscribe_messages=True) as pubsub:
         pubsub.subscribe(farm.keys.events(api))
         assert pubsub.get_message(timeout=20) is None  # the confirmation, so that nothing below is missed

@@ -111,7 +111,7 @@ def test_one_tenant_can_not_shut_the_others_out(farm: Farm) -> None:
 
 
 def test_a_claim_makes_room(farm: Farm) -> None:
-    """What was claimed does not count as queued, and positions move up."""
+    """A claimed request does not count as queued, and positions move up."""
     farm.put("a")
     farm.put("b")
     assert farm.run(requests.position(MODEL, "b")) == 2

@@ -34,7 +34,7 @@ def test_a_follower_gets_what_it_lacks(farm: Farm) -> None:
 
 
 def test_a_follower_may_learn_what_was_enqueued(farm: Farm) -> None:
-    """Who asks for the params gets them until the request ends, with the hash of its key's body and the time."""
+    """A follower that asks gets the params until the request ends, with the body's hash and the server's time."""
     lease = farm.lead()
     farm.put("a", idempotency_key="k", body_hash="h", deadline_ms=5000)
     farm.claim(lease)
@@ -114,7 +114,7 @@ def test_seconds_wait_for_somebody_to_come_back(farm: Farm) -> None:
 
 
 def test_requests_of_a_dead_api_wait_for_their_grace(farm: Farm) -> None:
-    """What only a dead api followed becomes an orphan; what another one follows too does not."""
+    """A request that only a dead API process followed becomes an orphan; one that another follows does not."""
     lease = farm.lead()
     farm.put("running", api="dead")
     farm.claim(lease)

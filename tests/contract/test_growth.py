@@ -26,7 +26,7 @@ SMALL, LARGE = 80, 400
 HOME, STORED = 0, {SMALL: 1, LARGE: 2}
 """Databases: where scripts run, and where a crowd of each size is kept."""
 MORE_COMMANDS, MORE_BYTES = HAND_OUT, 1_500
-"""What a call at the larger size may take beyond the smaller: a command more for each request, and longer names."""
+"""Bound of a call's growth at the larger size: one command more for each request, and longer names."""
 REPLICA_BYTES = 20
 """Of one replica in a hash that has a field for each."""
 

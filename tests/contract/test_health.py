@@ -51,7 +51,7 @@ def test_an_older_epoch_is_not_heard(farm: Farm) -> None:
 
 
 def test_the_first_poison_counts(farm: Farm) -> None:
-    """Who notices first is remembered; a repeat of the same call is the same word, a second voice is not."""
+    """The first poison is kept. A repeat of the same call returns the same result; another one does not replace it."""
     lease = farm.lead()
     assert health.read_poison(farm.client, MODEL, "r0") is None
     first = (MODEL, "r0", lease.epoch, 1, "desync", "checksums differ")

@@ -31,7 +31,7 @@ def test_a_tenant_and_a_name_of_its_own(farm: Farm) -> None:
 
 
 def test_every_change_is_a_new_version(farm: Farm) -> None:
-    """Whoever keeps keys in memory sees by one number that something changed."""
+    """A cache of keys learns of each change from one number."""
     versions = [farm.run(access.version())]
     key, _ = access.mint()
     access.create(farm.client, key)

@@ -47,7 +47,7 @@ def test_requests_per_minute_refill_evenly(farm: Farm) -> None:
 
 
 def test_a_refusal_by_tokens_takes_none_and_tells_the_wait(farm: Farm) -> None:
-    """What is refused takes nothing, and is told how long to wait for exactly what it needs."""
+    """A refused request takes nothing, and is told how long to wait for exactly what it needs."""
     one = key(tpm=6000)
     assert spend(farm, one, "a", tokens=5000).remaining_tokens == 1000
     with pytest.raises(RateLimited) as refused:

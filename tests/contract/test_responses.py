@@ -103,7 +103,7 @@ def test_what_was_deleted_stays_deleted(farm: Farm) -> None:
 
 
 def test_what_is_due_goes_to_one(farm: Farm) -> None:
-    """What is fresh is not due; what is due is handed out once, and again only after the next wait."""
+    """A fresh response is not due. A due one is handed out once, and again only after the next wait."""
     keep(farm)
     assert farm.run(due_responses()) == []
     make_due(farm, "r1 o", "r2 o", "r3 p")
@@ -117,7 +117,7 @@ def test_what_is_due_goes_to_one(farm: Farm) -> None:
 
 
 def test_use_lengthens_a_life(farm: Farm) -> None:
-    """What a later response builds upon lives as long as that one, and is not the oldest any more."""
+    """A response that a later one builds upon lives as long as that one, and is not the oldest any more."""
     keep(farm, ttl_ms=1_000)
     put(farm, "r2")
     for call in use_responses(["r1", "gone"], "o", 70_000):
@@ -155,7 +155,7 @@ def test_the_oldest_make_room(farm: Farm) -> None:
 
 
 def test_an_answer_counts_towards_the_quota(farm: Farm) -> None:
-    """What an end adds is paid by the oldest; a response that is alone larger than the quota is not kept."""
+    """The oldest response makes room at an end. A response that is alone larger than the quota is not kept."""
     for rid in ("r1", "r2", "r3"):
         put(farm, rid)
     quota = Quota(9_500, 1_000)

@@ -1,4 +1,4 @@
-"""What one API process does for all of them: a round of reaping, and the reading of every model's state."""
+"""The rounds that one API process does for all: reaping, and reading the state of every model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests took of an API key's limits is settled by a record that the script of their end leaves behind."""
+"""Settlement of an API key's limits, from a record that the script of a request's end leaves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def begin(farm: Farm, one: ApiKey, *rids: str, tokens: int = 100) -> None:
 
 
 def apply(farm: Farm) -> int:
-    """What any API process does; how many settlements changed anything."""
+    """Settle as an API process does; returns how many settlements changed anything."""
     settlements = farm.run(access.pending(MODEL))
     changed = sum([farm.run(settlement.apply()) for settlement in settlements])
     if settlements:
@@ -129,7 +129,7 @@ def test_every_way_to_end_leaves_a_settlement(farm: Farm, limited: ApiKey) -> No
 
 
 def test_requests_without_limits_leave_nothing(farm: Farm) -> None:
-    """Nobody would read it."""
+    """No API process would read the record."""
     farm.put("a", account="k")
     farm.run(cancel(MODEL, "a", "t"))
     assert not farm.client.exists(farm.keys.settlements)

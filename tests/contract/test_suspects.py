@@ -167,7 +167,7 @@ def test_what_is_suspected_is_not_taken_over(farm: Farm, poisoned: bool) -> None
 
 
 def test_a_docket_without_suspects_holds_nothing_back(farm: Farm) -> None:
-    """Whoever was in the step has got on, or has ended meanwhile."""
+    """Each request of the step has made progress, or has ended meanwhile."""
     scene = Crashed(farm)
     for rid in "ac":
         farm.client.hset(farm.keys.request(rid), "state", "finished")

@@ -36,7 +36,7 @@ def nothing_said(line: str) -> None:
 
 
 def sit_out(attempt: Callable[[], T], seconds: float = 40.0) -> T:
-    """What every process of the farm does while Redis is away."""
+    """Retry a call while Redis is away, as every process of the farm does."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -55,7 +55,7 @@ async def asit_out(client: AsyncRedis, call: Call[T]) -> T:
 
 
 async def subscribed(pubsub: PubSub, channel: str) -> bool:
-    """Whether its node takes the subscription."""
+    """True if the node takes the subscription."""
     with contextlib.suppress(RedisError, OSError):
         await pubsub.subscribe(channel)
         return await pubsub.get_message(timeout=2) is not None

@@ -8,7 +8,7 @@ from tests.contract.conftest import MODEL, Farm, last, rids, token
 
 
 def test_who_comes_when_nobody_waits_begins_at_the_turn_of_the_last(farm: Farm) -> None:
-    """What one tenant was served while nobody waited is not held against it later."""
+    """Service that a tenant got while no other waited does not count later."""
     lease = farm.lead()
     for index in range(5):
         farm.put(f"a{index}", tenant="a", prompt=100)
@@ -69,7 +69,7 @@ def test_both_classes_behind_get_their_claims(farm: Farm) -> None:
 
 
 def test_a_tenant_with_nothing_left_to_claim_has_no_turn(farm: Farm) -> None:
-    """What runs is charged, but it does not wait: the next one that it brings begins level with the others."""
+    """A running request is charged but does not wait: the tenant's next request begins level with the others."""
     lease = farm.lead()
     farm.put("a1", tenant="a", prompt=1)
     farm.claim(lease)

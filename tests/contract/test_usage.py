@@ -1,4 +1,4 @@
-"""What a key used is counted with the end of each request: once, whichever way it ends."""
+"""Usage of a key: counted once, at the end of each request, whichever way it ends."""
 
 from __future__ import annotations
 

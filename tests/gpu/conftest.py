@@ -1,4 +1,4 @@
-"""What only a GPU can show. Every test here is skipped, with a reason, where there is none."""
+"""Tests that need a GPU. Every test here is skipped, with a reason, where there is none."""
 
 from __future__ import annotations
 

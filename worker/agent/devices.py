@@ -1,4 +1,4 @@
-"""What accelerators this host has, found without touching one: an agent must survive a faulty device context."""
+"""The accelerators of this host, found without opening one: an agent must survive a faulty device context."""
 
 from __future__ import annotations
 

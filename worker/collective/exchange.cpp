@@ -34,7 +34,7 @@ constexpr int64_t LOOK_NS = 1'000'000;
 constexpr int64_t LONGEST_SLEEP_NS = 5'000'000;
 constexpr int64_t STRIPED_FROM_BYTES = 32 * 1024;  // with three ranks and more: below, a second round costs more
 
-// What an exchange ends with; native.py has the same list.
+// Outcomes of an exchange; native.py has the same list.
 enum Outcome : int { DONE, DEAD, LEFT, ABORTED, LATE, ASTRAY };
 enum Kind : uint64_t { REDUCE = 1, STRIPES, GATHER, BROADCAST };
 
@@ -102,8 +102,8 @@ void sleep_on(RankState& state, uint32_t round, int64_t nanoseconds) {
   state.sleepers.fetch_sub(1);
 }
 
-// Who spends its share of a contended processor on waiting is not given it when the peer has come. That it is contended
-// shows where spinning or yielding takes much longer than it can by itself.
+// A thread that spends its share of a contended processor on waiting gets none when the peer has come. Spinning or
+// yielding that takes much longer than it can by itself shows that the processor is contended.
 void mind_others(Group& group, int64_t begun, int64_t longest) {
   if (now() - begun > longest) group.shy = SHY_WAITS;
 }

@@ -83,7 +83,7 @@ def split_vocabulary(model: Any, plan: ShardPlan, link: Link) -> None:
     embedding, head, vocab_size = model.get_input_embeddings(), model.get_output_embeddings(), model.config.vocab_size
     start, _, _ = padded_share(vocab_size, plan.rank, plan.world_size)
     if isinstance(embedding, nn.Embedding):
-        # What it believes of itself, after its rows were cut. Only training reads padding_idx, and torch refuses one
+        # Its own sizes, after its rows were cut. Only training reads padding_idx, and torch refuses one
         # that is outside of the rank's rows.
         embedding.num_embeddings, embedding.padding_idx = embedding.weight.shape[0], None
     model.set_output_embeddings(VocabParallelHead(head, vocab_size, link))

@@ -15,7 +15,7 @@ constexpr int64_t TOKENS = 16;     // of a chunk, whose heads share the reading 
 constexpr int WIDEST = LANES / 2;  // vectors of a value that are summed at once, for two heads
 constexpr int64_t AHEAD = 2 * LANES;  // positions: keys are asked for so long before they are used
 
-// What one thread works on: `tokens` of one sequence, and the heads that share the key-value head `shared`.
+// The work of one thread: `tokens` of one sequence, and the heads that share the key-value head `shared`.
 struct Task {
   const float* keys;  // of this layer and head: (positions, head_dim)
   const float* values;

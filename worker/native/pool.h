@@ -116,7 +116,7 @@ class Pool {
     turn_.store(static_cast<uint64_t>(phase + 1) << 32, std::memory_order_release);
   }
 
-  // Whether the phase was over in time; the caller of a job waits as long as it takes.
+  // True if the phase was over in time; the caller of a job waits as long as it takes.
   bool over(uint32_t current, bool patient) {
     for (int spin = 0; spin < SPINS; ++spin, __builtin_ia32_pause())
       if (phase() != current) return true;

@@ -53,7 +53,7 @@ struct Int8 {
   static Sum add(Input inputs, Ints weights, Sum sum) { return dot4(all(inputs), weights, sum); }
 };
 
-// What is multiplied: `rows` of them, `stride` apart, counted in a kind's inputs. INT8: in bytes, with a scale for each.
+// The rows to multiply: `rows` of them, `stride` apart, counted in a kind's inputs. INT8: in bytes, with a scale for each.
 struct Rows {
   const void* data;
   const float* scales;

@@ -1,4 +1,4 @@
-// What happens to one token's row between two products.
+// The operations on one token's row between two products.
 #pragma once
 
 #include "layer.h"

@@ -160,8 +160,8 @@ inline Floats exchanged(Floats a, Floats b, std::integer_sequence<int, LANE...>)
     return __builtin_shufflevector(a, b, ((LANE & STRIDE) ? LANES + LANE - STRIDE : LANE)...);
 }
 
-// What COUNT vectors, whose lanes differ from STRIDE on, have in neighbouring lanes is added in pairs, then what those sums have,
-// until one vector holds a lane, or STRIDE of them, for each.
+// Sums across the lanes of COUNT vectors at once. Neighbouring lanes are added in pairs, then neighbouring sums, until
+// one vector holds a lane, or STRIDE of them, for each input.
 template <int STRIDE, size_t COUNT>
 inline Floats across(const Floats (&rows)[COUNT]) {
   if constexpr (COUNT == 1) {

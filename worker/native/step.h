@@ -7,7 +7,7 @@
 
 namespace furrow {
 
-// What a step needs beside its inputs, laid out in one piece of memory. Without memory it only counts.
+// The temporary memory of a step, laid out in one piece. Without memory it only counts.
 class Scratch {
  public:
   Scratch(char* memory, const Model& model, const Batch& batch, int threads) : memory_(memory) {
@@ -124,7 +124,7 @@ class Step {
     product(hand, linear, x, batch_.tokens, out, false, scratch_.quantized);
   }
 
-  // What the ranks' parts of a product sum up to, onto the hidden rows.
+  // Adds the sum of the ranks' parts of a product to the hidden rows.
   void add(Hand& hand, const Linear& linear, const float* x) {
     if (!batch_.reduce) return product(hand, linear, x, batch_.tokens, batch_.hidden, true, scratch_.quantized);
     multiply(hand, linear, x, scratch_.normed);

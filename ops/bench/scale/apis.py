@@ -20,7 +20,7 @@ _RIGHTS = (keys.REAPER_LOCK, keys.OVERVIEWS_LOCK)
 
 
 class ApiProcesses:
-    """What runs in the background of each. The models are one object for all: their tokenizers are read once."""
+    """The background work of the API processes. They share one Models object, so that tokenizers are read once."""
 
     def __init__(self, client: SyncRedis, agents: Agents, size: Size) -> None:
         self._client, self._agents = client, agents

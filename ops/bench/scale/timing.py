@@ -31,7 +31,7 @@ def head() -> str:
 
 
 def row(name: str, spent: Sequence[float]) -> str:
-    """What the calls took, in ms."""
+    """One line of the table: p50, p99.9 and worst time of the calls in ms, and their number."""
     values = median(spent), percentile(spent, 0.999), max(spent)
     return f"{name:<48}" + "".join(f"{value:>8.2f}" for value in values) + f"{len(spent):>8}"
 

@@ -1,4 +1,4 @@
-"""What programs built on LangChain and pydantic-ai ask; run by an interpreter that has them, with the API's URL.
+"""Requests of programs built on LangChain and pydantic-ai; run by an interpreter that has them, with the API's URL.
 
 Prints one line of JSON for each case: its name, and the error that it met or null.
 """

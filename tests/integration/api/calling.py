@@ -1,4 +1,4 @@
-"""What the tests of tools share: a template that takes tools, as Qwen's does, and tools to offer."""
+"""Shared by the tests of tools: a template that takes tools, as Qwen's does, and tools to offer."""
 
 from __future__ import annotations
 

@@ -46,5 +46,5 @@ def ask(snippet: str, socket: Path, folder: Path, **variables: str) -> list[str]
 
 
 def pairs(lines: list[str]) -> dict[str, str]:
-    """What HGETALL prints: field and value on alternate lines."""
+    """The fields that HGETALL prints: field and value on alternate lines."""
     return dict(zip(lines[::2], lines[1::2], strict=True))

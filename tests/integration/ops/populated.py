@@ -69,7 +69,7 @@ def populate(client: SyncRedis, url: str) -> Populated:
     run(client, keep_response(stored, 60_000, Quota(1 << 20, 100)))
     run_all(client, watch_response(stored.rid, stored.owner))
     asyncio.run(_api_beats(url))
-    # What lives two seconds is kept: a test on a busy machine may take longer than that to look.
+    # Keys that live for two seconds are made permanent: a test on a busy machine may look later.
     for key in client.scan_iter(f"{keys.PREFIX}*"):
         if 0 < client.pttl(key) <= constants.LOCK_MS:
             client.pexpire(key, 60_000)

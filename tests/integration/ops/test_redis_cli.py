@@ -59,7 +59,7 @@ def test_the_sheet_is_complete_and_short() -> None:
 
 
 def test_a_silent_rank_shows_no_values(found: Populated, server: Server, tmp_path: Path) -> None:
-    """What the sheet says of a rank that does not beat."""
+    """Each field of a rank without a heartbeat is empty."""
     found.client.delete(found.lease.keys.heartbeat(1))
     snippet = questions()["How far is a replica, and which rank is slow?"]
     lines = ask(snippet, server.socket, tmp_path, MODEL=MODEL, REPLICA="r0")
@@ -67,7 +67,7 @@ def test_a_silent_rank_shows_no_values(found: Populated, server: Server, tmp_pat
 
 
 def test_a_free_lock_is_shown_as_such(found: Populated, server: Server, tmp_path: Path) -> None:
-    """What the sheet says of a lock that is free."""
+    """An empty owner, and the TTL of a key that does not exist."""
     found.client.delete(found.lease.keys.lock)
     lines = ask(questions()["Who holds the lock?"], server.socket, tmp_path, MODEL=MODEL, REPLICA="r0")
     assert lines == ["", "-2", str(found.lease.epoch)]

@@ -27,7 +27,7 @@ Answer = Callable[[int, int, AnyCommand], Reply | None]
 
 
 def well(rank: int, world_size: int, command: AnyCommand) -> Reply:
-    """What a healthy rank answers; the checksum of a step is its seq."""
+    """The replies of a healthy rank; the checksum of a step is its seq."""
     head = {"epoch": command.epoch, "seq": command.seq, "rank": rank}
     match command:
         case Ping():

@@ -1,4 +1,4 @@
-"""What a logged exception shows, and what it must not."""
+"""Logged exceptions: their contents, and the secrets that they must not show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator's documents tell to type, to ask and to look for exists."""
+"""The operator's documents: each command, request and key that they name exists."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _city(rng: random.Random) -> str:
 
 
 def _state(rng: random.Random) -> str:
-    """What a weather service answers."""
+    """The answer of a weather service."""
     sky, degrees = rng.choice(SKIES), rng.randint(-9, 40)
     return rng.choice(
         (

@@ -26,7 +26,7 @@ class Example:
 
     @property
     def held_out(self) -> bool:
-        """Whether this question is kept out of the training text; a pure function of its task and key."""
+        """True if the training text leaves this question out; a pure function of its task and key."""
         digest = hashlib.sha256(f"{self.task}:{self.key}".encode()).digest()
         return int.from_bytes(digest[:4]) % HELD_OUT_SHARE == 0
 

@@ -1,4 +1,4 @@
-"""What the demonstration model knows about Furrow: each answer with the ways to ask for it."""
+"""Facts about Furrow for the demonstration model: each answer with the ways to ask for it."""
 
 from dataclasses import dataclass
 

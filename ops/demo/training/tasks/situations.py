@@ -1,4 +1,4 @@
-"""What the demonstration model knows about running Furrow: what happens when, and how to do things."""
+"""Running Furrow, for the demonstration model: what happens when, and how to do things."""
 
 from ops.demo.training.tasks.facts import HOW, Fact
 

@@ -153,7 +153,7 @@ def any_story(rng: random.Random) -> Example:
 
 
 def unknown(rng: random.Random) -> Example:
-    """What the model can't answer and says so."""
+    """A question that the model can't answer; its answer says so."""
     form = rng.choice(_UNKNOWN_FORMS)
     core = form.format(x=any_word(rng, 0.2), y=any_word(rng, 0.2), name=any_name(rng))
     return ask(rng, "unknown", core, UNKNOWN)

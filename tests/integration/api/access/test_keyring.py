@@ -108,7 +108,7 @@ async def test_known_keys_outlive_an_outage_for_a_while(
 async def test_unknown_keys_take_bounded_memory(
     operator: SyncRedis, client: AsyncRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever tries many ids pushes out others' places, never grows the process; what was in use stays."""
+    """Many unknown ids push out other entries and never grow the process; a key in use stays."""
     monkeypatch.setattr(keyring_module, "MOST", 8)
     key, _ = access.mint()
     access.create(operator, key)

@@ -157,7 +157,7 @@ def test_a_key_opens_its_models_only(guarded: ApiProcess, mint: Mint, leader: Sc
 
 
 def test_a_priority_has_its_cap(guarded: ApiProcess, mint: Mint, leader: ScriptedLeader) -> None:
-    """What is above it is refused by name; without a word a request gets the key's best up to normal."""
+    """A class above the key's best is refused by name; without one a request gets the key's best, up to normal."""
     _, secret = mint(priority_cap="low")
     assert ask(guarded, secret, priority="normal").json()["error"]["param"] == "priority"
     assert ask(guarded, secret).status_code == 200

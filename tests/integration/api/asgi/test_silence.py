@@ -72,7 +72,7 @@ class Ear:
 
     @property
     def silenced(self) -> bool:
-        """Whether the comments of a pause have come, and an event before them."""
+        """True if the comments of a pause have come, and an event before them."""
         return self.heard.count(COMMENT) >= COMMENTS and b"\ndata: " in self.heard.partition(COMMENT)[0]
 
 

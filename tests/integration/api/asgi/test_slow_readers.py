@@ -41,7 +41,7 @@ class StalledClient:
         self._socket.sendall(head.encode() + b"\r\n\r\n" + body)
 
     def rest(self) -> bytes:
-        """What had arrived when the connection ended."""
+        """The bytes that had arrived when the connection ended."""
         received = b""
         self._socket.settimeout(40)
         try:

@@ -45,7 +45,7 @@ def keyed(server: Server, leader_of_module: ScriptedLeader, tmp_path_factory: py
 
 
 def test_the_oldest_of_the_same_tenant_go(keyed: ApiProcess, leader: ScriptedLeader) -> None:
-    """What one tenant stores pushes out its own oldest, with an error that names the quota, and nobody else's."""
+    """A tenant's new responses push out its own oldest, with an error that names the quota, and no other tenant's."""
     with client_of(keyed, "one") as one, client_of(keyed, "two") as two:
         of_two = create(two)
         stored = [create(one) for _ in range(NUMBER + 3)]

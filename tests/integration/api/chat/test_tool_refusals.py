@@ -63,7 +63,7 @@ def leader_of_module(server: Server) -> Iterator[ScriptedLeader]:
 def test_an_unservable_tool_request_is_a_400_that_names_the_field(
     http: httpx.Client, leader: ScriptedLeader, changes: dict[str, Any], param: str
 ) -> None:
-    """What can't be served is a 400 that names the field; nothing reaches a leader."""
+    """A tool that can't be served is a 400 that names the field; nothing reaches a leader."""
     response = http.post("/v1/chat/completions", json={"messages": ASK} | changes)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert leader.claimed == []

@@ -128,7 +128,7 @@ def test_a_conversation_with_results(client: openai.OpenAI, leader: ScriptedLead
 
 
 def test_a_resumed_call_has_the_same_id(client: openai.OpenAI, http: httpx.Client, leader: ScriptedLeader) -> None:
-    """Whoever resumes inside a call, or reads it again from its beginning, gets the same id and the same arguments."""
+    """A client that resumes inside a call, or reads it again, gets the same id and the same arguments."""
     leader.reply = lambda _: f"<think>so</think>{called('get_weather', PARIS)}"
     body = {"messages": ASK, "tools": [WEATHER], "stream": True}
     with http.stream("POST", "/v1/chat/completions", json=body) as response:

@@ -84,7 +84,7 @@ async def test_every_caller_hears_that_redis_is_away() -> None:
 async def test_more_clients_than_connections_may_come_and_leave_at_once(
     api: ApiProcess, leader: ScriptedLeader, redis_client: Any
 ) -> None:
-    """Nobody is told that Redis is away, and no request runs on for a client that has gone."""
+    """No client is told that Redis is away, and no request of a client that has gone runs on."""
     leader.pause()
     async with httpx.AsyncClient(base_url=api.url, timeout=40, limits=httpx.Limits()) as http, asyncio.timeout(40):
         asked = [asyncio.create_task(http.post("/v1/chat/completions", json=chat("x"))) for _ in range(CLIENTS)]

@@ -80,7 +80,7 @@ def begin(farm: TwoProcesses, body: dict[str, Any], **headers: str) -> list[Even
 
 
 def both(claims: list[Claimed]) -> dict[str, GenerationRequest]:
-    """What was claimed under each id, once there are two of them."""
+    """The requests that were claimed under each id, once there are two of them."""
     found = {claimed.rid: claimed.params for claimed in claims}
     return found if len(found) == 2 else {}
 

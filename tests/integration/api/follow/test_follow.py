@@ -1,4 +1,4 @@
-"""What a lost event costs: nothing with the log, everything without it."""
+"""Lost events: harmless with the log, a gap without it."""
 
 from __future__ import annotations
 

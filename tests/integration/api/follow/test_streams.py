@@ -65,7 +65,7 @@ def test_resume_at_every_place(
 
 
 def _merged(found: list[Event]) -> list[Any]:
-    """What a client makes of events, however tokens were joined: text per choice, ends, usage."""
+    """The events as a client reads them, however tokens were joined: text per choice, ends, usage."""
     texts: dict[int, str] = {}
     scored: list[Any] = []
     rest = []

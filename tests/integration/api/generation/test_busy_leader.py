@@ -10,7 +10,7 @@ from tests.leader import ScriptedLeader
 
 
 def test_models_and_requests_are_told_while_a_leader_is_stuck(api: ApiProcess, leader: ScriptedLeader) -> None:
-    """What is served, how a request does, and what is wrong with another one needs no device to answer."""
+    """The list of models, the state of a request and refusals need no device."""
     leader.pause()
     url = f"{api.url}/v1/chat/completions"
     with httpx.stream("POST", url, json=chat("x", stream=True), timeout=40) as response:

@@ -100,7 +100,7 @@ def test_what_outlives_the_grace_is_told_how_to_go_on(
 
 
 def test_a_second_signal_ends_the_grace(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:
-    """Whoever does not want to wait for open streams says so once more."""
+    """A second signal ends the process without waiting for open streams."""
     leader.pause()
     with running_api(server.url, tmp_path, "--grace", "300") as api:
         with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=40) as response:

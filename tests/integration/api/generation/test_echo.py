@@ -69,7 +69,7 @@ def test_echo_with_logprobs_scores_prompt_and_answer(
 
 
 def test_the_ending_token_has_its_entry(client: openai.OpenAI, leader: ScriptedLeader) -> None:
-    """Who scores asks for one token and takes the last entry for it, also where that token only ends the answer."""
+    """A client that scores asks for one token and drops the last entry, also where that token only ends the answer."""
     leader.reply = lambda prompt: ""
     for echo in (True, False):
         answer = client.completions.create(model="tiny", prompt=PROMPT, echo=echo, logprobs=0, max_tokens=1)
@@ -94,7 +94,7 @@ def test_max_tokens_of_zero_scores_the_prompt_alone(client: openai.OpenAI, leade
 
 
 def merged(found: list[Event]) -> list[Any]:
-    """What a client makes of the events of two choices: texts, tokens with their values, ends."""
+    """The events of two choices as a client reads them: texts, tokens with their values, ends."""
     seen: list[Any] = [["", [], None], ["", [], None]]
     for event in found:
         for choice in (event.data or {}).get("choices", []):

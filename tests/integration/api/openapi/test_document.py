@@ -65,7 +65,7 @@ BODIES = [
 
 
 def said(prompt: str) -> str:
-    """What the user said, as the model's own words."""
+    """The model repeats the user's words."""
     return prompt.rpartition("user: ")[2].removesuffix("assistant: ").rstrip("\n")
 
 
@@ -151,7 +151,7 @@ def test_no_answer_is_undescribed(document: dict[str, Any]) -> None:
 
 
 class Links(HTMLParser):
-    """What a page would load or lead to, and the places in it."""
+    """The links and sources of a page, and its anchors."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ def test_events_and_bodies_of_responses(speaker: tuple[ScriptedLeader, httpx.Cli
 
 
 def test_a_failed_response_has_the_types_of_the_sdk(speaker: tuple[ScriptedLeader, httpx.Client]) -> None:
-    """What ends badly is of the types, too."""
+    """An answer with an error is of the SDK's types, too."""
     leader, http = speaker
     leader.fail_at = 5
     events = streamed(http, "/v1/responses", RESPONSE)

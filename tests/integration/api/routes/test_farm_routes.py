@@ -231,7 +231,7 @@ def test_usage_needs_a_key_and_a_bound(http: httpx.Client, operator: httpx.Clien
 
 
 def test_hosts_and_replicas_drain(operator: httpx.Client, redis_client: SyncRedis) -> None:
-    """What is wanted of them stands in Redis afterwards; unknown ones are named."""
+    """The wanted state of hosts is in Redis afterwards; unknown hosts are named."""
     farm.beat_host(redis_client, Host("beta"), pid=1, memory_bytes=1)
     spec = ModelSpec(name="moving", source="s")
     farm.assign(redis_client, "beta", Assignment(spec=spec, replica="r0", ranks=[0], devices=["cpu"]))

@@ -100,7 +100,7 @@ def test_the_events_of_thoughts_and_calls(gpt: openai.OpenAI) -> None:
 
 
 def test_thoughts_as_a_summary(gpt: openai.OpenAI) -> None:
-    """Who asks for a summary gets the thoughts in its place, and may take them along sealed."""
+    """A request for a summary gets the reasoning in its place, and may get it encrypted too."""
     asked: Any = {"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"], "store": False}
     events = list(gpt.responses.create(model="tiny", input="Weather?", stream=True, **asked))
     told = "".join(event.delta for event in events if event.type == "response.reasoning_summary_text.delta")

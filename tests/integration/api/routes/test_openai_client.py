@@ -1,4 +1,4 @@
-"""What the official OpenAI client sends is served, and what it parses is what it gets."""
+"""The official OpenAI client: its requests are served, and it parses the answers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_cached_prompt_tokens_are_reported(client: openai.OpenAI, leader: Script
 
 
 def test_a_cache_salt_reaches_the_leader(client: openai.OpenAI, leader: ScriptedLeader) -> None:
-    """Who must not share prefixes with others says so with each request."""
+    """A request can name the group with which it may share prefixes."""
     client.chat.completions.create(model="tiny", messages=say("hello"), extra_body={"cache_salt": "team 1"})
     client.chat.completions.create(model="tiny", messages=say("hello"))
     assert [claimed.params.cache_salt for claimed in leader.claimed] == ["team 1", ""]

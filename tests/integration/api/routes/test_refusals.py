@@ -115,7 +115,7 @@ def test_a_bad_field_of_a_completion(http: httpx.Client, fields: dict[str, Any],
     ],
 )
 def test_a_neutral_value_passes(http: httpx.Client, leader: ScriptedLeader, neutral: dict[str, Any]) -> None:
-    """What SDKs send without meaning it is no reason for a refusal."""
+    """Neutral values that SDKs send are accepted."""
     assert http.post(CHAT, json=chat("x") | neutral).status_code == 200
 
 
@@ -142,7 +142,7 @@ def test_malformed_json_is_a_400(http: httpx.Client) -> None:
     ],
 )
 def test_a_body_in_another_coding(http: httpx.Client, body: bytes, headers: dict[str, str], word: str) -> None:
-    """What is compressed, or no UTF-8, is told so, and not that it is bad JSON."""
+    """The error of a compressed body, or one that is not UTF-8, says so, and not that the JSON is bad."""
     response = http.post(CHAT, content=body, headers={"content-type": "application/json", **headers})
     assert response.status_code == 400
     assert word in response.json()["error"]["message"]
@@ -189,7 +189,7 @@ def test_a_template_that_refuses(http: httpx.Client) -> None:
 
 
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:
-    """What the framework refuses has OpenAI's shape too."""
+    """Errors of the framework have OpenAI's shape too."""
     unknown = http.get("/v1/nothing/here")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_url")
     wrong = http.put(CHAT, json={})

@@ -19,7 +19,7 @@ KEYS = ModelKeys("tiny")
 
 
 def prompt_of(leader: ScriptedLeader, at: int = -1) -> str:
-    """What the leader was asked, as text."""
+    """The prompt that the leader got, as text."""
     return leader.tokenizer.decode(leader.claimed[at].params.prompt)
 
 
@@ -168,7 +168,7 @@ def test_what_is_not_stored_is_not_there(client: openai.OpenAI, leader: Scripted
 
 
 def test_input_items_are_listed_in_pages_and_both_orders(client: openai.OpenAI, leader: ScriptedLeader) -> None:
-    """What a request brought can be listed, in pages and in both orders."""
+    """The input of a request can be listed, in pages and in both orders."""
     said: list[Any] = [{"role": "user", "content": f"part {index}"} for index in range(5)]
     response = client.responses.create(model="tiny", input=said)
     listed = list(client.responses.input_items.list(response.id, order="asc", limit=2))
@@ -195,7 +195,7 @@ def test_a_background_response_can_be_read_while_it_grows(
 
 
 def test_a_cancelled_response_keeps_its_text(client: openai.OpenAI, leader: ScriptedLeader) -> None:
-    """What runs in the background can be ended; what it said so far stays, and a second cancel changes nothing."""
+    """A background response can be cancelled; its text so far stays, and a second cancel changes nothing."""
     leader.pause()
     response = client.responses.create(model="tiny", input="hello", background=True)
     leader.step(3)

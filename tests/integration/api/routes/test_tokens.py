@@ -77,7 +77,7 @@ def test_what_the_tokenizer_is(http: httpx.Client, path: str) -> None:
 def test_a_wrong_tokenize_request_is_a_400_that_names_the_field(
     http: httpx.Client, path: str, fields: dict[str, Any], param: str
 ) -> None:
-    """What can't be, or would be without bound, is a 400 that names it."""
+    """An unknown field, a prompt that is too long, or an id that does not exist."""
     response = http.post(path, json=fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 

@@ -1,4 +1,4 @@
-"""What `furrow api` says and does about keys where others can reach it."""
+"""`furrow api` and API keys on an address that others can reach."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_serve_tells_nobody_the_private_server_s_password() -> None:
 
 
 def test_a_password_that_a_user_gives_is_hidden_and_not_passed_on() -> None:
-    """What starts with it on its command line overwrites it there, warns, and gives it to no child's command line."""
+    """A process overwrites the password on its own command line, warns, and gives it to no child."""
     url = f"redis://:{SECRET}@127.0.0.1:1/0"
     for verb in (["worker"], ["api", "--port", "0"], ["models", "list"]):
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What the command line refuses: one clear line that names the value and the remedy, no traceback, and a clean end."""
+"""Refusals of the command line: one line with the value and the remedy, no traceback, and a clean end."""
 
 from __future__ import annotations
 

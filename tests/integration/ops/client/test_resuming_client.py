@@ -95,7 +95,7 @@ async def test_an_error_event_ends_the_attempt() -> None:
 
 
 async def test_a_dead_api_is_left_for_the_other() -> None:
-    """Where nobody listens, the next connection goes elsewhere."""
+    """If an address refuses connections, the next connection goes to another one."""
     api = Api([])
     async with listening(api.serve) as base:
         async with listening(api.serve) as dead:

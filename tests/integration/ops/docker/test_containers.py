@@ -1,4 +1,4 @@
-"""What the containers would run, run here: Redis by compose's command, and every health check, well and ill."""
+"""The commands of the containers, run here: Redis by compose's command, and every health check, well and ill."""
 
 from __future__ import annotations
 

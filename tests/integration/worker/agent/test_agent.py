@@ -63,7 +63,7 @@ def test_a_standby_is_kept_while_a_group_serves_and_no_longer(scene: AgentScene)
 
 
 def test_a_dead_leader_s_epoch_is_poisoned_and_its_lock_is_free_at_once(scene: AgentScene) -> None:
-    """Nobody waits for the lock to lapse; the poison names rank, pid and signal, and the rank is started again."""
+    """The lock is freed at once; the poison names rank, pid and signal, and the rank is started again."""
     scene.want()
     [pid] = until(lambda: scene.pids(0), 40.0)
     held = scene.redis.lead(2, owner=f"{HOST}/{pid}")
@@ -176,7 +176,7 @@ def test_a_part_of_a_replica_follows_the_host_that_gave_it_up(scene: AgentScene)
 
 
 def test_a_refusal_is_not_tried_again_until_the_model_is_wanted_otherwise(scene: AgentScene) -> None:
-    """What another try can't mend fails at once, in the rank's own words; a new revision is a new try."""
+    """A refused assignment fails at once, in the rank's own words; a new revision is tried again."""
     words = "device cuda:9 was asked for, but torch sees 0 GPUs"
     scene.want()
     [pid] = until(lambda: scene.pids(0), 40.0)
@@ -204,7 +204,7 @@ def test_a_model_that_fails_a_gate_never_spawns_a_process(scene: AgentScene, con
 
 
 def test_heads_that_do_not_divide_are_refused_before_any_process(scene: AgentScene) -> None:
-    """Whether a model can be sharded is known from its configuration."""
+    """The configuration alone shows if a model can be sharded."""
     scene.want(tp=3, devices=["cpu"] * 3)
     until(lambda: scene.status().get("state") == "failed", 40.0)
     assert "2 attention heads" in scene.status()["detail"] and scene.pids(0) == []

@@ -1,4 +1,4 @@
-"""What an agent does about ranks that live and yet do not get on, as it sees them through Redis."""
+"""The failure detector of an agent: ranks that live but make no progress, as seen through Redis."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from worker.agent.planner import Planner
 
 @pytest.fixture
 def unplaceable() -> list[tuple[str, str, str]]:
-    """What the planner reported."""
+    """Messages that the planner reported."""
     return []
 
 
@@ -87,7 +87,7 @@ def test_what_no_host_can_hold_is_reported(
 
 
 def test_requests_of_an_unloaded_model_end(redis: ReplicaRedis, planner: Planner) -> None:
-    """Nobody waits for a model that will not come back."""
+    """Requests for a model that will not come back end at once."""
     catalog.put_spec(redis.client, ModelSpec(name=MODEL, source="/m"))
     put(redis, "waits")
     catalog.tombstone(redis.client, MODEL)

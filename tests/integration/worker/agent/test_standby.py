@@ -128,7 +128,7 @@ def test_one_that_is_not_ready_or_dead_is_not_taken(stand_in: Path, standby: Sta
 def test_one_that_dies_is_not_started_again_at_once(
     stand_in: Path, standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What can't import would otherwise be tried five times a second."""
+    """A standby that can't import would otherwise be started five times a second."""
     (stand_in / "broken").touch()
     now = [100.0]
     monkeypatch.setattr(standby_module.time, "monotonic", lambda: now[0])

@@ -29,7 +29,7 @@ from worker.models.loading import load
 
 @dataclass
 class Outcome:
-    """What one rank saw of a run. `tokens` and `logits` are by sequence, in order; logits only on rank 0."""
+    """One rank's view of a run. `tokens` and `logits` are by sequence, in order; logits only on rank 0."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logits: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class _Rank:
         return outcome
 
     def sample_fails(self, step: GenerateStep) -> tuple[str, int]:
-        """What a step whose sampler raises does on this rank, and how many collectives it took."""
+        """The error of a step whose sampler raises, on this rank, and how many collectives the step took."""
         assert self.engine is not None
 
         def broken(logits: Tensor, sids: list[int]) -> list[int]:
@@ -178,7 +178,7 @@ class RankGroup:
             pipe.send((name, arguments))
 
     def answers(self, ranks: Iterable[int]) -> list[Any]:
-        """What these ranks answer, once they have. Raises what any of them raised."""
+        """The answers of these ranks. Raises the first error of any of them."""
         answers = [self._pipes[rank].recv() for rank in ranks]
         for rank, (fine, content) in zip(ranks, answers, strict=True):
             if not fine:

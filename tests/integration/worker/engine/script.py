@@ -23,9 +23,9 @@ class Job:
     shared: int = 0
     takes_over: bool = False
     stays: bool = False
-    """Whether it is kept when it has ended."""
+    """True if its KV is kept when it has ended."""
     scored: bool = False
-    """Whether every position of its prompt is scored that has a token after it."""
+    """True if each position of its prompt that has a token after it is scored."""
 
 
 def write(jobs: list[Job]) -> list[GenerateStep]:

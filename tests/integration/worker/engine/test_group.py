@@ -1,4 +1,4 @@
-"""What a rank group keeps through a recovery and a failing sampler, and what each rank holds."""
+"""The state of a rank group through a recovery and a failing sampler, and on each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loading makes of types, files and groups that fit or don't."""
+"""Loading: types, files and groups that fit or don't."""
 
 from __future__ import annotations
 

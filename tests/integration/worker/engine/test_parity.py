@@ -54,7 +54,7 @@ def reference(folder: Path, dtype: torch.dtype) -> Any:
 
 @functools.cache
 def generated(folder: Path, length: int) -> list[int]:
-    """What transformers' generate answers, greedily in float64, without stopping."""
+    """The answer of transformers' generate, greedy and in float64, without stopping."""
     tokens = torch.tensor([prompt(length)])
     model = reference(folder, torch.float64)
     answer = model.generate(tokens, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0)

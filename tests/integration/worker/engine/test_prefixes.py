@@ -23,7 +23,7 @@ WINDOWED = "mistral"
 
 @functools.cache
 def answered(folder: Path, context: tuple[int, ...]) -> list[int]:
-    """What transformers' generate answers, greedily in float64."""
+    """The answer of transformers' generate, greedy and in float64."""
     model = reference(folder, torch.float64)
     tokens = torch.tensor([context])
     # Without a mask generate would take an ordinary 0 in the prompt for padding.

@@ -156,7 +156,7 @@ def test_a_new_group_keeps_packed_weights(checkpoint: Checkpoint, ranks: RankGro
 
 @pytest.mark.parametrize(("quant", "share"), [("f16", 0.5), ("int8", 0.26)])
 def test_packed_weights_are_counted(quant: str, share: float, checkpoint: Checkpoint) -> None:
-    """What is told of the weights' size is what they take: half, or a quarter and the embedding's half."""
+    """The reported size of the weights is their memory: half, or a quarter and the embedding's half."""
     folder = checkpoint("llama")
     whole = load(folder, collective=Solo(), dtype="float32").weight_bytes
     embedding = 131 * 64 * 4

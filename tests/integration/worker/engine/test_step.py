@@ -1,4 +1,4 @@
-"""What a step refuses, and what it leaves untouched when it does."""
+"""Refusals of a step, and the state that they leave untouched."""
 
 from __future__ import annotations
 

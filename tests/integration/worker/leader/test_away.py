@@ -19,7 +19,7 @@ from worker.repository import preparation
 
 
 def loaded_before(scene: AgentScene) -> None:  # noqa: F811
-    """What a leader of this model has published."""
+    """Publish the assets of the model, as a leader that loaded it."""
     nothing: dict[str, Any] = {}
     assets = ModelAssets(
         tokenizer_json="{}",

@@ -68,7 +68,7 @@ class CrashScene(LeaderScene):
         return {rid: self.answer(rid) for rid in rids}
 
     def undisturbed(self, prompts: dict[str, list[int]]) -> dict[str, list[int | None]]:
-        """What the innocents of `prompts` are answered where nothing crashes."""
+        """The answers to the good requests of `prompts` where nothing crashes."""
         for rid, prompt in innocents(prompts).items():
             self.ask(f"{rid}-undisturbed", prompt, max_tokens=TOKENS)
         return {rid: self.answer(f"{rid}-undisturbed") for rid in innocents(prompts)}

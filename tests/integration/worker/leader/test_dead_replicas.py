@@ -34,7 +34,7 @@ LONG = 300
 
 
 class Clock:
-    """What `time.monotonic` says."""
+    """The time of `time.monotonic`."""
 
     def __init__(self) -> None:
         self.now = 1000.0

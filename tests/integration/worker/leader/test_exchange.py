@@ -1,4 +1,4 @@
-"""What a leader sends while its next step runs, on a real server: order, outages, and the end of an epoch."""
+"""Calls of a leader while its next step runs, on a real server: order, outages, and the end of an epoch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stopped(scene: Scene) -> Iterator[psutil.Process]:
 
 
 def test_it_goes_on_by_itself_and_is_asked_for_its_answer_once(scene: Scene) -> None:
-    """Nobody waits for it to begin; what it found is there when it is asked for, and then there is nothing more."""
+    """The call runs in the background. Its result is returned once, when it is asked for."""
     with scene.exchange:
         scene.start(1)
         scene.exchange.finish()  # a new server learns the scripts when the answer is read
@@ -74,7 +74,7 @@ def test_an_outage_holds_what_the_last_step_produced(scene: Scene, stopped: psut
 
 
 def test_leaving_the_epoch_lets_it_get_through(scene: Scene) -> None:
-    """What was under way when a step failed is logged before anybody says that the epoch is poisoned."""
+    """The emission under way when a step fails is logged before the epoch is poisoned."""
     with scene.exchange:
         scene.start(1)
     assert scene.logged() == 1

@@ -206,7 +206,7 @@ def test_the_phases_of_a_request_are_stamped(scene: LeaderScene) -> None:
 
 
 def test_an_idle_leader_pings_and_stays(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks, and the group is proved alive all the same."""
+    """An idle leader still checks that its group is alive."""
     monkeypatch.setattr(serving_module, "IDLE_PING_S", 0.0)
     scene.ask("r", max_tokens=1)
     scene.answer("r")

@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cached(scene: LeaderScene, rid: str) -> list[int | None]:
-    """What each entry of a request's log says."""
+    """The cached tokens in each entry of a request's log."""
     return [entry.cached for entry in scene.log(rid)]
 
 
@@ -67,7 +67,7 @@ def test_a_recovery_keeps_the_first_word(scene: LeaderScene) -> None:
 
 
 def test_after_an_epoch_nothing_is_left(scene: LeaderScene) -> None:
-    """What was kept goes with the epoch: the same prompt is computed again, and shared again from then on."""
+    """Kept KV goes with the epoch: the same prompt is computed again, and shared again from then on."""
     second, epoch = first_turn(scene), scene.epoch()
     end_epoch(scene)
     until(lambda: scene.epoch() > epoch, 40.0)

@@ -35,7 +35,7 @@ def run_ahead(scene: LeaderScene, rid: str, tokens: list[int | None]) -> None:
 
 
 def roll_back(scene: LeaderScene, rid: str, entries: int) -> None:
-    """What a failover does that had not replicated the last entries."""
+    """A failover that had not replicated the last entries."""
     scene.redis.client.eval(ROLL_BACK, 2, scene.keys.log(rid), scene.keys.request(rid), entries)
 
 
@@ -54,7 +54,7 @@ def test_a_log_that_lost_its_end_gets_it_from_memory(scene: LeaderScene) -> None
 
 
 def test_a_log_that_is_ahead_is_believed(scene: LeaderScene) -> None:
-    """What this leader never produced was continued elsewhere: it starts over from the log."""
+    """A request that was continued elsewhere starts over from the log."""
     scene.ask("whole")
     expected = scene.answer("whole")
     before = scene.epoch()

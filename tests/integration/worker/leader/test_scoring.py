@@ -93,7 +93,7 @@ def test_a_prompt_is_scored_without_an_answer(scene: LeaderScene, logarithms: to
 def test_a_recovery_repeats_nothing(
     scene: LeaderScene, logarithms: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the log has after the group's end is not told again, and the rest is."""
+    """Scores that the log has at the group's end are not sent again; the others are."""
     real, steps = Step.forward, 0
 
     def forward(step: Step, *how: Any) -> Any:

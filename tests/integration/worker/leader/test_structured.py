@@ -159,7 +159,7 @@ BOUND: list[tuple[Grammar, dict[str, Any], str]] = [
     (Grammar("regex", "[ab]{9}"), {"repetition_penalty": 1.5, "presence_penalty": 1.0}, "[ab]{9}"),
     (Grammar("regex", "[ab]{9}"), {"bad_words": [[ord("a")]], "temperature": 1.0, "typical_p": 0.5}, "b{9}"),
 ]
-"""What is asked for, and what the text then matches."""
+"""Each response format, and a pattern of the text that it allows."""
 
 
 def test_other_parameters_do_not_lead_out_of_it(scene: LeaderScene, tokenizer: Tokenizer) -> None:

@@ -32,7 +32,7 @@ def heartbeat_of(redis: ReplicaRedis, lease: Lease, rank: int = 0, progress: Pro
 
 
 def over_of(heartbeat: Heartbeat) -> EpochOver | None:
-    """What `check` raises."""
+    """The error of `check`, or None."""
     try:
         heartbeat.check()
     except EpochOver as over:
@@ -41,7 +41,7 @@ def over_of(heartbeat: Heartbeat) -> EpochOver | None:
 
 
 def how_it_ended(heartbeat: Heartbeat) -> EpochOver:
-    """What `check` raises, once it does."""
+    """The error of `check`, once it raises."""
     return until(lambda: over_of(heartbeat), 40.0)
 
 
@@ -167,7 +167,7 @@ def test_a_leader_that_waits_for_a_slow_rank_is_not_overdue(redis: ReplicaRedis)
 
 
 def test_an_overdue_leader_lets_its_lock_lapse(redis: ReplicaRedis) -> None:
-    """Whoever is stuck must lose the lock, so that another can lead; it still beats, with the age of the step."""
+    """A stuck leader loses the lock, so that another can lead; it still beats, with the age of the step."""
     lease, progress = redis.lead(WORLD), Progress()
     progress.begin(-1.0)
     redis.client.pexpire(redis.keys.lock, 1500)

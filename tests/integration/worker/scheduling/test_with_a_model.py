@@ -99,7 +99,7 @@ def generate(
 
 @pytest.fixture(scope="module")
 def alone(model: ServedModel) -> list[list[int]]:
-    """What each request produces with nobody beside it."""
+    """The tokens of each request when it runs alone."""
     sequences = requests()
     for sequence in sequences:
         generate(model, [sequence], kv_tokens=200, token_budget=200)

@@ -166,7 +166,7 @@ def test_orphans_are_reaped(scene: Scene) -> None:
 
 
 def test_the_supervisor_imports_the_standard_library_alone() -> None:
-    """What does almost nothing can fail at almost nothing; it is also there in a moment and takes little memory."""
+    """Few imports: it starts at once, takes little memory and has little that can fail."""
     code = (
         "import sys; before = {name.partition('.')[0] for name in sys.modules};"
         "import worker.supervision.__main__;"

@@ -85,7 +85,7 @@ def test_a_command_that_must_be_sent_twice_arrives_while_the_leader_works(play: 
 
 
 def test_a_pong_of_another_rank_names_both(play: Play) -> None:
-    """Who answers in a rank's place is quoted, beside who was expected."""
+    """The error quotes the reply, beside the rank that was expected."""
     scene = play(well)
     wrong = Pong(epoch=scene.lease.epoch, seq=1, rank=2, world_size=WORLD, cuda_device="cpu")
     scene.own.answer = lambda _command: wrong  # type: ignore[method-assign]
@@ -155,7 +155,7 @@ def test_after_a_failure_the_next_reply_is_the_next_commands(play: Play) -> None
 
 
 def test_a_reply_that_comes_too_late_is_counted_and_dropped(play: Play) -> None:
-    """What answers an older step, or another epoch's, is never taken for an answer to this one."""
+    """A reply to an older step, or of another epoch, is never taken for a reply to this step."""
     scene = play(well)
     scene.step()
     for stale in (

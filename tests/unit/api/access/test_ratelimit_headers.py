@@ -1,4 +1,4 @@
-"""What is left of a key's limits, as OpenAI and as Anthropic tell it."""
+"""The remainder of a key's limits, in OpenAI's and in Anthropic's headers."""
 
 from __future__ import annotations
 

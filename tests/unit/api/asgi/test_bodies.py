@@ -1,4 +1,4 @@
-"""What is read of request bodies is bounded: each one's size and speed, each owner's share, and all of them."""
+"""Request bodies are bounded: each one's size and speed, each owner's share, and all together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client sends around its requests is bounded: sizes, lines, time, pipelined requests, connections."""
+"""Heads and connections are bounded: sizes, lines, time, pipelined requests, connections."""
 
 from __future__ import annotations
 

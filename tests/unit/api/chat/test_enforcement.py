@@ -45,7 +45,7 @@ def grammar(tokenizer: Any, form: CallFormat, choice: ToolChoice, strict: bool =
 
 
 def takes(tokenizer: Any, text: str | None, said: str) -> bool:
-    """Whether an answer may be exactly this."""
+    """True if an answer may be exactly this."""
     assert text is not None
     known = llguidance.LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id(EOS))
     matcher = llguidance.LLMatcher(known, llguidance.grammar_from("lark", text))

@@ -48,7 +48,7 @@ def enqueued_again(feed: Feed, now: int) -> Call[Any]:
 
 
 def followed(state: str = "running", deadline: int = 0, now: int = 0) -> Followed:
-    """What a follower reads of BEGUN; the times are by the server's clock."""
+    """The fields that a follower reads of BEGUN; the times are by the server's clock."""
     fields = {
         "state": state,
         "seq": "1",

@@ -1,4 +1,4 @@
-"""What a process follows no more is told to Redis: at once where the request may go on, together where it is over."""
+"""Unfollowing: a call at once for a request that may go on, a joint call for those that are over."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_is_delivered_shares_a_round_trip() -> None:
 
 
 def test_stopping_leaves_nothing_unsaid() -> None:
-    """What lingers is told before the process ends, and an absence of Redis holds nothing up."""
+    """Pending calls are sent before the process ends, and an absence of Redis does not delay that."""
 
     async def scene() -> None:
         sent = Sent(away=True)

@@ -1,4 +1,4 @@
-"""What goes first of a conversation that is too long, and what goes with it."""
+"""Truncation of a long conversation: the items that go first, and those that go with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from api.schemas.items import Item, read_items
 
 
 def kept(items: list[Item], count: int) -> list[str]:
-    """What is left after so many steps, as a word for each item."""
+    """The items that are left after so many steps, as a word for each."""
     gone = {index for step in droppable(items)[:count] for index in step}
     return [name(item) for index, item in enumerate(items) if index not in gone]
 

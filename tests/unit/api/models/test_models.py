@@ -51,7 +51,7 @@ def test_a_model_that_failed_after_it_had_served_is_no_second_one() -> None:
 
 
 def test_two_models_that_serve_must_be_named() -> None:
-    """Nobody guesses."""
+    """A request without a model is refused where several are loaded."""
     subject = models("public", one="loaded", two="recovering")
     assert meant(subject) is None and meant(subject, "public") is None and meant(subject, "one") == "one"
 

@@ -88,7 +88,7 @@ def test_usage_counts_all_prompts_and_choices() -> None:
 
 
 def test_neighbouring_tokens_are_one_chunk() -> None:
-    """What is ready at once goes out as one chunk per run of a choice."""
+    """Tokens that are ready at once go out as one chunk per run of a choice."""
     view = View(endpoint="completions", created=1, model="m", stop_ids=[EOS])
     renderer = StreamRenderer("abc", view, VOCABULARY, 5)
     found = list(events(renderer.feed(0, log_of(["hello"])).decode().splitlines()))

@@ -77,7 +77,7 @@ def test_choices_are_counted_for_each_prompt() -> None:
 
 @pytest.mark.parametrize("field", ["chat_template_kwargs", "response_format", "user"])
 def test_a_body_that_nests_without_end(field: str) -> None:
-    """What the decoder can't walk through is the client's error."""
+    """A body too deep for the decoder is the client's error."""
     deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
     with pytest.raises(RequestError):
         parse_chat(b'{"messages":[{"role":"user","content":"x"}],"' + field.encode() + b'":' + deep + b"}")

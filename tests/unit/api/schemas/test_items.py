@@ -44,7 +44,7 @@ def test_instructions_and_a_system_message_are_one() -> None:
 
 
 def test_sealed_thoughts_come_back() -> None:
-    """What was given out as encrypted_content is taken as the thoughts themselves; anything else is refused."""
+    """Our own encrypted_content is taken as the reasoning itself; any other is refused."""
     thoughts: dict[str, Any] = {"type": "reasoning", "summary": [], "encrypted_content": sealed("hm é")}
     assert items(thoughts)[0]["reasoning_content"] == "hm é"
     with pytest.raises(RequestError) as caught:
@@ -53,7 +53,7 @@ def test_sealed_thoughts_come_back() -> None:
 
 
 def test_ids_of_input_items_are_derived() -> None:
-    """What has no id gets one from its request; what has one keeps it."""
+    """An item without an id gets one from its request; one with an id keeps it."""
     rid = "f" * 32
     found = read_items([{"role": "user", "content": "a"}, {"role": "user", "content": "b", "id": "msg_x"}], rid)
     assert [item["id"] for item in found] == [f"msg_{rid}_in0", "msg_x"]

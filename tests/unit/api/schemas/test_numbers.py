@@ -115,7 +115,7 @@ def test_no_number_is_our_error(case: tuple[str, str], value: Any) -> None:
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e309", "-1e400", "1" + "0" * 5000])
 @pytest.mark.parametrize("field", ["timeout", "temperature", "n", "seed", "on_disconnect", "max_tokens"])
 def test_what_is_no_number_of_json(field: str, word: str) -> None:
-    """What JSON does not have, and what no 64 bits hold, is the client's error."""
+    """A number that JSON or 64 bits can't hold is the client's error."""
     body = body_with("chat", field, "@").replace(b'"@"', word.encode())
     with pytest.raises(RequestError):
         parse_chat(body)

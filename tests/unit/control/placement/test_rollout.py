@@ -236,7 +236,7 @@ def test_any_run_of_changes_ends_as_desired_and_never_below_what_both_want(chang
 
 
 def test_a_farm_at_rest_needs_no_look_at_its_replicas() -> None:
-    """What is to go is known from assignments alone, and only then is their state of interest."""
+    """Assignments alone show which replicas go; only then is their state read."""
     play = settled(spec(replicas=2), ONE)
     assert is_settled([play.desired], play.hosts, play.held)
     assert is_settled([spec(replicas=1, unload=True)], play.hosts, play.held)

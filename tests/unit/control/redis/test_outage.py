@@ -1,4 +1,4 @@
-"""What a process says while Redis is away."""
+"""Log lines and messages of a process while Redis is away."""
 
 from __future__ import annotations
 

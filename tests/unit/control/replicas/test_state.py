@@ -1,4 +1,4 @@
-"""What a replica's state is, case by case."""
+"""The state of a replica, case by case."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_stop_strings_do_not_depend_on_the_pieces(text: str, stops: list[str], c
 
 @given(text=letters, stops=stop_lists)
 def test_nothing_is_held_back_without_need(text: str, stops: list[str]) -> None:
-    """What is held back could begin a stop string, and nothing longer than that."""
+    """The text that is held back could begin a stop string, and is no longer than that."""
     matcher = StopStrings(stops)
     safe, met = matcher.push(text)
     if met is None:

@@ -38,7 +38,7 @@ def test_one_missed_figure_fails_the_command(capsys: pytest.CaptureFixture[str])
 
 
 def test_no_figure_at_all_is_a_failure() -> None:
-    """What measured nothing proves nothing."""
+    """A figure without a measurement fails."""
     with pytest.raises(SystemExit):
         conclude([])
 

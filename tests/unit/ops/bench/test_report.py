@@ -73,7 +73,7 @@ def test_wrong_clocks_fail_the_scenario() -> None:
 
 
 def test_the_table_has_every_segment_model_and_user() -> None:
-    """What is reported is printed."""
+    """Each line fits in 100 columns."""
     found: Report = report(measured())
     text = table(found)
     for name in (*SEGMENTS, "client ttft", "client total", "m0", "m1", "user-0", "user-1"):

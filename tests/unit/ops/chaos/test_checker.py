@@ -19,7 +19,7 @@ def events(rid: str = "a" * 8) -> Events:
 
 
 def transcript(said: Events) -> Transcript:
-    """What a client has that received these events, then the usage and [DONE]."""
+    """The transcript of a client that received these events, then the usage and [DONE]."""
     made = Transcript(done=True, usage=5)
     for event_id, text, finish in said:
         made.take(event_id, text, [text] if text else [], finish)

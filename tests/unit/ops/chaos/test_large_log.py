@@ -37,7 +37,7 @@ def test_a_delivered_log_leaves_one_choice_open() -> None:
 
 
 def test_an_exact_log_has_nothing_wrong() -> None:
-    """What was delivered, and then what the undisturbed request made of it."""
+    """The delivered part is compared with the undisturbed answer."""
     assert wrong(WHOLE, PREFIX, WHOLE) is None
 
 

@@ -1,4 +1,4 @@
-"""What `furrow serve` says while a model comes up."""
+"""Messages of `furrow serve` while a model loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients did, as verdicts and as a page; installing and running them is for the acceptance tests."""
+"""Verdicts on clients' runs, and their page; the acceptance tests install and run the clients."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_what_is_copied_exists_and_reaches_the_build(lines: list[tuple[str, str]
 
 
 def test_every_package_is_copied(lines: list[tuple[str, str]]) -> None:
-    """What pyproject installs is there to be installed."""
+    """The image has every package that pyproject installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {pattern.rstrip("*") for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     copied = {rest.split()[0] for name, rest in lines if name == "COPY"}

@@ -27,7 +27,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize("before", [True, False])
 def test_a_dead_peer_is_an_error_naming_it(way: str, process: subprocess.Popen[bytes], before: bool) -> None:
-    """Whether it dies before or while it is waited for, and though nobody has reaped it."""
+    """A peer's death is found before and during a wait, also if its process is a zombie."""
     with group(way, 2, pids=[os.getpid(), process.pid]) as threads:
         if before:
             process.send_signal(signal.SIGKILL)
@@ -38,7 +38,7 @@ def test_a_dead_peer_is_an_error_naming_it(way: str, process: subprocess.Popen[b
 
 
 def test_what_a_peer_left_before_its_end_counts(way: str, process: subprocess.Popen[bytes]) -> None:
-    """What a rank has given is there for the others, though it died before they came for it."""
+    """The data of a rank are there for the others, though it died before they read them."""
     with group(way, 2, pids=[os.getpid(), process.pid]) as threads:
         given = torch.arange(3.0)
         threads.ranks[1].broadcast(given, 1)

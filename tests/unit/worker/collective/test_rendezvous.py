@@ -1,4 +1,4 @@
-"""Who shares memory: all of a group or none, decided by rank 0, and whatever is in the way is only a reason."""
+"""Shared memory is used by all ranks of a group or by none: rank 0 decides, and any obstacle is only a reason."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def groupless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def meet(world_size: int, *, refuses: int | None = None) -> list[Any]:
-    """What each rank gets, all ranks being threads."""
+    """The collective of each rank; all ranks are threads."""
     store = dist.HashStore()
     with ThreadPoolExecutor(world_size) as pool:
         members = [

@@ -16,7 +16,7 @@ SLOT_FLOATS = SLOT_BYTES // 4
 
 
 def parts(world_size: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-    """What each rank brings."""
+    """The input of each rank."""
     generator = torch.Generator().manual_seed(7)
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(world_size)]
 
@@ -162,7 +162,7 @@ def test_a_rank_at_another_collective_is_named(way: str) -> None:
 
     with group(way, 2) as threads:
         found = threads.each(job)
-    # Whoever finds it second may find the other gone already.
+    # The second rank to find it may find the other gone already.
     assert any("is at another collective" in one for one in found)
     assert all(f"rank {1 - rank} " in one for rank, one in enumerate(found))
 

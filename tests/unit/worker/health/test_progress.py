@@ -1,4 +1,4 @@
-"""What the side thread judges a step by."""
+"""The progress by which the side thread judges a step."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_rows_that_fill_up_a_bucket(splits: int, device: torch.device) -> None:
 
 
 def test_the_store_changes_only_the_new_places(device: torch.device) -> None:
-    """What is stored is what plain torch stores, bit for bit, and nothing else moves."""
+    """The kernel stores what plain torch stores, bit for bit, and moves nothing else."""
     scene = Scene(MIXED, device, dim=80)
     other = scene.memory.clone()
     variant = variant_of("", 4, device)

@@ -96,7 +96,7 @@ def test_pages_hold_any_history_of_sequences(store: PagedStore, name: str) -> No
 
 
 def test_capacity_is_whole_blocks(layout: CacheLayout, store: PagedStore) -> None:
-    """What is promised is what whole blocks hold; less than a block is refused."""
+    """The promised capacity is that of whole blocks; less than a block is refused."""
     assert (store.capacity_tokens, store.block_tokens, store.rounded(5)) == (160, BLOCK, 8)
     assert tokens_that_fit(11 * layout.bytes_per_token, layout, BLOCK) == 8
     assert tokens_that_fit(-5, layout, BLOCK) == 0

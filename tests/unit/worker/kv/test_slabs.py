@@ -158,7 +158,7 @@ def test_a_large_pool_gets_a_sibling(layout: CacheLayout, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("call_bytes", [0, 2**30])
 def test_idle_slots_between_busy_ones(layout: CacheLayout, call_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether idle slots are read along or cost a call of their own, nobody's result changes."""
+    """Reading idle slots along, or not, changes no result."""
     monkeypatch.setattr("worker.kv.slab_step.CALL_BYTES", call_bytes)
     store = SlabStore(layout, 10_000)
     first = [Extent(sid, 0, 1) for sid in range(12)]

@@ -141,7 +141,7 @@ def test_rows_of_zeros_and_no_rows(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in MAKES if kind.startswith("f16")])
 def test_large_weights_saturate(kind: str) -> None:
-    """What float16 can't hold becomes its largest value, and never infinity."""
+    """A value beyond float16 becomes its largest value, and never infinity."""
     assert MAKES[kind][0](torch.full((16, 16), 1e6), None)(torch.ones(1, 16)).isfinite().all()
 
 
@@ -168,7 +168,7 @@ def test_parts_are_rows_of_one_layer() -> None:
 @pytest.mark.skipif(THREADS is None, reason="no compiler")
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
 def test_an_embedding_reads_the_packed_rows(kind: torch.dtype) -> None:
-    """What is looked up in a packed head is the weight, to the last bit that is kept."""
+    """A row that is looked up in a packed head is the weight, to the last bit that is kept."""
     weight, _ = weights(131, 48)
     ids = torch.tensor([[0, 130], [31, 32]])
     assert torch.equal(NativeLinear([weight], None, kind, THREADS).look_up(ids), weight.to(kind).float()[ids])

@@ -32,7 +32,7 @@ class Farm:
     """The one before the first adoption."""
     buried: list[str] = field(default_factory=list)
     lone: list[str] = field(default_factory=list)
-    """Who was alone in a step that ended its epoch."""
+    """Requests that were alone in a step that ended its epoch."""
 
     def step(self, rids: list[str]) -> bool:
         """Write down, then run; False where it ends the epoch. Rows that are run get as far as clears them."""
@@ -126,7 +126,7 @@ def test_an_end_without_poison_adds_no_suspect() -> None:
 
 
 def test_progress_clears_even_where_the_epoch_ends_in_a_crash() -> None:
-    """Who got as far as it had to is no suspect; who produced less is."""
+    """A request that reached its goal is no suspect; one that produced less is."""
     record = CrashRecord().before_step(7, {"a": 12, "b": 12, "c": 12}, alone=False)
     judged, culprit = record.judged("step_failed", {"a": 12, "b": 11, "c": 10})
     assert (judged.crashed_together, judged.rest, culprit) == (["b", "c"], [], None)

@@ -11,7 +11,7 @@ from worker.native.zeros import LARGE_PAGE, zeros
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int8])
 def test_small_and_large_ones_are_zero_and_of_the_type(kind: torch.dtype) -> None:
-    """Whether it comes from torch or from the kernel."""
+    """Zeroed memory comes from torch or from the kernel."""
     for count in (7, 2 * LARGE_PAGE):
         there = zeros(count, kind)
         assert there.dtype == kind and there.shape == (count,) and not there.any()

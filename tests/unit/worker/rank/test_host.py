@@ -1,4 +1,4 @@
-"""What an agent and its ranks find out about their host, and what they refuse of it."""
+"""The host as an agent and its ranks find it, and its devices that they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader publishes for the APIs, read from its model's folder."""
+"""The assets that a leader publishes for the APIs, read from its model's folder."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path, offline: None) -> None:
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere", "~/nowhere-at-all", "a/b/c", "org/na me"])
 def test_neither_folder_nor_repository(name: str, offline: None) -> None:
-    """What can only be a missing folder is not looked for on the hub."""
+    """A path that can only be a folder is not looked for on the hub."""
     with pytest.raises(ModelFilesError, match="does not exist"):
         source.resolve(name)
 
@@ -100,7 +100,7 @@ def test_an_incomplete_snapshot_is_not_used(tmp_path: Path, offline: None) -> No
 
 
 def test_a_repository_that_is_not_cached_is_fetched(hub: Path, tmp_path: Path) -> None:
-    """What is not cached is fetched."""
+    """A model that is not cached is downloaded."""
     assert source.resolve("org/name", cache=tmp_path / "cache") == hub
 
 
@@ -127,7 +127,7 @@ def test_a_shard_missing_on_the_hub(hub: Path, tmp_path: Path) -> None:
 
 
 class Refused(OSError):
-    """What huggingface_hub raises for a status."""
+    """The error of huggingface_hub for a status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")

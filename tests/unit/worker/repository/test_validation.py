@@ -1,4 +1,4 @@
-"""What is refused from config.json alone, and with which words."""
+"""Refusals from config.json alone, and their messages."""
 
 from __future__ import annotations
 

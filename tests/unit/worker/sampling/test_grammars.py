@@ -54,7 +54,7 @@ def row(grammars: Grammars, grammar: Grammar | None, sid: int = 1, output: str =
 
 
 def allowed(sequence: Sequence) -> set[bytes | int]:
-    """What may come next, as text, or as an id where that has none."""
+    """The tokens that may come next, as text, or as an id for a token without text."""
     [bits] = Masks().fill([sequence]).values()
     texts = read_token_bytes(ASSETS.tokenizer_json, ASSETS.vocab_size).texts
     return {texts[token] or token for token in range(ASSETS.vocab_size) if int(bits[token >> 3]) >> (token & 7) & 1}
@@ -161,7 +161,7 @@ def test_each_forward_is_masked_by_the_state_after_the_one_before(grammars: Gram
 
 
 def test_masks_wider_and_narrower_than_the_logits() -> None:
-    """What has no bit is impossible; bits without a logit are of no account."""
+    """A token without a bit is impossible; bits without a logit are ignored."""
     bits = torch.tensor([[0b10000001, 0b1], [0b0, 0b0]], dtype=torch.uint8)
     wide = torch.ones(3, 20, dtype=torch.float64)
     filters.keep_allowed(wide, [0, 2], list(bits))

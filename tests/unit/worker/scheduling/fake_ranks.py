@@ -22,7 +22,7 @@ def next_token(context: list[int]) -> int:
 
 
 def alone(prompt: list[int], max_tokens: int) -> list[int]:
-    """What a sequence produces with nobody beside it."""
+    """The tokens of a sequence when it runs alone."""
     output: list[int] = []
     while len(output) < max_tokens and EOS not in output:
         output.append(next_token(prompt + output))

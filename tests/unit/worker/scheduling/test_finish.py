@@ -17,7 +17,7 @@ def decode(tokens: list[int]) -> str:
 
 
 def ends(tokens: list[int], *, before: list[int] | None = None, **sampling: Any) -> list[tuple[str, str | None] | None]:
-    """What is decided at each of `tokens`, after `before` was there when the sequence was taken up."""
+    """The decision at each of `tokens`, after `before` was there when the sequence was taken up."""
     parameters = {"max_tokens": 10, "stop_ids": [STOP]} | sampling
     sequence = Sequence(rid="r", choice=0, prompt=[1], output=list(before or []), sampling=Sampling(**parameters))
     finisher, decided = Finisher(decode), []

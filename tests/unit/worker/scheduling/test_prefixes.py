@@ -1,4 +1,4 @@
-"""What a sequence begins with: by whom, how much, and what must never be shared."""
+"""Prefix sharing: which KV a sequence begins with, how much, and which must never be shared."""
 
 from __future__ import annotations
 

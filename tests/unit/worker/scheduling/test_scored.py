@@ -57,8 +57,8 @@ def test_each_position_is_scored_once(kv_tokens: int, budget: int) -> None:
 
 
 def test_an_adopted_one_goes_on() -> None:
-    """What has been told is not computed for its logits again, and may come from others; after the first token of the
-    answer nothing is left to tell."""
+    """Positions whose scores were sent need no logits again, and may come from other sequences. After the first token
+    of the answer no score is left to send."""
     first = sequence("plain", 30, None)
     seen, _ = run([first, sequence("half", 30, 17), sequence("whole", 30, 30, [3])], 1000, 64)
     assert seen == Counter([("half", position) for position in range(16, 29)])

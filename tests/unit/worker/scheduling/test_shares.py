@@ -204,7 +204,7 @@ crowds = st.lists(st.tuples(st.integers(0, 8), prompts, st.integers(1, 40), tena
 def test_everybody_finishes_with_the_tokens_of_an_undisturbed_run(
     farm: dict[str, int], crowd: list[tuple[int, list[int], int, Flow]]
 ) -> None:
-    """Whoever gives way to whom, each sequence ends, within bounded steps, with what it puts out alone."""
+    """Whatever is preempted, each sequence ends, within bounded steps, with the tokens that it has alone."""
     simulation = Simulation(**farm)
     for pause, prompt, max_tokens, flow in crowd:
         for _ in range(pause):

@@ -51,7 +51,7 @@ def test_weights_in_the_words_of_each_engine() -> None:
 
 
 def test_peers_keep_their_own_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is set for Furrow's threads is not set for theirs, unless it is asked for."""
+    """Settings for Furrow's threads are not set for a peer's, unless they are asked for."""
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     assert "OMP_WAIT_POLICY" not in Peers().environment(2)
     assert Peers(settings={"OMP_WAIT_POLICY": "active"}).environment(2)["OMP_WAIT_POLICY"] == "active"

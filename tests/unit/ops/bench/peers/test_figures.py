@@ -47,6 +47,6 @@ def test_less_than_was_asked_is_refused(streams: list) -> None:
 
 
 def test_tokens_are_compared_until_they_differ() -> None:
-    """What comes after the first difference proves nothing."""
+    """Tokens after the first difference are not compared."""
     ours, theirs = stream(0, 1, 2, 3, 4, tokens=[5, 6, 7, 8]), stream(0, 1, 2, 3, 4, tokens=[5, 6, 9, 8])
     assert equal_share([ours, ours], [theirs, ours]) == pytest.approx(6 / 8)

@@ -37,7 +37,7 @@ def test_rounds_are_taken_in_turns() -> None:
 
 
 def test_all_get_the_same_prompts_and_none_twice() -> None:
-    """What one engine is asked, the other is asked too; nothing may be answered from memory."""
+    """Both engines get the same requests; none can be answered from a cache."""
     a, b = FakeEngine(), FakeEngine()
     run(plan(), a=a, b=b)
     assert a.asked == b.asked
