@@ -30,7 +30,7 @@ from control.settings import Settings
 @click.command()
 @redis_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free port.")
 @access.key_options
 @api_options
 def main(
