@@ -127,11 +127,12 @@ def _variables(request: ChatRequest, assets: ModelAssets, forms: Forms, offer: O
 def _check_history(request: ChatRequest, source: str) -> None:
     """A template that knows no calls would leave them out without a word."""
     for index, message in enumerate(request.messages):
-        if message.tool_calls and "tool_calls" not in source:
+        name = "function_call" if message.function_call is not None else "tool_calls"
+        if getattr(message, name) and "tool_calls" not in source:
             raise RequestError(
-                f"This model's chat template does not take 'messages[{index}].tool_calls'. Use a model that was "
+                f"This model's chat template does not take 'messages[{index}].{name}'. Use a model that was "
                 "trained to call tools, or leave these messages out.",
-                param=f"messages[{index}].tool_calls",
+                param=f"messages[{index}].{name}",
                 code="tools_not_supported",
             )
 

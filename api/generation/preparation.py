@@ -19,8 +19,10 @@ from api.models.models import ServedModel
 from api.schemas.bounds import check_bad_word_tokens
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
-from api.schemas.converted import Converted, naming
+from api.schemas.converted import Converted
+from api.schemas.functions import FUNCTION_NAMES
 from api.schemas.how import Reading
+from api.schemas.naming import Names, naming
 from api.schemas.structured import Asked, grammar_of
 from api.schemas.view import Endpoint, View
 from api.settings import ApiSettings
@@ -117,6 +119,7 @@ class PreparedRequest:
             stop_ids=sampling.stop_ids,
             min_tokens=sampling.min_tokens,
             echo=[] if member else self.echo,
+            functions=isinstance(body, ChatRequest) and bool(body.functions),
             shown_first=body.shown_first if isinstance(body, ChatRequest) else "",
             prompt_logprobs=body.prompt_logprobs,
             include_stop=bool(body.include_stop_str_in_output),
@@ -133,8 +136,15 @@ async def prepare(
     body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks, *, strict: bool
 ) -> PreparedRequest:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
-    with naming(body.names if isinstance(body, Converted) else {}):
+    with naming(_names(body)):
         return await _prepared(body, caller, served, grammars, strict)
+
+
+def _names(body: Body) -> Names:
+    """The client's own names of parameters."""
+    if isinstance(body, Converted):
+        return body.names
+    return FUNCTION_NAMES if isinstance(body, ChatRequest) and body.functions else {}
 
 
 async def _prepared(

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-Finish = Literal["stop", "length", "tool_calls", "content_filter"]
+Finish = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
 
 
 class Shape(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,6 +109,7 @@ class AnswerMessage(Shape):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[AnswerCall] | UnsetType = UNSET
+    function_call: AnswerFunction | UnsetType = UNSET
 
 
 class ChatChoice(Shape):
@@ -134,6 +135,7 @@ class Delta(Shape):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[AnswerCallDelta] | UnsetType = UNSET
+    function_call: AnswerFunctionDelta | UnsetType = UNSET
 
 
 class ChatChunkChoice(Shape):

@@ -146,13 +146,16 @@ class ChatWriter(Writer):
 
     def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
         if piece.reasoning or piece.calls:
-            delta = b'{"index":%d,"delta":' % index + _json(_delta(piece))
+            delta = b'{"index":%d,"delta":' % index + _json(_delta(piece, self._view.functions))
         else:
             delta = b'{"index":%d,"delta":{"content":' % index + _json(piece.text) + b"}"
         return delta + b',"logprobs":' + scored + b',"finish_reason":null}'
 
     def _end(self, index: int, reason: FinishReason) -> bytes:
-        return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}' % (index, reason.encode())
+        return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}' % (index, self._reason(reason).encode())
+
+    def _reason(self, reason: FinishReason | None) -> Any:
+        return "function_call" if reason == "tool_calls" and self._view.functions else reason
 
     def _encoded(self, tokens: list[ScoredToken]) -> list[Any]:
         return scored_tokens(self._vocabulary, self._name, tokens)
@@ -164,17 +167,21 @@ class ChatWriter(Writer):
         scored = self._joined(piece.encoded) if self._view.logprobs is not None else None
         content = None if piece.calls and not piece.text else piece.text
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, **_reasoning(piece)}
-        if piece.calls:
+        if piece.calls and self._view.functions:
+            message["function_call"] = _call(piece.calls[0])["function"]
+        elif piece.calls:
             message["tool_calls"] = [_call(call) for call in piece.calls]
-        return {"index": index, "message": message, "logprobs": scored, "finish_reason": piece.finish}
+        return {"index": index, "message": message, "logprobs": scored, "finish_reason": self._reason(piece.finish)}
 
 
-def _delta(piece: Piece) -> dict[str, Any]:
-    """The delta of a chunk that holds more than text."""
+def _delta(piece: Piece, functions: bool) -> dict[str, Any]:
+    """The delta of a chunk that holds more than text; `functions`: in the older form, which has one call."""
     delta: dict[str, Any] = _reasoning(piece)
     if piece.text:
         delta["content"] = piece.text
-    if piece.calls:
+    if piece.calls and functions:
+        delta["function_call"] = _call(piece.calls[0])["function"]
+    elif piece.calls:
         delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in piece.calls]
     return delta
 

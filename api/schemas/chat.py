@@ -6,10 +6,12 @@ from typing import Any
 
 from api.schemas.client_warnings import Warnings
 from api.schemas.decoding import decode_request
+from api.schemas.functions import FUNCTION_NAMES, FunctionCall, check_functions, choice_of, tools_of
 from api.schemas.generation import GenerationFields, check_ranges
 from api.schemas.messages import Message, text_of
+from api.schemas.naming import naming
 from api.schemas.refusals import refuse_unserved
-from api.schemas.tools import Offer, Tool, ToolChoice, check_tools, offered
+from api.schemas.tools import Function, Offer, Tool, ToolChoice, check_tools, offered
 from control.errors import RequestError
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -26,13 +28,14 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    # The older names of tools and tool_choice.
+    functions: list[Function] | None = None
+    function_call: FunctionCall | None = None
     # As in vLLM: how the prompt ends, and that the answer shows the message that it continues.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
     # Known and not served.
-    functions: Any = None
-    function_call: Any = None
     modalities: list[str] | None = None
     audio: Any = None
     prediction: Any = None
@@ -47,6 +50,8 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     @property
     def offer(self) -> Offer | None:
         """The tools that the model may call. Raises RequestError for a `tool_choice` that they don't allow."""
+        if self.functions:
+            return offered(tools_of(self.functions), choice_of(self.function_call), False)
         return offered(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
@@ -76,8 +81,10 @@ def check_chat(request: ChatRequest) -> None:
         raise RequestError("'messages' is empty; send at least one message.", param="messages")
     if request.top_logprobs and not request.logprobs:
         raise RequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
-    check_tools(request.tools or [])
-    _ = request.offer  # refuses a choice that the tools don't allow
+    check_functions(request.functions, request.function_call, request.tools, request.tool_choice)
+    with naming(FUNCTION_NAMES if request.functions else {}):
+        check_tools(tools_of(request.functions) if request.functions else request.tools or [])
+        _ = request.offer  # refuses a choice that the tools don't allow
     if request.reasoning_effort not in (None, "", *EFFORTS):
         raise RequestError(
             f"Invalid value for 'reasoning_effort': {request.reasoning_effort[:80]!r}; use one of "

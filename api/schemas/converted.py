@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 from api.schemas.chat import ChatRequest, check_chat
 from api.schemas.decoding import convert_part
+from api.schemas.naming import Names, naming
 from api.schemas.view import Endpoint
-from control.errors import RequestError
 from control.messages import Sampling
-
-Names = dict[str, str]
-"""Patterns for a chat request's names of parameters, and what the client calls them."""
 
 
 class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
@@ -38,17 +32,3 @@ def converse(chat: dict[str, Any], endpoint: Endpoint, told_back: dict[str, Any]
         request = convert_part(given | {"endpoint": endpoint, "told_back": told_back, "names": names}, Converted, "")
         check_chat(request)
     return request
-
-
-@contextmanager
-def naming(names: Names) -> Generator[None]:
-    """A RequestError of the block gets its parameter under the name that the client used."""
-    try:
-        yield
-    except RequestError as error:
-        param = error.param or ""
-        ours = next((ours for ours in names if re.match(ours, param)), None)
-        if ours is not None:
-            error.param = re.sub(ours, names[ours], param)
-            error.args = (str(error).replace(f"'{param}'", f"'{error.param}'"),)
-        raise

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from api.schemas.refusals import refusal
+from api.schemas.refusals import missing, refusal
 from control.errors import RequestError
 
 
@@ -49,7 +49,8 @@ class Message(msgspec.Struct, kw_only=True):
     # Present in answers that clients send back as history, where they are empty.
     refusal: str | None = None
     audio: Any = None
-    function_call: Any = None
+    function_call: CalledFunction | None = None
+    """The older form of one call, whose result comes in a message with role 'function'."""
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
@@ -57,19 +58,34 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
     names: dict[str, str] = {}
     plain: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
+        at = f"messages[{index}]"
+        if message.function_call is not None or message.role == "function":
+            message = _modern(message, at, names, f"call_{index}")
         for call in message.tool_calls or []:
             if call.function is not None:
                 names[call.id] = call.function.name
-        plain.append(_plain(message, f"messages[{index}]", names))
+        plain.append(_plain(message, at, names))
     return plain
 
 
+def _modern(message: Message, path: str, names: dict[str, str], new: str) -> Message:
+    """A call or a result of the older form, which has no ids, in the form of tools: a result is the last call's."""
+    if message.function_call is not None:
+        if message.tool_calls:
+            raise RequestError(
+                f"'{path}' has both 'tool_calls' and 'function_call'; send one of them.", param=f"{path}.function_call"
+            )
+        call = ToolCall(id=new, function=message.function_call)
+        return msgspec.structs.replace(message, tool_calls=[call], function_call=None)
+    if message.name is None:
+        raise missing(f"{path}.name")
+    called = next((known for known in reversed(names) if names[known] == message.name), new)
+    return msgspec.structs.replace(message, role="tool", tool_call_id=called, content=message.content or "")
+
+
 def _plain(message: Message, path: str, names: dict[str, str]) -> dict[str, Any]:
-    if message.role == "function":
-        raise refusal(f"{path}.role", "Send the result as a message with role 'tool'.")
-    for name in ("function_call", "audio"):
-        if getattr(message, name) not in (None, [], {}):
-            raise refusal(f"{path}.{name}")
+    if message.audio not in (None, [], {}):
+        raise refusal(f"{path}.audio")
     text = text_of(message, path)
     # Templates know four roles; "developer" is OpenAI's newer name for "system".
     plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}

@@ -21,8 +21,6 @@ def _one_of(*neutral: Any) -> Callable[[Any], bool]:
 
 
 _NEUTRAL: dict[str, Callable[[Any], bool]] = {
-    "functions": _empty,
-    "function_call": _one_of("none", "auto"),
     "modalities": _one_of(["text"]),
     "audio": _empty,
     "prediction": _empty,
@@ -35,15 +33,12 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
 }
 
 
-_REMEDIES = {"functions": "Send the functions as 'tools'.", "function_call": "Use 'tool_choice'."}
-
-
 def refuse_unserved(request: GenerationFields) -> None:
     """Raise RequestError with `param` for the first field whose value asks for something that is not served."""
     for name, neutral in _NEUTRAL.items():
         value = getattr(request, name, None)
         if not neutral(value):
-            raise refusal(name, _REMEDIES.get(name, "Remove it from the request."))
+            raise refusal(name, "Remove it from the request.")
     options = request.stream_options
     if options is not None:
         for name in ("include_obfuscation", "continuous_usage_stats"):

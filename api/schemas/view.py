@@ -34,6 +34,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The prompt's text before each answer, by member; only in the first member's view."""
     shown_first: str = ""
     """The assistant's message that a chat's answer follows, where it is shown before each choice."""
+    functions: bool = False
+    """True if a chat's call is shown as `function_call`, OpenAI's older form."""
     prompt_logprobs: int | None = None
     include_stop: bool = False
     special_tokens: bool = False

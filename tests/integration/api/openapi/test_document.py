@@ -51,6 +51,7 @@ TURN = {"messages": [{"role": "user", "content": "a"}]}
 CLAUDE = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
 BODIES = [
     (CHAT, chat(SPEAKS, tools=[WEATHER, TIME], prompt_logprobs=1)),
+    (CHAT, chat(SPEAKS, functions=[WEATHER["function"]])),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 4, "logprobs": 1, "echo": True, "prompt_logprobs": 1}),
     (RESPONSES, {"input": "héllo", "include": ["message.output_text.logprobs"], "top_logprobs": 1}),
     (RESPONSES, {"input": SPEAKS, "tools": [{"type": "function", **WEATHER["function"]}], "instructions": "x"}),
@@ -76,7 +77,8 @@ def test_the_fields_of_whole_answers_are_those_of_the_document(
     """Every field that comes is named, and every field that is named as there comes."""
     leader.reply = said
     answer = http.post(path, json=body).raise_for_status().json()
-    assert ("tools" in body) == any(f"'{word}'" in str(answer) for word in ("tool_calls", "tool_use", "function_call"))
+    calls = any(f"'{word}'" in str(answer) for word in ("tool_calls", "tool_use", "function_call"))
+    assert calls == ("tools" in body or "functions" in body)
     holds(document, answer, content(document, path)["application/json"]["schema"])
 
 
