@@ -24,6 +24,20 @@ class Grammar(msgspec.Struct, frozen=True):
     text: str = ""
 
 
+class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The most tokens of a reasoning at an answer's beginning; then `closing` are forced."""
+
+    tokens: int
+    open: str
+    close: str
+    closing: list[int]
+    """The tokens of `close`."""
+    opening: list[int]
+    """The tokens of `open`."""
+    begun: bool = False
+    """True if the prompt ends inside the reasoning."""
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a request's tokens are chosen; every default has been resolved by the API.
 
@@ -53,6 +67,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The same for the tokens of the prompt. With `max_tokens` 0 they are all that is wanted."""
     n: int = 1
     grammar: Grammar | None = None
+    reasoning: ReasoningBudget | None = None
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

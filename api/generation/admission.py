@@ -14,7 +14,7 @@ import msgspec
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
-from control.messages import GenerationRequest, Grammar, ModelAssets, Sampling
+from control.messages import GenerationRequest, Grammar, ModelAssets, ReasoningBudget, Sampling
 
 _LEAST_TOP_P = 1e-6
 """top_p 0 is allowed by OpenAI and keeps the most likely token alone; filters need a value above 0."""
@@ -27,6 +27,7 @@ def admit(
     grammar: Grammar | None = None,
     *,
     bad_words: Sequence[list[int]] = (),
+    reasoning: ReasoningBudget | None = None,
     strict: bool = False,
 ) -> GenerationRequest:
     """Check a tokenised prompt against the model's limits and fill in the sampling parameters.
@@ -49,8 +50,7 @@ def admit(
             param="min_tokens",
         )
     sampling = _sampling(request, max_tokens, assets)
-    if grammar is not None or bad_words:
-        sampling = msgspec.structs.replace(sampling, grammar=grammar, bad_words=list(bad_words))
+    sampling = msgspec.structs.replace(sampling, grammar=grammar, bad_words=list(bad_words), reasoning=reasoning)
     return GenerationRequest(prompt=prompt, sampling=sampling, cache_salt=request.cache_salt or "")
 
 

@@ -14,9 +14,9 @@ from api.chat.echo import prompt_text
 from api.errors.request_ids import member_rid
 from api.generation.admission import admit
 from api.generation.caller import Caller
+from api.generation.constraints import bad_words, reasoning_budget
 from api.models.grammar import GrammarChecks
 from api.models.models import ServedModel
-from api.schemas.bounds import check_bad_word_tokens
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted
@@ -156,8 +156,9 @@ async def _prepared(
     prompts = await _encoded(texts, body, served)
 
     def admitted() -> list[GenerationRequest]:
-        bad_words = _bad_words(body, served)
-        return [admit(body, prompt, served.assets, grammar, bad_words=bad_words, strict=strict) for prompt in prompts]
+        wanted: dict[str, Any] = {"bad_words": bad_words(body, served.vocabulary)}
+        wanted |= {"reasoning": reasoning_budget(body, reading, served.vocabulary)}
+        return [admit(body, prompt, served.assets, grammar, strict=strict, **wanted) for prompt in prompts]
 
     members = await off_loop(size, admitted)
     _check_scores(body, members)
@@ -171,13 +172,6 @@ async def _prepared(
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
     )
-
-
-def _bad_words(body: Body, served: ServedModel) -> list[list[int]]:
-    """The token sequences that the answer must not have."""
-    sequences = served.vocabulary.spellings(body.bad_words) if body.bad_words else []
-    check_bad_word_tokens(sequences)
-    return sequences
 
 
 def _check_scores(body: Body, members: list[GenerationRequest]) -> None:

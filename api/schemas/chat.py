@@ -28,6 +28,7 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
     # The older names of tools and tool_choice.
     functions: list[Function] | None = None
     function_call: FunctionCall | None = None

@@ -102,7 +102,7 @@ class GenerationFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
 _CHECKED = (
     *("temperature", "top_p", "min_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "n"),
     *("max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_logprobs", "prompt_logprobs"),
-    *("typical_p", "timeout", "deadline"),
+    *("typical_p", "thinking_token_budget", "timeout", "deadline"),
 )
 
 

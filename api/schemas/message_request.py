@@ -260,8 +260,10 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     if request.thinking is not None and request.thinking.budget_tokens is not None:
         check_number("thinking.budget_tokens", request.thinking.budget_tokens, RANGES["budget_tokens"])
     thinks = request.thinking is not None and request.thinking.type != "disabled"
+    budget = request.thinking.budget_tokens if request.thinking is not None and thinks else None
     given = request.chat_template_kwargs or {}
     told: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks, **given}}
+    told |= {"thinking_token_budget": budget}
     if request.output_config is not None and request.output_config.effort is not None:
         told["reasoning_effort"] = request.output_config.effort
     return told

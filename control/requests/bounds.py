@@ -56,6 +56,7 @@ REQUEST_NUMBERS: dict[str, Range] = {
     "timeout": Range(0, LONGEST_S, above=True),
     "deadline": Range(0, _YEAR_9999_S, above=True),
     "on_disconnect": Range(0, LONGEST_S),
+    "thinking_token_budget": Range(-1, _INT32),
     "budget_tokens": Range(0, _INT32),
     "max_tool_calls": Range(0, _INT32),
     "starting_after": Range(-1, _INT32),

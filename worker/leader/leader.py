@@ -32,6 +32,7 @@ from worker.leader.serving import PEER_FAILED, STEP_FAILED, Serving
 from worker.repository.fingerprint import fingerprint
 from worker.repository.validation import ModelFiles
 from worker.sampling.grammars import Grammars
+from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.finish import Finisher
 from worker.scheduling.prefixes import BLOCK_TOKENS
 from worker.scheduling.scheduler import Scheduler
@@ -176,7 +177,8 @@ class Leader:
         dead_replicas = DeadReplicas(self._client, lease)
         counting = BackgroundCall[bool]("recount")
         serving = Serving(
-            lease, group, scheduler, manager, exchange, progress, heartbeat.check, dead_replicas, self._chunk_size
+            *(lease, group, scheduler, manager, exchange, progress, heartbeat.check, dead_replicas, self._chunk_size),
+            sampler=StepSampler(decode=self._decode),
         )
         try:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for

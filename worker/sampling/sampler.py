@@ -39,6 +39,8 @@ class SamplingRow:
     output: list[int]
     forbidden: Sequence[int] = ()
     """The tokens with which a bad word would be complete."""
+    forced: int | None = None
+    """The only token that may come, whatever the logits are."""
     allowed: torch.Tensor | None = None
     """The tokens that its grammar allows, [ceil(vocabulary / 8)] uint8 on the host; at least one bit is set."""
 
@@ -70,7 +72,7 @@ class SamplingRow:
         untouched = sampling.logprobs is None and not (sampling.logit_bias or self.forbidden or self.must_go_on)
         untouched = untouched and sampling.repetition_penalty == 1 and not self.penalised
         whole = sampling.top_k <= 0 and sampling.top_p >= 1 and sampling.typical_p >= 1
-        return untouched and (self.greedy or whole)
+        return untouched and self.forced is None and (self.greedy or whole)
 
 
 class NoTokenLeft(Exception):
@@ -118,6 +120,7 @@ class Sampler:
             adjusted = _adjust(logits[others], [rows[index] for index in others])
             for index, token in zip(others, _choose(adjusted, [rows[index] for index in others]), strict=True):
                 tokens[index] = token
+        tokens = [token if row.forced is None else row.forced for token, row in zip(tokens, rows, strict=True)]
         logprobs = _logprobs(logits, rows, tokens)
         return [Sampled(token, logprobs.get(index)) for index, token in enumerate(tokens)]
 

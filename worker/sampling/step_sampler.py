@@ -8,10 +8,12 @@ import structlog
 import torch
 
 from control.messages import TokenLogprobs
+from control.text.text import Decode
 from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling.bad_words import BadWordsIndex
 from worker.sampling.health import inspect
 from worker.sampling.masks import Masks
+from worker.sampling.reasoning import forced_tokens
 from worker.sampling.sampler import NOT_FINITE, NoTokenLeft, Sampler, SamplingRow
 from worker.scheduling.sequence import Sequence
 
@@ -29,9 +31,22 @@ class StepTokens:
     """By sid, why a row has no token."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What constrains the next tokens of a step's rows, by sid: nothing in most steps."""
+
+    allowed: dict[int, torch.Tensor]
+    """By grammars."""
+    forbidden: dict[int, list[int]]
+    """By bad words."""
+    forced: dict[int, int]
+    """By the ends of reasoning budgets."""
+
+
 class StepSampler:
-    def __init__(self, on_device: bool | None = None) -> None:
-        self._sampler = Sampler()
+    def __init__(self, on_device: bool | None = None, decode: Decode | None = None) -> None:
+        """`decode` finds the marks of a reasoning that are no tokens of their own."""
+        self._sampler, self._decode = Sampler(), decode
         self.on_device = on_device
         """True if tokens are computed without waiting in between; None: where logits are on a GPU."""
         self._masks = Masks()
@@ -46,27 +61,24 @@ class StepSampler:
         if self.on_device is None:
             self.on_device = forward.logits.is_cuda
         # Where the forward runs on a GPU still, filling the masks costs no time.
-        forbidden = self._bad_words.forbidden(rows)
-        pending = PendingTokens(self._sampler, rows, forward.logits, self._masks.fill(rows), forbidden)
+        allowed, forced = self._masks.fill(rows), forced_tokens(rows, self._decode)
+        forced = {sid: token for sid, token in forced.items() if sid not in allowed or _allows(allowed[sid], token)}
+        wanted = Wanted(allowed, self._bad_words.forbidden(rows), forced)
+        pending = PendingTokens(self._sampler, rows, forward.logits, wanted)
         if self.on_device:
             pending.launch()
         return pending
 
 
+def _allows(bits: torch.Tensor, token: int) -> bool:
+    return bool(bits[token >> 3] >> (token & 7) & 1)
+
+
 class PendingTokens:
     """The tokens of one forward's rows. On a GPU they are under way, and the host has not waited for them."""
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        rows: list[Sequence],
-        logits: torch.Tensor,
-        allowed: dict[int, torch.Tensor],
-        forbidden: dict[int, list[int]],
-    ) -> None:
-        """`allowed` is what the grammars of the constrained rows allow, by sid; `forbidden` what bad words forbid."""
-        self._sampler, self._rows, self._logits = sampler, rows, logits
-        self._allowed, self._forbidden = allowed, forbidden
+    def __init__(self, sampler: Sampler, rows: list[Sequence], logits: torch.Tensor, wanted: Wanted) -> None:
+        self._sampler, self._rows, self._logits, self._wanted = sampler, rows, logits, wanted
         self._outcome = StepTokens([NO_TOKEN] * len(rows))
         self._unfit = self._without_a_token()
         self._arriving: torch.Tensor | None = None
@@ -157,8 +169,9 @@ class PendingTokens:
             position=len(sequence.output),
             prompt=sequence.prompt,
             output=sequence.output,
-            forbidden=self._forbidden.get(sequence.sid, ()),
-            allowed=self._allowed.get(sequence.sid),
+            forbidden=self._wanted.forbidden.get(sequence.sid, ()),
+            forced=self._wanted.forced.get(sequence.sid),
+            allowed=self._wanted.allowed.get(sequence.sid),
         )
 
     def _fail(self, sequence: Sequence, why: str) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from control.messages import Grammar, ModelAssets
 from tests.byte_model import byte_assets, byte_tokenizer
+from tests.integration.api.conftest import ApiProcess
 from tests.integration.api.sse import chat
 from tests.leader import ScriptedLeader
 from tests.servers import Server
@@ -117,3 +118,41 @@ def test_a_grammar_begins_behind_the_reasoning(client: openai.OpenAI, reasoner: 
     assert answer.choices[0].message.content == '{"a": 1}'
     assert answer.choices[0].message.model_extra is not None
     assert answer.choices[0].message.model_extra["reasoning_content"] == "so it is"
+
+
+@pytest.mark.parametrize(("tokens", "limit"), [(7, 7), (0, 0), (-1, None)])
+def test_a_reasoning_gets_its_budget(
+    client: openai.OpenAI, reasoner: ScriptedLeader, tokens: int, limit: int | None
+) -> None:
+    """The leader is told the limit, the marks as tokens, and that the prompt has opened them; -1 is no limit."""
+    reasoner.reply = lambda prompt: "so it is</think>yes"
+    client.chat.completions.create(
+        model="reasoner",
+        messages=[{"role": "user", "content": "x"}],
+        extra_body={"thinking_token_budget": tokens},
+    )
+    [claimed] = reasoner.claimed
+    budget = claimed.params.sampling.reasoning
+    assert (budget.tokens if budget is not None else None) == limit
+    if budget is not None:
+        assert (budget.begun, budget.closing) == (True, [reasoner.tokenizer.token_to_id("</think>")])
+
+
+def test_a_budget_of_messages(server: Server, reasoner: ScriptedLeader, api: ApiProcess) -> None:
+    """Anthropic's `thinking.budget_tokens` is the same limit; without `enabled` it is none."""
+    reasoner.reply = lambda prompt: "so it is</think>yes"
+    for kind, limit in (("enabled", 1024), ("disabled", None)):
+        body = {"model": "reasoner", "max_tokens": 50, "messages": [{"role": "user", "content": "x"}]}
+        body["thinking"] = {"type": kind, "budget_tokens": 1024}
+        assert httpx.post(f"{api.url}/v1/messages", json=body).status_code == 200
+        budget = reasoner.claimed[-1].params.sampling.reasoning
+        assert (budget.tokens if budget is not None else None) == limit
+
+
+def test_a_budget_is_a_hint_without_marks(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """A model that has no reasoning in marks answers as without it; a wrong number is refused."""
+    ask: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    client.chat.completions.create(**ask, extra_body={"thinking_token_budget": 3})
+    assert leader.claimed[0].params.sampling.reasoning is None
+    with pytest.raises(openai.BadRequestError, match="'thinking_token_budget': -2 must be between -1"):
+        client.chat.completions.create(**ask, extra_body={"thinking_token_budget": -2})

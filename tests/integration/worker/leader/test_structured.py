@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from control.messages import Grammar, LogEntry
+from control.messages import Grammar, LogEntry, ReasoningBudget
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import EOS, make
@@ -118,6 +118,26 @@ def test_a_grammar_goes_on_in_the_next_epoch(scene: LeaderScene, tokenizer: Toke
     assert scene.epoch() > 1 and struck == whole
     assert all(re.fullmatch("([a-f]{3} ){30}!", text) and finish == "stop" for text, finish in struck.values())
     assert not any("a" in text or "bb" in text for text, _ in struck.values())
+
+
+def test_a_reasoning_ends_with_its_budget(scene: LeaderScene, tokenizer: Tokenizer) -> None:
+    """Its closing mark comes after so many tokens, over a crash too; what a grammar demands follows it."""
+    opening, closing = [ord(letter) for letter in "<think>"], [ord(letter) for letter in "</think>"]
+    budget = ReasoningBudget(tokens=30, open="<think>", close="</think>", opening=opening, closing=closing, begun=True)
+    then = Grammar("lark", 'start: thought "yes"\nthought[suffix="</think>"]: /(.|\\n)*/')
+    wants = {"reasoning": budget, "temperature": 1.0, "seed": "3", "n": 2, "bad_words": [[ord("<")]]}
+    scene.ask("whole", **wants, max_tokens=60)
+    scene.ask("struck", **wants, max_tokens=60)
+    scene.ask("form", **wants, grammar=then)
+    until(lambda: len(scene.log("struck")) >= 20, 40.0)
+    scene.redis.lapse()
+    assert scene.answer("struck") == scene.answer("whole")
+    for rid in ("struck", "form"):
+        scene.answer(rid)
+        for choice in range(2):
+            tokens = [entry.token for entry in scene.log(rid) if entry.choice == choice and entry.token is not None]
+            assert tokens[30:38] == closing and closing[0] not in tokens[:30]
+    assert all(text.endswith("</think>yes") for text, _ in texts(scene.log("form"), tokenizer).values())
 
 
 def test_a_preemption_changes_nothing(

@@ -1,0 +1,61 @@
+"""The end of a reasoning whose budget is used up: its closing mark is forced.
+
+The decision follows from the output alone, so that an adoption repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from control.messages import ReasoningBudget
+from control.text.text import Decode
+from worker.scheduling.sequence import Sequence
+
+_BEFORE_OPENING = 8
+"""Tokens, of white space, before the opening mark."""
+
+
+def forced_tokens(rows: Iterable[Sequence], decode: Decode | None) -> dict[int, int]:
+    """By sid, the token of the closing mark that must come next, of those rows whose budget is used up."""
+    found = {
+        row.sid: closing_token(row.sampling.reasoning, row.output, decode)
+        for row in rows
+        if row.sampling.reasoning is not None
+    }
+    return {sid: token for sid, token in found.items() if token is not None}
+
+
+def closing_token(budget: ReasoningBudget, output: list[int], decode: Decode | None) -> int | None:
+    """The token of the closing mark that must follow `output`; None where any may. Costs more than a comparison only at
+    the end of the budget."""
+    if len(output) < budget.tokens or len(output) > budget.tokens + _BEFORE_OPENING + 2 * _most_marks(budget):
+        return None
+    start = 0 if budget.begun else _opened(budget, output, decode)
+    if start is None:
+        return None
+    index = len(output) - start - budget.tokens
+    if not 0 <= index < len(budget.closing):
+        return None
+    before = output[: len(output) - index]
+    return None if _has(budget.close, budget.closing, before, decode) else budget.closing[index]
+
+
+def _most_marks(budget: ReasoningBudget) -> int:
+    return max(len(budget.opening), len(budget.closing))
+
+
+def _opened(budget: ReasoningBudget, output: list[int], decode: Decode | None) -> int | None:
+    """The number of tokens up to the end of the opening mark; None where the answer has not begun with it."""
+    head = output[: _BEFORE_OPENING + len(budget.opening)]
+    if len(budget.opening) == 1:
+        return head.index(budget.opening[0]) + 1 if budget.opening[0] in head else None
+    if decode is None or not decode(head).lstrip().startswith(budget.open):
+        return None
+    return next(count for count in range(1, len(head) + 1) if budget.open in decode(head[:count]))
+
+
+def _has(mark: str, tokens: list[int], output: list[int], decode: Decode | None) -> bool:
+    """True if `output` has the mark, as its token or, where it is none of its own, in the text."""
+    if len(tokens) == 1:
+        return tokens[0] in output
+    return decode is not None and mark in decode(output)
