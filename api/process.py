@@ -6,6 +6,7 @@ from api.access.identity import Gate
 from api.access.keyring import Keyring
 from api.access.limiter import Limiter
 from api.access.origin import OriginCheck
+from api.access.seals import Seals
 from api.access.settler import Settler
 from api.asgi.bodies import Bodies
 from api.background.canary import Canary
@@ -54,10 +55,15 @@ class Process:
         self.canary = Canary(self.batches, self.models, self.follower, settings)
         self.grammars = GrammarChecks()
         self.archive = Archive(self.batches, settings)
-        sessions = Sessions(self.follower, self.archive, self.settler, settings, lambda: self.interrupted)
-        self.submitter = Submitter(self.batches, self.models, sessions, self.grammars, self.limiter, settings)
+        self.seals = Seals(self.batches)
+        sessions = Sessions(self.follower, self.archive, self.seals, self.settler, settings, lambda: self.interrupted)
+        self.submitter = Submitter(
+            self.batches, self.models, sessions, self.seals, self.grammars, self.limiter, settings
+        )
         self.existing = ExistingRequests(self.batches, self.models, sessions, settings, lambda: self.interrupted)
-        self.completion = ResponseCompletion(self.client, self.sync_client, self.archive, self.existing, self.metrics)
+        self.completion = ResponseCompletion(
+            self.client, self.sync_client, self.archive, self.existing, self.seals, self.metrics
+        )
 
     def start(self) -> None:
         self.heartbeat.start()

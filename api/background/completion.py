@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from api.access.identity import Identity
+from api.access.seals import Seals
 from api.asgi.tasks import PeriodicTask, end
 from api.errors.errors import StreamInterrupted, problem
 from api.generation.archive import Archive
@@ -64,10 +65,11 @@ class ResponseCompletion:
         sync_client: SyncRedis,
         archive: Archive,
         existing: ExistingRequests,
+        seals: Seals,
         metrics: Metrics,
     ) -> None:
         self._client, self._sync_client = client, sync_client
-        self._archive, self._existing, self._metrics = archive, existing, metrics
+        self._archive, self._existing, self._seals, self._metrics = archive, existing, seals, metrics
         self.servers: list[ServerMemory] = []
         """Redis' memory at the last look."""
         self._task = PeriodicTask("look_after", self._look_after, EVERY_S)
@@ -120,7 +122,8 @@ class ResponseCompletion:
         """The response from its token log; stored, if that has its end."""
         served, fields = await self._existing.find(stored.rid, stored.tenant, stored.model)
         view = decode_view(fields["view"])
-        renderer = renderer_of(stored.rid, view, served.vocabulary, int(fields["prompt_tokens"]))
+        seal = await self._seals.sealer_for(view, stored.tenant)
+        renderer = renderer_of(stored.rid, view, served.vocabulary, int(fields["prompt_tokens"]), seal=seal)
         assert isinstance(renderer, EventRenderer)
         async for page in requests.aread_pages(self._client, served.name, stored.rid):
             for at in range(0, len(page), TURN_SCORED):

@@ -12,7 +12,7 @@ from typing import Any
 from api.chat.reading import hermes, qwen_xml
 from api.chat.tokens import Vocabulary
 from api.schemas.how import CallFormat, Thinking
-from api.schemas.tools import Function, Offer
+from api.schemas.tools import LARK, Function, Offer
 
 _TEXT = "TEXT: /(.|\\n)+/"
 _ONE_SPACE = {"whitespace_pattern": "[ ]?"}
@@ -99,7 +99,9 @@ class _Writer:
         for place, (key, value) in enumerate(properties.items()):
             name = f"call{index}_{place}"
             head = _quoted(f"{qwen_xml.PARAMETER}{key}>\n")
-            if qwen_xml.may_be_text(value):
+            if isinstance(value, dict) and isinstance(value.get(LARK), str):
+                rules.append(f"{name}: {head} %lark {{\n{value[LARK]}\n}} {_END}")
+            elif qwen_xml.may_be_text(value):
                 rules += [f"{name}: {head} {name}_text", f"{name}_text[suffix={_END}]: {_text_of(value)}"]
             else:
                 definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}

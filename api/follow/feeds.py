@@ -18,12 +18,12 @@ class Feeds:
         self.members: list[Feed] = []
         self.wake = asyncio.Event()
         """Set by news of any member. The reader clears it before it looks at them."""
-        self._follower, self._tenant = follower, tenant
+        self._follower, self.tenant = follower, tenant
         self._alarm: asyncio.TimerHandle | None = None
 
     def open(self, rid: str) -> Feed:
         """Follow one more member from now on."""
-        self.members.append(self._follower.open(self.model, rid, self._tenant, self.wake))
+        self.members.append(self._follower.open(self.model, rid, self.tenant, self.wake))
         return self.members[-1]
 
     def replace_last(self, rid: str) -> Feed:

@@ -50,7 +50,7 @@ _MOST_CALLS = 10_000
 
 _LANE = "responses"
 
-_ID = re.compile(r"(?:resp|msg|rs|fc|fco)_([0-9a-f]{32})(?:_\w+)?")
+_ID = re.compile(r"(?:resp|msg|rs|fco?|ctco?|lsho?|sho?|apco?|cmp)_([0-9a-f]{32})(?:_\w+)?")
 
 
 def rid_of(identity: str) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 
 import structlog
 
+from api.access.seals import Seals
 from api.access.settler import Settler
 from api.follow.feeds import Feeds
 from api.follow.follow import Follower
@@ -29,11 +30,12 @@ class Sessions:
         self,
         follower: Follower,
         archive: Archive,
+        seals: Seals,
         settler: Settler,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
-        self._follower, self._archive, self._settler = follower, archive, settler
+        self._follower, self._archive, self._seals, self._settler = follower, archive, seals, settler
         self._settings, self._interrupted = settings, interrupted
 
     async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
@@ -66,4 +68,6 @@ class Sessions:
         view = decode_view(feeds.members[0].fields["view"])
         prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds.members)
         caller.request_log.know(prompt_tokens=prompt_tokens)
-        return self.open(feeds, renderer_of(feeds.rid, view, served.vocabulary, prompt_tokens, cursor), caller)
+        seal = await self._seals.sealer_for(view, feeds.tenant)
+        renderer = renderer_of(feeds.rid, view, served.vocabulary, prompt_tokens, cursor, seal)
+        return self.open(feeds, renderer, caller)

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from api.access.limiter import Limiter
+from api.access.seals import Seals
 from api.errors.request_ids import member_rid
 from api.follow.feeds import Feeds
 from api.generation.backpressure import Backpressure
@@ -30,11 +31,12 @@ class Submitter:
         batches: Batches,
         models: Models,
         sessions: Sessions,
+        seals: Seals,
         grammars: GrammarChecks,
         limiter: Limiter,
         settings: ApiSettings,
     ) -> None:
-        self._batches, self._models, self._sessions = batches, models, sessions
+        self._batches, self._models, self._sessions, self._seals = batches, models, sessions, seals
         self._grammars, self._limiter, self._settings = grammars, limiter, settings
         self._backpressure = Backpressure()
 
@@ -51,6 +53,8 @@ class Submitter:
             self._backpressure.check(*queue)
         prepared = await prepare(body, caller, served, self._grammars, strict=self._settings.strict)
         caller.request_log.know(prompt_tokens=prepared.prompt_tokens)
+        view = prepared.view()
+        seal = await self._seals.sealer_for(view, caller.tenant)
         feeds = await self._sessions.feeds(served.name, caller.tenant, caller.rid)
         members = {member_rid(caller.rid, member): request for member, request in enumerate(prepared.members)}
         refund = await self._limiter.begin(caller.identity.key, served.name, members, prepared.tell_allowance)
@@ -69,7 +73,7 @@ class Submitter:
         if feeds.rid != caller.rid:
             refund(0)  # the request that was joined has a hold of its own
             return await self._sessions.join(feeds, served, caller)
-        renderer = renderer_of(feeds.rid, prepared.view(), served.vocabulary, prepared.prompt_tokens)
+        renderer = renderer_of(feeds.rid, view, served.vocabulary, prepared.prompt_tokens, seal=seal)
         return self._sessions.open(feeds, renderer, caller)
 
     async def _enqueue(self, prepared: PreparedRequest, feeds: Feeds) -> None:

@@ -10,6 +10,7 @@ from api.models.models import ServedModel
 from api.schemas.converted import Converted
 from api.schemas.items import MAX_ITEMS, Item
 from api.schemas.responses import ResponseRequest, conversation
+from api.schemas.tool_items import CALLS, RESULTS
 from control.errors import ContextLengthExceeded
 
 _ANSWER_SHARE = 4
@@ -68,11 +69,11 @@ def droppable(items: list[Item]) -> list[list[int]]:
     steps = turns[:-1] + (_answers(items, turns[-1])[:-1] if turns else [])
     results: dict[str, list[int]] = defaultdict(list)
     for index, item in enumerate(items):
-        if item["type"] == "function_call_output":
+        if item["type"] in RESULTS:
             results[item["call_id"]].append(index)
     for step in steps:
         # A result may come later than in its call's own turn.
-        calls = [items[index]["call_id"] for index in step if items[index]["type"] == "function_call"]
+        calls = [items[index]["call_id"] for index in step if items[index]["type"] in CALLS]
         step += [index for call in calls for index in results[call] if index not in step]
     return steps
 
@@ -98,7 +99,7 @@ def _answers(items: list[Item], turn: list[int]) -> list[list[int]]:
     for index in turn:
         if items[index].get("role") == "user":
             continue
-        is_result = items[index]["type"] == "function_call_output"
+        is_result = items[index]["type"] in RESULTS
         if not steps or (after_result and not is_result):
             steps.append([])
         after_result = is_result

@@ -7,10 +7,17 @@ from typing import Any, Literal
 from msgspec import UNSET, UnsetType
 
 from api.openapi.answers import ScoredToken, Shape
+from api.openapi.call_items import (
+    ApplyPatchCallItem,
+    CustomToolCallItem,
+    FunctionCallItem,
+    ItemStatus,
+    LocalShellCallItem,
+    ShellCallItem,
+)
 
 Unset = UnsetType
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 # --- responses ---
@@ -45,15 +52,15 @@ class ReasoningItem(Shape, tag_field="type", tag="reasoning"):
     encrypted_content: str | None
 
 
-class FunctionCallItem(Shape, tag_field="type", tag="function_call"):
-    id: str
-    status: ItemStatus
-    call_id: str
-    name: str
-    arguments: str
-
-
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+OutputItem = (
+    MessageItem
+    | ReasoningItem
+    | FunctionCallItem
+    | CustomToolCallItem
+    | LocalShellCallItem
+    | ShellCallItem
+    | ApplyPatchCallItem
+)
 
 
 class InputTokensDetails(Shape):
@@ -115,6 +122,8 @@ class ResponseAnswer(Shape):
     safety_identifier: str | None
     temperature: float
     top_p: float
+    presence_penalty: float
+    frequency_penalty: float
 
 
 class ResponseEvent(Shape):
@@ -138,6 +147,11 @@ class ResponseEvent(Shape):
         "response.reasoning_summary_text.done",
         "response.function_call_arguments.delta",
         "response.function_call_arguments.done",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.shell_call_command.added",
+        "response.shell_call_command.delta",
+        "response.shell_call_command.done",
         "response.completed",
         "response.incomplete",
         "response.failed",
@@ -157,6 +171,9 @@ class ResponseEvent(Shape):
     logprobs: list[ScoredToken] | Unset = UNSET
     name: str | Unset = UNSET
     arguments: str | Unset = UNSET
+    input: str | Unset = UNSET
+    command: str | Unset = UNSET
+    command_index: int | Unset = UNSET
     code: str | Unset | None = UNSET
     message: str | Unset = UNSET
     param: str | Unset | None = UNSET

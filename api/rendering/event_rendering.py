@@ -15,6 +15,7 @@ from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.rendering.chunks import Event
 from api.rendering.message_events import MessageEventBuilder
+from api.rendering.output_items import Seal
 from api.rendering.rendering import StreamRenderer
 from api.rendering.response_events import ResponseEventBuilder
 from api.schemas.view import Cursor, View
@@ -27,12 +28,18 @@ class EventRenderer(StreamRenderer):
     """Renders an answer of one choice; `resume` and `starting_after` suppress what the client already has."""
 
     def __init__(
-        self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
+        self,
+        rid: str,
+        view: View,
+        vocabulary: Vocabulary,
+        prompt_tokens: int,
+        resume: Cursor | None = None,
+        seal: Seal | None = None,
     ) -> None:
         super().__init__(rid, view, vocabulary, prompt_tokens, resume)
         self._builder: ResponseEventBuilder | MessageEventBuilder
         if view.endpoint == "responses":
-            self._builder = ResponseEventBuilder(rid, view, vocabulary)
+            self._builder = ResponseEventBuilder(rid, view, vocabulary, seal)
         else:
             self._builder = MessageEventBuilder(rid, view)
         self._numbered = view.endpoint == "responses"
@@ -107,8 +114,14 @@ class EventRenderer(StreamRenderer):
 
 
 def renderer_of(
-    rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
+    rid: str,
+    view: View,
+    vocabulary: Vocabulary,
+    prompt_tokens: int,
+    resume: Cursor | None = None,
+    seal: Seal | None = None,
 ) -> StreamRenderer:
-    """The renderer of the endpoint that the request came to."""
-    kind = EventRenderer if view.endpoint in ("responses", "messages") else StreamRenderer
-    return kind(rid, view, vocabulary, prompt_tokens, resume)
+    """The renderer of the endpoint that the request came to; `seal` is needed where `needs_seal`."""
+    if view.endpoint in ("responses", "messages"):
+        return EventRenderer(rid, view, vocabulary, prompt_tokens, resume, seal)
+    return StreamRenderer(rid, view, vocabulary, prompt_tokens, resume)

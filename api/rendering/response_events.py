@@ -2,154 +2,33 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from api.chat.piece import Piece, ScoredToken
+from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.errors.errors import GenerationFailed, problem
+from api.rendering.call_items import Call, call_item
 from api.rendering.chunks import Event, Usage
+from api.rendering.output_items import Item, Message, Reasoning, Seal
 from api.rendering.scores import scored_tokens
-from api.schemas.items import sealed
+from api.schemas.response_tools import OfferedTool, read_tools
+from api.schemas.responses import SEALED
 from api.schemas.view import View, answer_id
 from control.messages import FinishReason
 
 _INCOMPLETE: dict[str, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-class _Item:
-    """One output item while it grows. `at` is its place in the output."""
-
-    kind = ""
-
-    def __init__(self, identity: str, at: int) -> None:
-        self.identity, self.at = identity, at
-        self.status = "in_progress"
-        self._texts: list[str] = []
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    def open(self) -> list[Event]:
-        return [self._event("response.output_item.added", item=self.shown(empty=True))]
-
-    def grow(self, text: str, **more: Any) -> list[Event]:
-        self._texts.append(text)
-        return [self._delta(text, **more)]
-
-    def close(self, status: str) -> list[Event]:
-        self.status = status
-        return [*self._closing(), self._event("response.output_item.done", item=self.shown())]
-
-    def shown(self, empty: bool = False) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _delta(self, text: str, **more: Any) -> Event:
-        raise NotImplementedError
-
-    def _closing(self) -> list[Event]:
-        raise NotImplementedError
-
-    def _event(self, kind: str, **more: Any) -> Event:
-        return {"type": kind, "output_index": self.at, **more}
-
-    def _inner(self, kind: str, **more: Any) -> Event:
-        return {"type": kind, "item_id": self.identity, "output_index": self.at, **more}
-
-
-class _Message(_Item):
-    kind = "message"
-
-    def __init__(self, identity: str, at: int) -> None:
-        super().__init__(identity, at)
-        self._scored: list[msgspec.Raw] = []
-
-    def open(self) -> list[Event]:
-        part = self._part("", [])
-        return [*super().open(), self._inner("response.content_part.added", content_index=0, part=part)]
-
-    def shown(self, empty: bool = False) -> dict[str, Any]:
-        content = [] if empty else [self._part(self.text, self._scored)]
-        told = {"id": self.identity, "type": "message", "status": self.status, "role": "assistant"}
-        return told | {"content": content}
-
-    def _delta(self, text: str, **more: Any) -> Event:
-        self._scored += more["logprobs"]
-        return self._inner("response.output_text.delta", content_index=0, delta=text, **more)
-
-    def _closing(self) -> list[Event]:
-        part = self._part(self.text, self._scored)
-        return [
-            self._inner("response.output_text.done", content_index=0, text=self.text, logprobs=self._scored),
-            self._inner("response.content_part.done", content_index=0, part=part),
-        ]
-
-    def _part(self, text: str, scored: list[msgspec.Raw]) -> dict[str, Any]:
-        return {"type": "output_text", "annotations": [], "logprobs": scored, "text": text}
-
-
-class _Reasoning(_Item):
-    """Thoughts: as reasoning text, or, where the request asks for summaries, whole as the summary's only part."""
-
-    kind = "reasoning"
-
-    def __init__(self, identity: str, at: int, *, as_summary: bool, seal: bool) -> None:
-        super().__init__(identity, at)
-        self._as_summary, self._seal = as_summary, seal
-        self._kind = "summary_text" if as_summary else "reasoning_text"
-        self._index = {"summary_index" if as_summary else "content_index": 0}
-        self._of_part = "response.reasoning_summary_part" if as_summary else "response.content_part"
-        self._of_text = f"response.reasoning_{'summary_text' if as_summary else 'text'}"
-
-    def open(self) -> list[Event]:
-        part = {"type": self._kind, "text": ""}
-        return [*super().open(), self._inner(f"{self._of_part}.added", **self._index, part=part)]
-
-    def shown(self, empty: bool = False) -> dict[str, Any]:
-        parts = [] if empty else [{"type": self._kind, "text": self.text}]
-        summary, content = (parts, []) if self._as_summary else ([], parts)
-        told = {"id": self.identity, "type": "reasoning", "status": self.status, "summary": summary}
-        sealed_text = sealed(self.text) if self._seal and not empty else None
-        return told | {"content": content, "encrypted_content": sealed_text}
-
-    def _delta(self, text: str, **more: Any) -> Event:
-        return self._inner(f"{self._of_text}.delta", **self._index, delta=text)
-
-    def _closing(self) -> list[Event]:
-        part = {"type": self._kind, "text": self.text}
-        return [
-            self._inner(f"{self._of_text}.done", **self._index, text=self.text),
-            self._inner(f"{self._of_part}.done", **self._index, part=part),
-        ]
-
-
-class _Call(_Item):
-    kind = "function_call"
-
-    def __init__(self, identity: str, at: int, call_id: str, name: str) -> None:
-        super().__init__(identity, at)
-        self._call_id, self._name = call_id, name
-
-    def shown(self, empty: bool = False) -> dict[str, Any]:
-        told = {"id": self.identity, "type": "function_call", "status": self.status, "call_id": self._call_id}
-        return told | {"name": self._name, "arguments": "" if empty else self.text}
-
-    def _delta(self, text: str, **more: Any) -> Event:
-        return self._inner("response.function_call_arguments.delta", delta=text)
-
-    def _closing(self) -> list[Event]:
-        return [self._inner("response.function_call_arguments.done", name=self._name, arguments=self.text)]
-
-
 class ResponseEventBuilder:
     """One response, as a pure state machine: ids of items follow from the request's, so that a resume says the same."""
 
-    def __init__(self, rid: str, view: View, vocabulary: Vocabulary) -> None:
-        self._rid, self._view, self._vocabulary = rid, view, vocabulary
-        self._items: list[_Item] = []
-        self._open: _Item | None = None
+    def __init__(self, rid: str, view: View, vocabulary: Vocabulary, seal: Seal | None = None) -> None:
+        self._rid, self._view, self._vocabulary, self._seal = rid, view, vocabulary, seal
+        self._items: list[Item] = []
+        self._open: Item | None = None
         self._call = -1
         self._unshown: list[ScoredToken] = []
         self._begun = False
@@ -174,10 +53,9 @@ class ResponseEventBuilder:
             events += [*self._turn_to("reasoning"), *self._grow(piece.reasoning)]
         events += self._say(piece)
         for call in piece.calls:
-            if call.index != self._call or not isinstance(self._open, _Call):
+            if call.index != self._call or not isinstance(self._open, Call):
                 self._call = call.index
-                identity = f"fc_{self._rid}_{len(self._items)}"
-                events += self._begin_item(_Call(identity, len(self._items), call.id or "", call.name or ""))
+                events += self._begin_item(self._called(call))
             if call.arguments:
                 events += self._grow(call.arguments)
         if piece.finish is not None:
@@ -215,12 +93,21 @@ class ResponseEventBuilder:
     def _say(self, piece: Piece) -> list[Event]:
         """The piece's text and its scores; a score without text waits for the message that it belongs to."""
         self._unshown = [] if piece.reasoning or piece.calls else self._unshown + piece.scored
-        if not piece.text and not (self._unshown and isinstance(self._open, _Message)):
+        if not piece.text and not (self._unshown and isinstance(self._open, Message)):
             return []
         scored, self._unshown = self._unshown, []
         return [*self._turn_to("message"), *self._grow(piece.text, logprobs=self._scored(scored))]
 
-    def _begin_item(self, item: _Item) -> list[Event]:
+    def _called(self, call: CallDelta) -> Call:
+        """The item of the kind of tool that the call's name stands for."""
+        name, at = call.name or "", len(self._items)
+        return call_item(self._tools.get(name), f"{self._rid}_{at}", at, call.id, name)
+
+    @cached_property
+    def _tools(self) -> dict[str, OfferedTool]:
+        return {tool.name: tool for tool in read_tools(self._view.told["tools"]).offered}
+
+    def _begin_item(self, item: Item) -> list[Event]:
         events = self._close("completed")
         self._open = item
         self._items.append(item)
@@ -232,10 +119,10 @@ class ResponseEventBuilder:
             return []
         at = len(self._items)
         if kind == "message":
-            return self._begin_item(_Message(f"msg_{self._rid}_{at}", at))
+            return self._begin_item(Message(f"msg_{self._rid}_{at}", at))
         as_summary = self._view.told["reasoning"]["summary"] is not None
-        seal = "reasoning.encrypted_content" in self._view.told["include"]
-        return self._begin_item(_Reasoning(f"rs_{self._rid}_{at}", at, as_summary=as_summary, seal=seal))
+        seal = self._seal if SEALED in self._view.told["include"] else None
+        return self._begin_item(Reasoning(f"rs_{self._rid}_{at}", at, as_summary=as_summary, seal=seal))
 
     def _grow(self, text: str, **more: Any) -> list[Event]:
         assert self._open is not None

@@ -33,6 +33,7 @@ from api.routes.generation import (
 )
 from api.schemas.bounds import check_number
 from api.schemas.items import Item, read_items
+from api.schemas.response_tools import unenforced
 from api.schemas.responses import ResponseRequest, parse_response
 from api.schemas.state import Deleted, InputItems, InputTokens
 from api.schemas.view import Cursor
@@ -66,6 +67,8 @@ async def create_response(request: Http) -> Response[Any]:
             return response
 
         served = await model_for(request, asked.model)
+        for text, param in unenforced(asked.tools or [], served.forms.calls):
+            caller.warnings.add(text, param)
         chat = await fitted(asked, items, served, caller.body_bytes, stored=stored)
         if stored:
             process.archive.check_size(own, chat.told_back)
@@ -89,7 +92,9 @@ def _record(session: Session, who: Identity, previous: str, own: list[Item]) -> 
 async def _conversation(process: Process, asked: ResponseRequest, caller: Caller) -> tuple[list[Item], str, list[Item]]:
     """The request's own items, the rid of the response that it continues, and the items of the whole conversation."""
     who = caller.identity
-    given = await off_loop(caller.body_bytes, read_items, asked.input, caller.rid)
+    sealed = isinstance(asked.input, list) and any("encrypted_content" in row for row in asked.input)
+    unseal = await process.seals.opener(who.tenant) if sealed else None
+    given = await off_loop(caller.body_bytes, read_items, asked.input, caller.rid, caller.warnings, unseal)
     own = [await _resolved(process, item, who) for item in given]
     if asked.previous_response_id is None:
         return own, "", own

@@ -22,7 +22,8 @@ class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
         """`told_back`, with the defaults that the model has filled in."""
         if self.endpoint == "messages":
             return {**self.told_back, "cut": sampling.max_tokens < (self.token_limit or 0)}
-        return {**self.told_back, "temperature": sampling.temperature, "top_p": sampling.top_p}
+        names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+        return {**self.told_back, **{name: getattr(sampling, name) for name in names}}
 
 
 def converse(chat: dict[str, Any], endpoint: Endpoint, told_back: dict[str, Any], names: Names) -> Converted:

@@ -5,17 +5,19 @@ The kept form is that of the answer's own items, so a stored conversation is inp
 
 from __future__ import annotations
 
-import base64
-import binascii
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
+from api.schemas.client_warnings import Warnings
 from api.schemas.decoding import convert_part
 from api.schemas.refusals import missing
+from api.schemas.tool_items import CALLS, KINDS, RESULTS, Item, ToolItem, call_of, is_left_out, kept_form, result_of
 from control.errors import RequestError
 
-Item = dict[str, Any]
+Unseal = Callable[[str, str], str | None]
+"""From an item's type and its `encrypted_content` to the text; None for one that this farm did not seal."""
 
 MAX_ITEMS = 4096
 
@@ -45,6 +47,8 @@ class Part(msgspec.Struct, kw_only=True):
 
 Content = str | list[Part]
 
+_SUMMARY = "Summary of the conversation so far:"
+
 
 class Message(msgspec.Struct, kw_only=True):
     role: Literal["user", "assistant", "system", "developer"]
@@ -67,7 +71,7 @@ class FunctionCall(msgspec.Struct, kw_only=True):
 
 
 class FunctionCallOutput(msgspec.Struct, kw_only=True):
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Content
     id: str | None = None
@@ -86,6 +90,14 @@ class Reasoning(msgspec.Struct, kw_only=True):
     status: str | None = None
 
 
+class Compaction(msgspec.Struct, kw_only=True):
+    """The summary that POST /v1/responses/compact made, sealed."""
+
+    type: Literal["compaction", "compaction_summary"]
+    encrypted_content: str
+    id: str | None = None
+
+
 class Reference(msgspec.Struct, kw_only=True):
     """Stands for an item of a stored response."""
 
@@ -93,49 +105,98 @@ class Reference(msgspec.Struct, kw_only=True):
     type: Literal["item_reference"] | None = "item_reference"
 
 
-_KINDS: dict[str, type[Message | FunctionCall | FunctionCallOutput | Reasoning | Reference]] = {
+_Kind = Message | FunctionCall | FunctionCallOutput | Reasoning | Compaction | Reference
+_KINDS: dict[str, type[_Kind | ToolItem]] = {
     "message": Message,
     "function_call": FunctionCall,
     "function_call_output": FunctionCallOutput,
+    "custom_tool_call_output": FunctionCallOutput,
     "reasoning": Reasoning,
+    "compaction": Compaction,
+    "compaction_summary": Compaction,
     "item_reference": Reference,
+    **KINDS,
 }
 
 
-def read_items(given: str | list[dict[str, Any]] | None, rid: str) -> list[Item]:
+def read_items(
+    given: str | list[dict[str, Any]] | None,
+    rid: str,
+    warnings: Warnings | None = None,
+    unseal: Unseal | None = None,
+) -> list[Item]:
     """The input in the kept form; `rid` names items without an id. Raises RequestError for what is not served."""
     if given is None:
         return []
     rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if len(rows) > MAX_ITEMS:
         raise RequestError(f"'input' has {len(rows)} items; at most {MAX_ITEMS} are served.", param="input")
-    return [_read(row, f"input[{index}]", f"{rid}_in{index}") for index, row in enumerate(rows)]
+    reader = _Reader(warnings or Warnings(), unseal)
+    read = [reader.read(row, f"input[{index}]", f"{rid}_in{index}") for index, row in enumerate(rows)]
+    return [item for item in read if item is not None]
 
 
-def _read(row: dict[str, Any], at: str, name: str) -> Item:
-    kind = row.get("type") or ("message" if "role" in row else "item_reference")
-    if kind not in _KINDS:
-        raise RequestError(
-            f"'{at}' has type {kind!r}; this server takes {', '.join(_KINDS)}.",
-            param=f"{at}.type",
-            code="unsupported_content",
-        )
-    item = convert_part(row, _KINDS[kind], at)
-    match item:
-        case Message():
-            begins = "output_text" if item.role == "assistant" else "input_text"
-            content = [_text_part(begins, text) for text in _texts(item.content, f"{at}.content")]
-            return _item(item.id or f"msg_{name}", "message", role=item.role, content=content)
-        case FunctionCall():
-            told = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-            return _item(item.id or f"fc_{name}", "function_call", **told)
-        case FunctionCallOutput():
-            output = "\n".join(_texts(item.output, f"{at}.output"))
-            return _item(item.id or f"fco_{name}", "function_call_output", call_id=item.call_id, output=output)
-        case Reasoning():
-            return _reasoning(item, at, item.id or f"rs_{name}")
-        case Reference():
-            return {"id": item.id, "type": "item_reference"}
+class _Reader:
+    """Reads single items; one that is no part of the prompt is left out with a warning."""
+
+    def __init__(self, warnings: Warnings, unseal: Unseal | None) -> None:
+        self._warnings, self._unseal = warnings, unseal
+
+    def read(self, row: dict[str, Any], at: str, name: str) -> Item | None:
+        kind = row.get("type") or ("message" if "role" in row else "item_reference")
+        if is_left_out(kind):
+            self._warnings.add(f"'{at}' has type '{kind}', of a tool that this server does not run; left out.", at)
+            return None
+        if kind not in _KINDS:
+            raise RequestError(
+                f"'{at}' has type {kind!r}; this server takes {', '.join(_KINDS)}.",
+                param=f"{at}.type",
+                code="unsupported_content",
+            )
+        item = convert_part(row, _KINDS[kind], at)
+        match item:
+            case Message():
+                begins = "output_text" if item.role == "assistant" else "input_text"
+                content = [_text_part(begins, text) for text in _texts(item.content, f"{at}.content")]
+                return _item(item.id or f"msg_{name}", "message", role=item.role, content=content)
+            case FunctionCall():
+                told = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+                told |= {"namespace": item.namespace} if item.namespace else {}
+                return _item(item.id or f"fc_{name}", "function_call", **told)
+            case FunctionCallOutput():
+                output = "\n".join(_texts(item.output, f"{at}.output"))
+                begins = "fco" if item.type == "function_call_output" else "ctco"
+                return _item(item.id or f"{begins}_{name}", item.type, call_id=item.call_id, output=output)
+            case Reasoning():
+                return self._reasoning(item, at, item.id or f"rs_{name}")
+            case Compaction():
+                text = self._opened(item, at)
+                return None if text is None else _summary(item.id or f"cmp_{name}", item.encrypted_content, text)
+            case Reference():
+                return {"id": item.id, "type": "item_reference"}
+            case _:
+                return kept_form(item, name)
+
+    def _reasoning(self, item: Reasoning, at: str, identity: str) -> Item | None:
+        content = _texts(item.content or [], f"{at}.content")
+        summary = _texts(item.summary, f"{at}.summary")
+        if not content and item.encrypted_content:
+            text = self._opened(item, at)
+            content = [] if text is None else [text]
+            if not content and not summary:
+                return None
+        kept = {"summary": [_text_part("summary_text", text) for text in summary]}
+        if content:
+            kept["content"] = [_text_part("reasoning_text", text) for text in content]
+        return _item(identity, "reasoning", **kept)
+
+    def _opened(self, item: Reasoning | Compaction, at: str) -> str | None:
+        """The sealed text. A foreign seal must not end a conversation, so it only warns."""
+        kind = "compaction" if isinstance(item, Compaction) else "reasoning"
+        text = self._unseal(kind, item.encrypted_content or "") if self._unseal is not None else None
+        if text is None:
+            self._warnings.add(f"'{at}.encrypted_content' was not sealed by this server for this caller; left out.", at)
+        return text
 
 
 def _item(identity: str, kind: str, **told: Any) -> Item:
@@ -165,29 +226,8 @@ def _texts(content: Content, at: str) -> list[str]:
     return texts
 
 
-def _reasoning(item: Reasoning, at: str, identity: str) -> Item:
-    content = _texts(item.content or [], f"{at}.content")
-    summary = _texts(item.summary, f"{at}.summary")
-    if not content and item.encrypted_content:
-        content = [_opened(item.encrypted_content, f"{at}.encrypted_content")]
-    kept = {"summary": [_text_part("summary_text", text) for text in summary]}
-    if content:
-        kept["content"] = [_text_part("reasoning_text", text) for text in content]
-    return _item(identity, "reasoning", **kept)
-
-
-def sealed(text: str) -> str:
-    """Thoughts for a client that gives them back as `encrypted_content`: encoded, and not hidden from it."""
-    return base64.b64encode(text.encode()).decode()
-
-
-def _opened(text: str, at: str) -> str:
-    try:
-        return base64.b64decode(text, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        raise RequestError(
-            f"'{at}' was not made by this server. Remove it, or send the item's content.", param=at
-        ) from None
+def _summary(identity: str, sealed: str, text: str) -> Item:
+    return {"id": identity, "type": "compaction", "encrypted_content": sealed, "summary": text}
 
 
 def messages_of(items: list[Item]) -> list[dict[str, Any]]:
@@ -200,12 +240,15 @@ def messages_of(items: list[Item]) -> list[dict[str, Any]]:
         return messages[-1]
 
     for item in items:
-        if item["type"] == "function_call":
-            function = {"name": item["name"], "arguments": item["arguments"]}
-            call = {"id": item["call_id"], "type": "function", "function": function}
+        if item["type"] == "compaction":
+            text = f"{_SUMMARY}\n{item['summary']}"
+            item = _item(item["id"], "message", role="assistant", content=[_text_part("output_text", text)])
+        if item["type"] in CALLS:
+            name, arguments = call_of(item)
+            call = {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
             assistant().setdefault("tool_calls", []).append(call)
-        elif item["type"] == "function_call_output":
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+        elif item["type"] in RESULTS:
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": result_of(item)})
         elif item["type"] == "reasoning":
             _add(assistant(), "reasoning_content", item.get("content") or item["summary"])
         elif item["role"] == "assistant":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -13,18 +14,11 @@ from api.schemas.decoding import decode_request
 from api.schemas.generation import CommonFields
 from api.schemas.items import Item, messages_of
 from api.schemas.refusals import missing, refusal
+from api.schemas.response_tools import ResponseTools, choice_of, read_tools
 from control.errors import RequestError
 
-Includable = Literal[
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-    "reasoning.encrypted_content",
-    "message.output_text.logprobs",
-]
+LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
+"""The values of `include` that have an effect."""
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
@@ -64,7 +58,7 @@ class ResponseRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None  # counts the calls of hosted tools, of which there are none
     reasoning: ReasoningOptions | None = None
-    include: list[Includable] | None = None
+    include: list[str] | None = None
     background: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -90,16 +84,23 @@ _NAMES = {
     r"^response_format(\.json_schema)?": "text.format",
     r"^verbosity$": "text.verbosity",
     r"^reasoning_effort$": "reasoning.effort",
-    r"^(tools\[\d+\])\.function": r"\1",
     r"^tool_choice\.(function|allowed_tools)": "tool_choice",
 }
+_NO_SUCH_ITEMS = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
 _ECHOED = ("instructions", "previous_response_id", "max_output_tokens", "max_tool_calls", "prompt_cache_key")
 
 
 def parse_response(body: bytes, warnings: Warnings | None = None) -> ResponseRequest:
     """Decode and check a body; raise RequestError naming the field at fault."""
     request = decode_request(body, ResponseRequest, warnings)
-    for name in ("conversation", "prompt", "moderation", "context_management", "access_programs", "image"):
+    for name in ("conversation", "prompt", "moderation", "access_programs", "image"):
         if getattr(request, name) not in (None, [], {}, ""):
             raise refusal(name)
     if request.input in (None, "", []) and request.previous_response_id is None:
@@ -109,7 +110,24 @@ def parse_response(body: bytes, warnings: Warnings | None = None) -> ResponseReq
     if request.max_tool_calls is not None:
         check_number("max_tool_calls", request.max_tool_calls)
     _refuse_options(request)
+    warnings = warnings or Warnings()
+    for text, param in _without_effect(request):
+        warnings.add(text, param)
     return request
+
+
+def _without_effect(request: ResponseRequest) -> Iterator[tuple[str, str]]:
+    """Warnings about what is accepted and does nothing. Raises RequestError for tools that are not served."""
+    for place, kind in read_tools(request.tools or []).hosted:
+        yield f"'{place}' has type '{kind}'; this server runs no tools, so it is not offered.", f"{place}.type"
+    for value in request.include or []:
+        if value not in (LOGPROBS, SEALED, *_NO_SUCH_ITEMS):
+            yield f"'include' has '{value}', which no answer of this server has.", "include"
+    if request.context_management:
+        yield (
+            "'context_management' has no effect; use 'truncation' or POST /v1/responses/compact.",
+            "context_management",
+        )
 
 
 def _refuse_options(request: ResponseRequest) -> None:
@@ -126,62 +144,27 @@ def _refuse_options(request: ResponseRequest) -> None:
 
 def conversation(request: ResponseRequest, items: list[Item], *, stored: bool) -> Converted:
     """The chat request for `items`, the whole conversation so far. Raises RequestError in this endpoint's names."""
-    messages = messages_of(items)
-    if request.instructions:
-        messages = messages_of([_instructions(request.instructions), *items])
+    tools = read_tools(request.tools or [])
+    messages = messages_of([_instructions(request.instructions), *items] if request.instructions else items)
     chat: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
     chat |= {
         "messages": messages,
         "max_completion_tokens": request.max_output_tokens,
-        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or [])] or None,
-        "tool_choice": _tool_choice(request.tool_choice),
+        "tools": [tool.function for tool in tools.offered] or None,
+        "tool_choice": choice_of(request.tool_choice, tools),
         "response_format": _response_format(request.text.format if request.text is not None else None),
         "verbosity": request.text.verbosity if request.text is not None else None,
         "reasoning_effort": request.reasoning.effort if request.reasoning is not None else None,
     }
-    if request.top_logprobs or "message.output_text.logprobs" in (request.include or []):
+    if request.top_logprobs or LOGPROBS in (request.include or []):
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     if request.background and request.on_disconnect is None:
         chat["on_disconnect"] = "continue"
-    return converse(chat, "responses", _echo(request, stored=stored), _NAMES)
+    return converse(chat, "responses", _echo(request, tools, stored=stored), tools.names | _NAMES)
 
 
 def _instructions(text: str) -> Item:
     return {"type": "message", "role": "system", "content": [{"type": "input_text", "text": text}]}
-
-
-def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
-    """Chat's form of a function. Raises RequestError for tools that a server would have to run."""
-    kind = tool.get("type")
-    if kind != "function":
-        raise RequestError(
-            f"'{at}' has type {kind!r}; this server runs no tools of its own, only 'function' is served.",
-            param=f"{at}.type",
-            code="unsupported_parameter",
-        )
-    unknown = set(tool) - {"type", "name", "description", "parameters", "strict"}
-    refused = sorted(name for name in unknown if tool[name] not in (None, False, [], {}))
-    if refused:
-        raise refusal(f"{at}.{refused[0]}")
-    function = {
-        name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
-    }
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") == "allowed_tools":
-        tools = [_tool_choice(tool) for tool in choice.get("tools", [])]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
-    raise RequestError(
-        f"'tool_choice' has type {choice.get('type')!r}; only 'function' and 'allowed_tools' are served.",
-        param="tool_choice.type",
-        code="unsupported_parameter",
-    )
 
 
 def _response_format(asked: TextFormat | None) -> dict[str, Any] | None:
@@ -196,7 +179,7 @@ def _response_format(asked: TextFormat | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {name: value for name, value in schema.items() if value is not None}}
 
 
-def _echo(request: ResponseRequest, *, stored: bool) -> dict[str, Any]:
+def _echo(request: ResponseRequest, tools: ResponseTools, *, stored: bool) -> dict[str, Any]:
     """The fields of the response that only repeat the request, defaults filled in."""
     told: dict[str, Any] = {name: getattr(request, name) for name in _ECHOED}
     text = {"format": {"type": "text"}, "verbosity": "medium"}
@@ -209,7 +192,10 @@ def _echo(request: ResponseRequest, *, stored: bool) -> dict[str, Any]:
         "background": bool(request.background),
         "store": stored,
         "text": text,
-        "tools": [{"strict": None, "parameters": None, "description": None, **tool} for tool in request.tools or []],
+        "tools": [
+            {"strict": None, "parameters": None, "description": None, **tool} if tool["type"] == "function" else tool
+            for tool in tools.kept
+        ],
         "tool_choice": request.tool_choice if request.tool_choice is not None else "auto",
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "reasoning": {"effort": effort, "summary": request.summary},

@@ -13,6 +13,8 @@ from control.errors import RequestError
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+LARK = "x-lark"
+"""The keyword of a function's text parameter whose value is a Lark grammar."""
 
 
 class Function(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ import msgspec
 from api.schemas.how import Reading
 from control.errors import RequestError
 
-Endpoint = Literal["chat", "completions", "responses", "messages"]
+Endpoint = Literal["chat", "completions", "responses", "messages", "compaction"]
 
 
 class View(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -73,6 +73,7 @@ _ID_BEGINS: dict[Endpoint, str] = {
     "chat": "chatcmpl-",
     "completions": "cmpl-",
     "responses": "resp_",
+    "compaction": "resp_",
     "messages": "msg_",
 }
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from api.access.seals import Seals
 from api.background.completion import ResponseCompletion
 from api.chat.tokens import Vocabulary
 from api.observability.metrics import Metrics
@@ -39,7 +40,7 @@ async def rebuilt(monkeypatch: pytest.MonkeyPatch, *looks: dict[str, str]) -> di
     left = list(looks)
     monkeypatch.setattr(requests, "aread_pages", pages)
     parts: Any = SimpleNamespace(find=find, complete=complete)
-    completion = ResponseCompletion(cast(Any, None), cast(Any, None), parts, parts, Metrics())
+    completion = ResponseCompletion(cast(Any, None), cast(Any, None), parts, parts, Seals(cast(Any, None)), Metrics())
     return msgspec.json.decode(msgspec.json.encode(await completion.current(STORED)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import llguidance
@@ -12,6 +13,7 @@ from tokenizers import AddedToken
 from api.chat.enforcement import answer_grammar
 from api.chat.tokens import Vocabulary
 from api.schemas.how import CallFormat, Thinking
+from api.schemas.response_tools import read_tools
 from api.schemas.tools import Tool, ToolChoice, offered
 from control.messages import Grammar
 from control.text.grammar import as_lark
@@ -116,3 +118,39 @@ def test_an_answer_in_a_form_or_a_call() -> None:
     digits = answer_grammar(None, None, Thinking(begun=True), vocabulary, as_lark(Grammar("regex", "a/[0-9]{2}")))
     assert takes(MARKED, digits, "so</think>a/12") and not takes(MARKED, digits, "so</think>a/1")
     assert as_lark(Grammar("lark", 'start: "a"')) is None
+
+
+def custom(syntax: str, definition: str) -> Tool:
+    """A custom tool of /v1/responses as the function that the model is offered."""
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    [tool] = read_tools([{"type": "custom", "name": "patch", "format": form}]).offered
+    return msgspec.convert(tool.function, Tool)
+
+
+LARK = 'start: line+\nline: ("+" | "-") /[^\\n]*/ LF\n%import common.LF'
+REGEX = r"[+-]\d/\d"
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3", "qwen_xml"])
+@pytest.mark.parametrize(
+    ("syntax", "definition", "good", "bad"), [("lark", LARK, "+a\n-}\n", "a\n"), ("regex", REGEX, "+1/2", "+1/x")]
+)
+def test_a_custom_tools_grammar_bounds_its_input(
+    form: CallFormat, syntax: str, definition: str, good: str, bad: str
+) -> None:
+    """Where calls are JSON a regex is kept; Lark only where a value is written as it is."""
+    offer = offered([custom(syntax, definition)], "required", None)
+    assert offer is not None
+    found = answer_grammar(offer, form, None, Vocabulary(byte_assets(tokenizer_json=MARKED.to_str())))
+
+    def call(text: str) -> str:
+        arguments = json.dumps({"input": text})
+        if form == "hermes":
+            return f'<tool_call>\n{{"name": "patch", "arguments": {arguments}}}\n</tool_call>'
+        if form == "llama3":
+            return f'{{"name": "patch", "parameters": {arguments}}}'
+        inner = f"<function=patch>\n<parameter=input>\n{text}\n</parameter>\n</function>"
+        return f"<tool_call>\n{inner}\n</tool_call>"
+
+    assert takes(MARKED, found, call(good))
+    assert takes(MARKED, found, call(bad)) == (syntax == "lark" and form != "qwen_xml")

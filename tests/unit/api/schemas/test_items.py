@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from api.schemas.client_warnings import Warnings
 from api.schemas.content_blocks import Block, chat_messages
-from api.schemas.items import messages_of, read_items, sealed
+from api.schemas.items import messages_of, read_items
 from api.schemas.message_request import parse_count, parse_message
 from api.schemas.responses import conversation, parse_response
 from control.errors import RequestError
@@ -43,13 +45,88 @@ def test_instructions_and_a_system_message_are_one() -> None:
     assert [(message.role, message.content) for message in chat.messages] == [("system", "A.\n\nB."), ("user", "q")]
 
 
-def test_sealed_thoughts_come_back() -> None:
-    """Our own encrypted_content is taken as the reasoning itself; any other is refused."""
-    thoughts: dict[str, Any] = {"type": "reasoning", "summary": [], "encrypted_content": sealed("hm é")}
-    assert items(thoughts)[0]["reasoning_content"] == "hm é"
-    with pytest.raises(RequestError) as caught:
-        items(thoughts | {"encrypted_content": "gAAA!"})
-    assert caught.value.param == "input[0].encrypted_content"
+def test_what_is_sealed_comes_back() -> None:
+    """Thoughts and a summary are opened; a seal that is not ours is left out with a warning."""
+    thoughts: dict[str, Any] = {"type": "reasoning", "summary": [], "encrypted_content": "ours"}
+    summary: dict[str, Any] = {"type": "compaction_summary", "encrypted_content": "ours"}
+    given = [thoughts, thoughts | {"encrypted_content": "gAAA!"}, summary, {"role": "user", "content": "go on"}]
+
+    def unseal(kind: str, text: str) -> str | None:
+        return f"{kind} é" if text == "ours" else None
+
+    warnings = Warnings()
+    read = read_items(given, "0" * 32, warnings, unseal)
+    assert [item["type"] for item in read] == ["reasoning", "compaction", "message"]
+    [said, asked] = messages_of(read)
+    assert said["reasoning_content"] == "reasoning é"
+    assert said["content"] == "Summary of the conversation so far:\ncompaction é"
+    assert asked == {"role": "user", "content": "go on"}
+    assert len(warnings.texts) == 1 and "input[1].encrypted_content" in warnings.texts[0]
+    shown = thoughts | {"encrypted_content": "gAAA!", "summary": [{"type": "summary_text", "text": "in short"}]}
+    assert messages_of(read_items([shown], "0" * 32, Warnings(), unseal)) == [
+        {"role": "assistant", "reasoning_content": "in short"}
+    ]
+
+
+CALLS: list[dict[str, Any]] = [
+    {"type": "function_call", "call_id": "a", "name": "send", "namespace": "mcp__mail", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": "sent"},
+    {"type": "custom_tool_call", "call_id": "b", "name": "patch", "input": 'a "b"\n', "status": "completed"},
+    {"type": "custom_tool_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "done"}]},
+    {"type": "local_shell_call", "id": "lsh_1", "call_id": "c", "status": "completed",
+     "action": {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 9, "user": None}},
+    {"type": "local_shell_call_output", "id": "c", "output": "total 0"},
+    {"type": "shell_call", "call_id": "d", "action": {"commands": ["pwd", "ls"], "max_output_length": 5}},
+    {"type": "shell_call_output", "call_id": "d", "output": [
+        {"stdout": "/home\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
+        {"stdout": "", "stderr": "no", "outcome": {"type": "timeout"}}]},
+    {"type": "apply_patch_call", "call_id": "e", "status": "completed",
+     "operation": {"type": "delete_file", "path": "x.py"}},
+    {"type": "apply_patch_call_output", "call_id": "e", "status": "failed", "output": "no such file"},
+]  # fmt: skip
+
+
+def test_calls_of_every_kind_of_tool_are_functions_calls() -> None:
+    """Each call is one of the function that the model was offered, and each result is what it says."""
+    found = items({"role": "user", "content": "q"}, *CALLS)
+    called = [message["tool_calls"][0] for message in found if message["role"] == "assistant"]
+    assert [(call["id"], call["function"]["name"]) for call in called] == [
+        ("a", "mcp__mail__send"), ("b", "patch"), ("c", "local_shell"), ("d", "shell"), ("e", "apply_patch"),
+    ]  # fmt: skip
+    assert [json.loads(call["function"]["arguments"]) for call in called] == [
+        {},
+        {"input": 'a "b"\n'},
+        {"command": ["ls", "-l"], "timeout_ms": 9},
+        {"commands": ["pwd", "ls"]},
+        {"type": "delete_file", "path": "x.py"},
+    ]
+    results = [(message["tool_call_id"], message["content"]) for message in found if message["role"] == "tool"]
+    assert results == [
+        ("a", "sent"), ("b", "done"), ("c", "total 0"), ("d", "exit code 0\n/home\ntimed out\nno"),
+        ("e", "no such file"),
+    ]  # fmt: skip
+
+
+def test_kept_calls_read_the_same_again() -> None:
+    """Items that a stored response has are what a client may send again."""
+    kept = read_items(CALLS, "0" * 32)
+    assert messages_of(read_items(kept, "1" * 32)) == messages_of(kept)
+    assert [item["id"] for item in read_items(kept, "1" * 32)] == [item["id"] for item in kept]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call",
+     "mcp_list_tools", "mcp_approval_response", "computer_call", "tool_search_output"],
+)  # fmt: skip
+def test_items_of_hosted_tools_are_left_out_with_a_warning(kind: str) -> None:
+    warnings = Warnings()
+    given = [{"role": "user", "content": "q"}, {"type": kind, "id": "x", "anything": {"at": "all"}}]
+    assert messages_of(read_items(given, "0" * 32, warnings)) == [{"role": "user", "content": "q"}]
+    assert "input[1]" in warnings.texts[0] and kind in warnings.texts[0]
+    with pytest.raises(RequestError) as refused:
+        read_items(given, "0" * 32, Warnings(strict=True))
+    assert refused.value.param == "input[1]"
 
 
 def test_ids_of_input_items_are_derived() -> None:
@@ -64,14 +141,15 @@ def test_ids_of_input_items_are_derived() -> None:
     [
         (b'{"type":"function","name":"a b"}', "tools[0].name"),
         (b'{"type":"function","name":"f","parameters":{"type":"array"}}', "tools[0].parameters"),
-        (b'{"type":"function","name":"f","defer_loading":true}', "tools[0].defer_loading"),
-        (b'{"type":"mcp","server_label":"x"}', "tools[0].type"),
+        (b'{"type":"mcp","server_label":"x"},{"type":"function","name":"a b"}', "tools[1].name"),
+        (b'{"type":"namespace","name":"n","tools":[{"name":"f","parameters":[]}]}', "tools[0].tools[0].parameters"),
+        (b'{"type":"telepathy"}', "tools[0].type"),
     ],
 )
 def test_tools_are_refused_in_the_endpoint_s_names(tool: bytes, param: str) -> None:
     """Chat's wrapper around a function is not what the client sent."""
-    request = parse_response(b'{"input":"x","tools":[' + tool + b"]}")
     with pytest.raises(RequestError) as caught:
+        request = parse_response(b'{"input":"x","tools":[' + tool + b"]}")
         conversation(request, read_items(request.input, "0" * 32), stored=False)
     assert caught.value.param == param
 

@@ -1,0 +1,237 @@
+"""The tools of /v1/responses as functions that a model may call: custom tools, namespaces, shells and patches.
+
+`told["tools"]` of a request's view keeps the tools that are offered, so the answer is rendered by the same table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from api.schemas.how import CallFormat
+from api.schemas.refusals import missing
+from api.schemas.tool_functions import BUILT_IN, function_of
+from control.errors import RequestError
+
+Kind = Literal["function", "custom", "local_shell", "shell", "apply_patch"]
+Definition = dict[str, Any]
+
+_HOSTED = (
+    *("web_search", "file_search", "code_interpreter", "mcp", "image_generation", "computer", "tool_search"),
+    "programmatic_tool_calling",
+)
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:/-]")
+_NAME_CHARACTERS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """One function of the offer, and the tool of the request that it stands for."""
+
+    kind: Kind
+    name: str
+    """The name that the model sees."""
+    own: str
+    """The name that the client gave, or the tool's type where it has none."""
+    namespace: str | None
+    place: str
+    definition: Definition
+
+    @property
+    def function(self) -> dict[str, Any]:
+        """The function in the form of chat completions."""
+        told = function_of(self.kind, self.definition, self.place)
+        return {"type": "function", "function": {"name": self.name} | told}
+
+
+@dataclass(slots=True)
+class ResponseTools:
+    """The tools of one request; `hosted` are the places and types of those that are left out."""
+
+    offered: list[OfferedTool] = field(default_factory=list[OfferedTool])
+    hosted: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    kept: list[Definition] = field(default_factory=list[Definition])
+    """The definitions of the tools that are offered."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Patterns for the places of functions in chat's form, and the places of their tools."""
+        return {rf"^tools\[{index}\](\.function)?": tool.place for index, tool in enumerate(self.offered)}
+
+    def find(self, kind: str, own: str, namespace: str | None = None) -> OfferedTool | None:
+        for tool in self.offered:
+            if tool.kind == kind and own in (tool.own, tool.name) and namespace in (None, tool.namespace):
+                return tool
+        return None
+
+
+def unenforced(tools: list[Definition], form: CallFormat | None) -> Iterator[tuple[str, str]]:
+    """Warnings about grammars that can't be enforced: a Lark grammar has no form inside a JSON text."""
+    for tool in read_tools(tools).offered if form != "qwen_xml" else []:
+        asked = tool.definition.get("format") if tool.kind == "custom" else None
+        if isinstance(asked, dict) and cast(Definition, asked).get("syntax") == "lark":
+            place = f"{tool.place}.format"
+            yield f"'{place}' is told to this model, but can't be enforced: it writes calls as JSON.", place
+
+
+def is_hosted(kind: str) -> bool:
+    """True for tools that OpenAI's servers run, in any of their versions."""
+    return any(kind == hosted or kind.startswith(f"{hosted}_") for hosted in _HOSTED)
+
+
+def read_tools(tools: list[Definition]) -> ResponseTools:
+    """Raises RequestError for a tool of a type that is not known, or without what its type needs."""
+    read = ResponseTools()
+    taken = {str(tool.get("name")) for tool in tools if tool.get("type") in ("function", "custom")}
+    for index, tool in enumerate(tools):
+        _read(tool, f"tools[{index}]", taken, read)
+    return read
+
+
+def _read(tool: Definition, place: str, taken: set[str], read: ResponseTools) -> None:
+    kind = tool.get("type")
+    if not isinstance(kind, str):
+        raise missing(f"{place}.type")
+    if is_hosted(kind) or (kind == "shell" and _runs_here(tool)):
+        read.hosted.append((place, kind))
+        return
+    if kind == "namespace":
+        _read_namespace(tool, place, taken, read)
+    elif kind in ("function", "custom"):
+        own = _named(tool, place)
+        read.offered.append(OfferedTool(cast(Kind, kind), own, own, None, place, tool))
+    elif kind in BUILT_IN:
+        read.offered.append(OfferedTool(cast(Kind, kind), _unique(kind, taken), kind, None, place, tool))
+    else:
+        raise RequestError(
+            f"'{place}' has type {kind[:80]!r}; this server offers tools of the types 'function', 'custom', "
+            "'namespace', 'local_shell', 'shell' and 'apply_patch'.",
+            param=f"{place}.type",
+            code="unsupported_parameter",
+        )
+    read.kept.append(tool)
+
+
+def _read_namespace(tool: Definition, place: str, taken: set[str], read: ResponseTools) -> None:
+    """Each tool of a namespace is a function `<namespace>__<name>`."""
+    namespace, inner = _named(tool, place), tool.get("tools")
+    if not isinstance(inner, list):
+        raise missing(f"{place}.tools")
+    for index, one in enumerate(cast("list[Any]", inner)):
+        here = f"{place}.tools[{index}]"
+        if not isinstance(one, dict) or one.get("type", "function") not in ("function", "custom"):  # type: ignore[misc]
+            raise RequestError(f"'{here}' must be a tool of type 'function' or 'custom'.", param=f"{here}.type")
+        definition = cast(Definition, one)
+        own = _named(definition, here)
+        about = "\n".join(text for text in (tool.get("description"), definition.get("description")) if text)
+        if index == 0 and about:  # the namespace is described once
+            definition = {**definition, "description": about}
+        name = _unique(qualified(namespace, own), taken)
+        read.offered.append(
+            OfferedTool(cast(Kind, definition.get("type", "function")), name, own, namespace, here, definition)
+        )
+
+
+def qualified(namespace: str | None, name: str) -> str:
+    """The name of a namespace's tool as the model sees it."""
+    if not namespace:
+        return name
+    return _NOT_IN_NAMES.sub("_", f"{namespace.removesuffix('__')}__{name}")
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    if len(name) > _NAME_CHARACTERS:
+        name = f"{name[: _NAME_CHARACTERS - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    found, count = name, 1
+    while found in taken:
+        count += 1
+        found = f"{name[: _NAME_CHARACTERS - 4]}_{count}"
+    taken.add(found)
+    return found
+
+
+def _named(tool: Definition, place: str) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise missing(f"{place}.name")
+    return name
+
+
+def _runs_here(tool: Definition) -> bool:
+    """True for a shell in a container of the server's."""
+    environment = tool.get("environment")
+    return isinstance(environment, dict) and cast(Definition, environment).get("type") != "local"
+
+
+# --- tool_choice ----------------------------------------------------------------------------------------------------
+
+
+def choice_of(choice: str | dict[str, Any] | None, tools: ResponseTools) -> Any:
+    """`tool_choice` in the form of chat completions. Raises RequestError where it demands what is not offered."""
+    if not isinstance(choice, dict):
+        if choice == "required" and tools.hosted and not tools.offered:
+            raise _demanded(tools.hosted[0][1])
+        return choice if tools.offered or not tools.hosted else None
+    if choice.get("type") == "allowed_tools":
+        return _allowed(choice, tools)
+    if choice.get("type") == "namespace":
+        inner = [tool for tool in tools.offered if tool.namespace == choice.get("name")]
+        if not inner:
+            raise _unknown(choice, "tool_choice")
+        return _allowed_tools("required", [_by_name(tool) for tool in inner])
+    return _one(choice, tools, "tool_choice")
+
+
+def _allowed(choice: dict[str, Any], tools: ResponseTools) -> Any:
+    given = choice.get("tools")
+    entries = [one for one in cast("list[Any]", given if isinstance(given, list) else []) if isinstance(one, dict)]
+    served = [one for one in entries if not is_hosted(str(one.get("type")))]
+    if entries and not served:
+        if choice.get("mode") == "required":
+            raise _demanded(str(entries[0].get("type")))
+        return "none"
+    named = [_one(one, tools, f"tool_choice.tools[{entries.index(one)}]") for one in served]
+    return _allowed_tools(choice.get("mode"), named)
+
+
+def _allowed_tools(mode: Any, named: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
+def _one(choice: dict[str, Any], tools: ResponseTools, place: str) -> dict[str, Any]:
+    kind = str(choice.get("type"))
+    if is_hosted(kind):
+        raise _demanded(kind)
+    if kind not in ("function", "custom", *BUILT_IN):
+        raise RequestError(
+            f"'{place}' has type {kind[:80]!r}; use 'function', 'custom', 'namespace', 'local_shell', 'shell', "
+            "'apply_patch' or 'allowed_tools'.",
+            param=f"{place}.type",
+            code="unsupported_parameter",
+        )
+    own = kind if kind in BUILT_IN else str(choice.get("name"))
+    found = tools.find(kind, own, choice.get("namespace"))
+    if found is None:
+        raise _unknown(choice, place)
+    return _by_name(found)
+
+
+def _by_name(tool: OfferedTool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.name}}
+
+
+def _unknown(choice: dict[str, Any], place: str) -> RequestError:
+    name = choice.get("name") or choice.get("type")
+    return RequestError(f"'{place}' names {str(name)[:80]!r}, which is not among 'tools'.", param=f"{place}.name")
+
+
+def _demanded(kind: str) -> RequestError:
+    return RequestError(
+        f"'tool_choice' demands a tool of type {kind[:80]!r}, which a server would have to run; this one runs no "
+        "tools. Set 'tool_choice' to \"auto\".",
+        param="tool_choice",
+        code="unsupported_parameter",
+    )
