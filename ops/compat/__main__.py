@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from ops.compat.page import page
 from ops.compat.pausing import KEEP_ALIVE_S, pausing
 from ops.compat.runs import Run, run
 from ops.compat.samples import judged
+from ops.compat.scripted import scripted_farm
 from ops.demo import MODEL_DIR
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
@@ -57,15 +59,20 @@ def run_clients(names: tuple[str, ...], base_url: str | None, write: bool) -> No
         raise SettingsError("; ".join(absent) or "No client is installed: python -m ops.compat install")
     if write and len(chosen) < len(CLIENTS):
         raise SettingsError("--write takes a run of all clients: python -m ops.compat install")
-    with _farm(base_url) as (url, pause_url):
-        runs = [_run_one(known, url, pause_url) for known in chosen]
+    with (
+        tempfile.TemporaryDirectory(prefix="furrow-compat-") as data,
+        scripted_farm(MODEL, Path(data)) as scripted_url,
+        _farm(base_url) as (url, pause_url),
+    ):
+        runs = [_run_one(known, url, pause_url, f"{scripted_url}/v1") for known in chosen]
     if write:
         PAGE.write_text(page(runs))
     sys.exit(any(done.faults for done in runs))
 
 
-def _run_one(chosen: Client, url: str, pause_url: str) -> Run:
-    done = judged(chosen, lambda samples: run(chosen, url, MODEL, samples=samples, pause_url=pause_url))
+def _run_one(chosen: Client, url: str, pause_url: str, scripted_url: str) -> Run:
+    more = {"pause_url": pause_url, "scripted_url": scripted_url}
+    done = judged(chosen, lambda samples: run(chosen, url, MODEL, samples=samples, **more))
     click.echo(f"{chosen.name} {done.version}")
     for result in done.results:
         click.echo(f"  {result.verdict(chosen):7} {result.check}" + ("" if result.ok else f": {result.detail[-300:]}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,8 +21,8 @@ class Client:
 
     @property
     def package(self) -> str:
-        """The name of the client's own package, without extras."""
-        return self.packages[0].partition("[")[0]
+        """The name of the client's own package, without extras and version."""
+        return re.sub(r"(?<=.)[@\[].*", "", self.packages[0])
 
 
 CLIENTS: tuple[Client, ...] = (
@@ -93,6 +94,8 @@ CLIENTS: tuple[Client, ...] = (
         packages=("lm-eval[api]",),
         script="lm_eval_scores.py",
     ),
+    Client(name="opencode", title="opencode", kind="node", packages=("opencode-ai",), script="opencode.py"),
+    Client(name="aider", title="aider", packages=("aider-chat",), script="aider.py"),
 )
 
 

@@ -61,12 +61,19 @@ def install(client: Client) -> str:
 def command(client: Client) -> list[str]:
     """The command line of the client's script in its environment."""
     place = folder(client)
-    if client.kind == "python":
-        return [str(_python(place)), str(SCRIPTS / client.script)]
+    if client.script.endswith(".py"):
+        # A program of Node is driven by a script that needs no package.
+        python = _python(place) if client.kind == "python" else sys.executable
+        return [str(python), str(SCRIPTS / client.script)]
     # Node looks for packages beside the file that imports them.
     for script in SCRIPTS.glob("*.mjs"):
         shutil.copy(script, place)
     return ["node", str(place / client.script)]
+
+
+def programs(client: Client) -> Path:
+    """The folder of the programs that the client's packages bring."""
+    return folder(client) / ("bin" if client.kind == "python" else "node_modules/.bin")
 
 
 def _python(place: Path) -> Path:

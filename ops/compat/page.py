@@ -12,6 +12,9 @@ ranks. `python -m ops.compat install` installs each client into its own environm
 user's cache); the acceptance tests run the installed ones. A gap is a check that is known to fail; the run fails when
 it passes. In the check *stopped leader* a stream must be unchanged although its leader is stopped for 0.6 s.
 
+Coding agents run with their default prompts and tools on a model that takes orders in its prompt, behind the real API.
+Its leader's process is killed (`kill -9`) in the middle of an answer.
+
 [clients.md](clients.md) shows how to set clients up, [api.md](api.md) the API.
 """
 

@@ -13,6 +13,12 @@ from ops.compat import environments
 from ops.compat.clients import Client
 
 RUN_LIMIT_S = 300.0
+LOOPBACK_ONLY = {
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1,localhost",
+}
+"""A proxy that is not there, for programs that call home."""
 
 Verdict = Literal["works", "gap", "broken", "closed"]
 """`gap`: it fails and is known to; `closed`: it is listed as a gap, and works."""
@@ -50,10 +56,19 @@ class Run:
         return found + [f"{gap}: is listed as a gap, and was not tried" for gap in self.client.gaps if gap not in seen]
 
 
-def run(client: Client, base_url: str, model: str, samples: Path | None = None, pause_url: str = "") -> Run:
+def run(
+    client: Client,
+    base_url: str,
+    model: str,
+    *,
+    samples: Path | None = None,
+    pause_url: str = "",
+    scripted_url: str = "",
+) -> Run:
     """Run the client's script against `base_url` (with /v1); `samples` is where a script may leave what it measured.
 
     A POST to `pause_url` stops the model's leader for a moment; without one the checks of silent streams are left out.
+    At `scripted_url` (with /v1) the model answers by orders; coding agents need it.
 
     A script that dies leaves its last words as the reason.
     """
@@ -63,6 +78,8 @@ def run(client: Client, base_url: str, model: str, samples: Path | None = None, 
         "COMPAT_KEY": "none",
         "COMPAT_SAMPLES": str(samples or ""),
         "COMPAT_PAUSE_URL": pause_url,
+        "COMPAT_SCRIPTED_URL": scripted_url,
+        "COMPAT_BIN": str(environments.programs(client)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
     }
@@ -71,7 +88,11 @@ def run(client: Client, base_url: str, model: str, samples: Path | None = None, 
     }
     try:
         done = subprocess.run(
-            environments.command(client), capture_output=True, text=True, timeout=RUN_LIMIT_S, env=kept | settings
+            environments.command(client),
+            capture_output=True,
+            text=True,
+            timeout=RUN_LIMIT_S,
+            env=kept | settings | LOOPBACK_ONLY,
         )
         results = [Result(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith('{"check"')]
         if done.returncode != 0 or not results:

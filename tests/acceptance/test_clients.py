@@ -11,6 +11,7 @@ from ops.compat.clients import CLIENTS, Client
 from ops.compat.pausing import KEEP_ALIVE_S, pausing
 from ops.compat.runs import run
 from ops.compat.samples import CHECK, judged
+from ops.compat.scripted import scripted_farm
 from tests.farm import Farm
 from tests.integration.api.conftest import ApiProcess, running_api
 
@@ -23,14 +24,24 @@ def impatient(shared_farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> It
         yield process
 
 
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an API whose model answers by orders."""
+    with scripted_farm("demo", tmp_path_factory.mktemp("scripted")) as url:
+        yield f"{url}/v1"
+
+
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_a_client_passes_all_checks_but_its_listed_gaps(farm: Farm, impatient: ApiProcess, client: Client) -> None:
+def test_a_client_passes_all_checks_but_its_listed_gaps(
+    farm: Farm, impatient: ApiProcess, client: Client, request: pytest.FixtureRequest
+) -> None:
     """Every check works but those that the page tells as gaps; what is listed as a gap does fail."""
     if (why := environments.missing(client)) is not None:
         pytest.skip(why)
-    url = f"{impatient.url}/v1"
+    url, scripted_url = f"{impatient.url}/v1", request.getfixturevalue("scripted")
     with pausing(farm.redis_url, "demo") as pause_url:
-        done = judged(client, lambda samples: run(client, url, "demo", samples=samples, pause_url=pause_url))
+        more = {"pause_url": pause_url, "scripted_url": scripted_url}
+        done = judged(client, lambda samples: run(client, url, "demo", samples=samples, **more))
     assert done.faults == []
     assert (CHECK in [result.check for result in done.results]) == (client.name == "lm-eval")

@@ -94,7 +94,7 @@ def test_a_stop_string_ends_the_answer_and_is_cut_off(client: openai.OpenAI) -> 
     assert streamed == whole.choices[0].message.content
 
 
-LONG = "word " * 40_000
+LONG = "word " * 140_000
 """More than the context."""
 
 

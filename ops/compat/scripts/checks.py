@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import inspect
 import json
 import os
@@ -18,6 +19,8 @@ KEY = os.environ["COMPAT_KEY"]
 SAMPLES = os.environ.get("COMPAT_SAMPLES", "")
 PAUSE_URL = os.environ.get("COMPAT_PAUSE_URL", "")
 """A POST to it stops the leader for 0.6 s; empty where the run can't do that."""
+SCRIPTED_URL = os.environ.get("COMPAT_SCRIPTED_URL", "")
+"""The base URL of a farm whose model answers as `order` says; empty where there is none."""
 SILENT = "stopped leader"
 LONG = "Count from 1 to 60."
 """A question whose answer is long enough to be disturbed in its middle."""
@@ -68,6 +71,11 @@ def _token(text: str) -> int:
     request = urllib.request.Request(f"{BASE_URL}/tokenize", body, headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)["tokens"][0]
+
+
+def order(**what: Any) -> str:
+    """An order to the scripted model (`ops/compat/scripted.py`) in a user's turn: `say`, or `call` and `then`."""
+    return f"[order:{base64.b64encode(json.dumps(what).encode()).decode()}]"
 
 
 def tell(title: str, ok: bool, detail: str = "") -> None:

@@ -207,7 +207,7 @@ def background() -> None:
 
 @check("truncation of a conversation longer than the context")
 def truncated() -> None:
-    said: Any = [{"role": "user", "content": "word " * 9000}, {"role": "assistant", "content": "word " * 9000}]
+    said: Any = [{"role": "user", "content": "word " * 70_000}, {"role": "assistant", "content": "word " * 70_000}]
     asked: Any = {"model": MODEL, "input": [*said, {"role": "user", "content": "Hello"}], "max_output_tokens": 8}
     try:
         client.responses.create(**asked)

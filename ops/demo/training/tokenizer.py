@@ -88,7 +88,7 @@ def build(conversations: int = 30_000) -> PreTrainedTokenizerFast:
         pad_token=END_OF_TEXT,
         additional_special_tokens=[TURN_START],
         chat_template=CHAT_TEMPLATE,
-        model_max_length=16384,
+        model_max_length=131072,
         clean_up_tokenization_spaces=False,
     )
 

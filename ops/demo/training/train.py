@@ -36,7 +36,7 @@ def configuration(tokens: PreTrainedTokenizerFast) -> Qwen3Config:
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=32,
-        max_position_embeddings=16384,
+        max_position_embeddings=131072,
         rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
         tie_word_embeddings=True,
         bos_token_id=None,

@@ -1,0 +1,168 @@
+"""A farm whose model answers as its prompts order, behind a real API: the other half of a client's tool loop.
+
+A user's turn holds an order: JSON in base64, which no client's quoting alters, as `order` in scripts/checks.py writes
+it. `{"say": TEXT}` is answered with the text; `{"call": {"name": NAME, "arguments": {...}}, "then": TEXT}` with the
+call where the tool is offered, and after its result with the text. With `"dies": true` the leader's process kills
+itself in the middle of the text, and a new one continues. The last order of a prompt decides.
+
+`python -m ops.compat.scripted MODEL` is the leader; `scripted_farm` runs it, an API process and a private server.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from control.errors import EpochOver, Lost, RedisUnavailable
+from control.listening import free_port
+from control.messages import GenerationRequest, ModelSpec
+from control.process import die_with_parent
+from control.records import catalog
+from control.redis.connection import connect, run
+from control.requests import Claimed, Emission
+from ops.bench.common.farm import HOST, say
+from ops.bench.fanout.scripted_leader import ScriptedLeader
+from ops.demo import MODEL_DIR
+from ops.local.embedded import EmbeddedServer
+from ops.local.ready import is_ready
+from ops.local.supervisor import Part, Supervisor
+from worker.leader.requests.running import RunningRequest
+from worker.repository import files
+from worker.repository.assets import read_assets
+
+START_LIMIT_S = 120.0
+TICK_S = 0.1
+STEP_S, IDLE_S = 0.002, 0.02
+"""Between two steps; while no request runs."""
+KV_TOKENS = 1 << 24
+"""Large enough for any prompt; there is no such memory."""
+ANSWER = "I have no order."
+"""The answer to a prompt without an order, such as that for a conversation's title."""
+_ORDER = re.compile(r"\[order:([\w+/=]+)\]")
+_RESULT = "<tool_response>"
+
+
+def last_order(prompt: str) -> tuple[dict[str, Any], str]:
+    """The last order of a prompt, and the text after it."""
+    found = list(_ORDER.finditer(prompt))
+    if not found:
+        return {"say": ANSWER}, ""
+    return json.loads(base64.b64decode(found[-1][1])), prompt[found[-1].end() :]
+
+
+def answer(prompt: str) -> str:
+    """The text that the last order of `prompt` asks for; a call is in the demonstration model's syntax."""
+    order, since = last_order(prompt)
+    if "say" in order:
+        return order["say"]
+    if _RESULT in since:
+        return order["then"]
+    if f'"name": "{order["call"]["name"]}"' not in prompt.partition("</tools>")[0]:
+        return ANSWER
+    return f"<tool_call>\n{json.dumps(order['call'], ensure_ascii=False)}\n</tool_call>"
+
+
+class OrderedLeader(ScriptedLeader):
+    """Leads replica r0 of a model with the demonstration model's tokenizer and template."""
+
+    def __init__(self, redis_url: str, model: str) -> None:
+        self.assets = msgspec.structs.replace(read_assets(files.inspect(MODEL_DIR), None), kv_tokens=KV_TOKENS)
+        self._tokenizer = Tokenizer.from_str(self.assets.tokenizer_json)
+        super().__init__(connect(redis_url), model, "r0", self._tokenizer.decode, self._script)
+        self._deaths: dict[str, int] = {}
+        """The length of a request's log after which this process kills itself."""
+
+    def lead(self, stopping: threading.Event) -> None:
+        """Put the model into the catalog and lead until `stopping`. A predecessor's lock is waited for."""
+        catalog.put_spec(self.client, ModelSpec(name=self.model, source="script"))
+        run(self.client, catalog.put_assets(self.model, self.assets))
+        while not stopping.wait(STEP_S if self.running else IDLE_S):
+            try:
+                self.turn()
+            except Lost:
+                stopping.wait(TICK_S)
+            except (EpochOver, RedisUnavailable):
+                self.drop()
+        self.leave()
+
+    def on_claim(self, claimed: Claimed, request: RunningRequest) -> None:
+        """An order to die holds for the process that begins the request."""
+        order, _ = last_order(self._text(request.params))
+        if order.get("dies") and not request.history:
+            self._deaths[claimed.rid] = len(self._tokens[claimed.rid]) // 2
+
+    def before_emit(self, emissions: Collection[Emission]) -> None:
+        if any(emission.seq >= self._deaths.get(emission.rid, emission.seq + 1) for emission in emissions):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _script(self, params: GenerationRequest) -> list[int]:
+        said = self._tokenizer.encode(answer(self._text(params)), add_special_tokens=False).ids
+        return [*said, self.assets.eos_ids[0]]
+
+    def _text(self, params: GenerationRequest) -> str:
+        return self._tokenizer.decode(params.prompt, skip_special_tokens=False)
+
+
+@contextmanager
+def scripted_farm(model: str, data: Path, *options: str) -> Generator[str]:
+    """Serve `model` by orders; yields the API's URL. `options` are those of `furrow api`."""
+    address, stopping = (HOST, free_port(HOST, 0)), threading.Event()
+    with EmbeddedServer(data) as redis_url:
+        level = os.environ.get("FURROW_LOG_LEVEL") or "error"
+        supervisor = Supervisor({"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}, say)
+
+        def supervise() -> None:
+            supervisor.start(Part("leader", "ops.compat.scripted", [model]))
+            supervisor.start(Part("api", "api", ["--host", HOST, "--port", str(address[1]), *options]))
+            while not stopping.wait(TICK_S):
+                supervisor.tend()
+            supervisor.stop()
+
+        thread = threading.Thread(target=supervise, name="scripted-farm")
+        thread.start()
+        try:
+            _wait(address)
+            yield f"http://{address[0]}:{address[1]}"
+        finally:
+            stopping.set()
+            thread.join()
+
+
+def _wait(address: tuple[str, int]) -> None:
+    until = time.monotonic() + START_LIMIT_S
+    while not is_ready(address):
+        if time.monotonic() > until:
+            raise TimeoutError(
+                f"The API process at {address[0]}:{address[1]} was not ready within {START_LIMIT_S:g} s."
+            )
+        time.sleep(TICK_S)
+
+
+def main() -> None:
+    """Lead until SIGTERM."""
+    die_with_parent()
+    stopping = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    OrderedLeader(os.environ["FURROW_REDIS_URL"], sys.argv[1]).lead(stopping)
+
+
+if __name__ == "__main__":
+    main()

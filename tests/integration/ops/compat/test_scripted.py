@@ -1,0 +1,54 @@
+"""The farm whose model takes orders: a tool loop, and an answer whose leader is killed."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessage
+
+from ops.compat.scripted import ANSWER, scripted_farm
+
+TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+LONG = " ".join(f"line {number}" for number in range(40))
+
+
+def order(**what: Any) -> str:
+    return f"[order:{base64.b64encode(msgspec.json.encode(what)).decode()}]"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    with (
+        scripted_farm("demo", tmp_path_factory.mktemp("data")) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def said(client: openai.OpenAI, *messages: Any, **more: Any) -> ChatCompletionMessage:
+    return client.chat.completions.create(model="demo", messages=list(messages), **more).choices[0].message
+
+
+def test_a_tool_loop(client: openai.OpenAI) -> None:
+    """A call where the tool is offered, the ordered text after its result, the next order after that."""
+    ask = {"role": "user", "content": f"Add. {order(call={'name': 'add', 'arguments': {'a': 2}}, then='It is 5.')}"}
+    assert said(client, ask).content == ANSWER
+    [call] = (first := said(client, ask, tools=[TOOL])).tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("add", '{"a": 2}')
+    turns = [ask, first, {"role": "tool", "tool_call_id": call.id, "content": "5"}]
+    assert said(client, *turns, tools=[TOOL]).content == "It is 5."
+    thanks = {"role": "user", "content": f"Thanks. {order(say='You are welcome.')}"}
+    assert said(client, *turns, thanks, tools=[TOOL]).content == "You are welcome."
+
+
+def test_an_answer_whose_leader_is_killed(client: openai.OpenAI) -> None:
+    """The leader's process kills itself in the middle of the answer; the next one goes on with the same text."""
+    ask: Any = {"role": "user", "content": order(say=LONG, dies=True)}
+    chunks = list(client.chat.completions.create(model="demo", messages=[ask], stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == LONG
