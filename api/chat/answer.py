@@ -48,8 +48,9 @@ class _Choice:
         """Special tokens that the parser must see, and where in the text they stand."""
         self._ends_with_call = reading is not None and reading.calling is not None and not reading.calling.named
         self._undecided = 0
-        self._plain = reading is None and not view.stop
+        self._plain = reading is None and not view.stop and not view.return_ids and not view.continuous_usage
         """True if text is sent as it comes, so that most tokens need no other check."""
+        self._tokens = 0
         self.reasoning_tokens = 0
         self.finish: FinishReason | None = None
 
@@ -58,7 +59,10 @@ class _Choice:
             text = self._detokenizer.push(entry.token)
             self._sent = self._produced = self._produced + len(text)
             return Piece(entry.seq, entry.choice, text)
-        piece = Piece(entry.seq, entry.choice, finish=entry.finish)
+        self._tokens += entry.token is not None
+        piece = Piece(entry.seq, entry.choice, finish=entry.finish, tokens=self._tokens)
+        if self._view.return_ids and entry.token is not None:
+            piece.ids.append(entry.token)
         if entry.finish == "stop" and entry.cause in self._stop_strings and not self._ends_without_text(entry):
             piece.stop = entry.cause
         said = self._certain(entry)

@@ -14,10 +14,9 @@ from api.chat.reading.llama3 import PYTHON_TAG
 from api.chat.reading.qwen_xml import may_be_text
 from api.chat.template import render, variables_of
 from api.chat.tokens import Vocabulary
-from api.schemas.chat import ChatRequest
+from api.schemas.chat import EFFORTS, ChatRequest
 from api.schemas.how import Calling, Reading, Thinking
 from api.schemas.messages import template_messages
-from api.schemas.refusals import refusal
 from api.schemas.structured import Asked, grammar_of, only_one
 from api.schemas.tools import Offer
 from control.errors import RequestError
@@ -50,8 +49,6 @@ def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabular
     else:
         text = render(assets.chat_template, messages, config, variables)
         thinking = _begun(_shown(forms.thinking, request), text)
-    if thinking is not None and thinking.begun and request.reasoning_effort == "none":
-        raise refusal("reasoning_effort", "This model's template always begins with reasoning; it can't be 'none'.")
     over = thinking is not None and text.rstrip().endswith(thinking.close)
     asked, thinks = _asked(request, offer, forms, None if over else thinking, vocabulary)
     if asked is not None and calling is not None and calling.begun:
@@ -101,7 +98,7 @@ def _variables(request: ChatRequest, assets: ModelAssets, forms: Forms, offer: O
     if source is None:
         return given  # the rendering refuses it
     known = variables_of(source)
-    variables = _effort(request.reasoning_effort, known) | given
+    variables = _effort(request.reasoning_effort, known) | _switch(request.thinks, known) | given
     if request.add_generation_prompt is not None:
         variables["add_generation_prompt"] = request.add_generation_prompt
     if offer is None:
@@ -138,15 +135,22 @@ def _check_history(request: ChatRequest, source: str) -> None:
 
 
 def _effort(effort: str | None, known: frozenset[str]) -> dict[str, Any]:
-    """`reasoning_effort` in the words of the template; "none" asks for no reasoning."""
+    """`reasoning_effort` in the words of the template; "none" asks for no reasoning. Without any it is only a hint."""
     if not effort:
         return {}
-    thinks = effort != "none"
-    values: dict[str, Any] = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
-    found = {name: value for name, value in values.items() if name in known}
-    if not found and thinks:
-        raise refusal("reasoning_effort", "This model's template can't be told how much to reason.")
+    found = {name: effort for name in ("reasoning_effort",) if name in known} | _switch(effort != "none", known)
+    if found and effort not in EFFORTS:
+        raise RequestError(
+            f"Invalid value for 'reasoning_effort': {effort[:80]!r}; use one of "
+            f"{', '.join(repr(known) for known in EFFORTS)}.",
+            param="reasoning_effort",
+        )
     return found
+
+
+def _switch(thinks: bool | None, known: frozenset[str]) -> dict[str, Any]:
+    """The variables by which templates switch reasoning on and off, where this one knows them."""
+    return {} if thinks is None else {name: thinks for name in ("enable_thinking", "thinking") if name in known}
 
 
 def _shown(thinking: Thinking | None, request: ChatRequest) -> Thinking | None:

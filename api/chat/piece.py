@@ -45,6 +45,10 @@ class Piece(msgspec.Struct):
     scored: list[ScoredToken] = []
     prompt: list[PromptToken] = []
     """Tokens of the prompt, where they are shown beside the answer; never in a stream."""
+    ids: list[int] = []
+    """Token ids of the entries, where they are shown."""
+    tokens: int = 0
+    """Tokens of the choice up to the end of this piece, where each chunk shows them."""
     encoded: list[Any] = []
     encoded_prompt: list[Any] = []
     """Of an answer that is not streamed: `scored` and `prompt` so far, as its writer encodes them."""
@@ -54,12 +58,12 @@ class Piece(msgspec.Struct):
 
     @property
     def silent(self) -> bool:
-        return not (self.text or self.reasoning or self.calls or self.scored)
+        return not (self.text or self.reasoning or self.calls or self.scored or self.ids)
 
     def mute(self) -> None:
         """Forget all but the end: the client has the rest already."""
         self.text = self.reasoning = ""
-        self.calls, self.scored = [], []
+        self.calls, self.scored, self.ids = [], [], []
 
     def add_call(self, delta: CallDelta) -> None:
         """Add a part of a call; parts of one call in a row become one."""
@@ -87,3 +91,5 @@ class Piece(msgspec.Struct):
             self.add_call(delta)
         self.scored += other.scored
         self.prompt += other.prompt
+        self.ids += other.ids
+        self.tokens = other.tokens

@@ -16,6 +16,8 @@ from api.schemas.completions import CompletionRequest
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
 from control.messages import GenerationRequest, Grammar, ModelAssets, ReasoningBudget, Sampling
 
+_ANY_SEED = -1
+"""As at vLLM and llama.cpp: no seed."""
 _LEAST_TOP_P = 1e-6
 """top_p 0 is allowed by OpenAI and keeps the most likely token alone; filters need a value above 0."""
 
@@ -85,8 +87,8 @@ def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, as
             f"deployment holds {assets.kv_tokens}. Shorten the prompt or lower max_tokens.",
             param=_limit_param(request) if needed > 1 else _prompt_param(request),
         )
-    if asked is not None:
-        return min(asked, rest)
+    if asked is not None or request.unlimited:
+        return rest if asked is None else min(asked, rest)
     default = _default_max_tokens(assets.generation_config, prompt_tokens)
     return rest if default is None else min(rest, max(default, request.min_tokens or 0))
 
@@ -121,7 +123,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
         repetition_penalty=float(_default(request.repetition_penalty, config, "repetition_penalty", 1.0)),
         logit_bias=request.logit_bias or {},
         # Drawn here where the client gives none, so that a request that Redis loses can be brought back unchanged.
-        seed=str(secrets.randbits(64) if request.seed is None else request.seed % 2**64),
+        seed=str(secrets.randbits(64) if request.seed in (None, _ANY_SEED) else request.seed % 2**64),
         stop=request.stop_strings,
         stop_ids=sorted({*eos_ids, *(request.stop_token_ids or [])}),
         logprobs=request.logprobs_count,

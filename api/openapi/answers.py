@@ -46,7 +46,7 @@ class TokenUsage(Shape):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
@@ -117,6 +117,7 @@ class ChatChoice(Shape):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Shape):
@@ -127,6 +128,7 @@ class ChatCompletion(Shape):
     choices: list[ChatChoice]
     usage: TokenUsage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Delta(Shape):
@@ -143,10 +145,13 @@ class ChatChunkChoice(Shape):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Shape):
-    """With `stream_options.include_usage` each has `usage`, null in all but the last one."""
+    """With `stream_options.include_usage` each has `usage`, null in all but the last one; with
+    `continuous_usage_stats` each has the counts so far.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -154,6 +159,7 @@ class ChatCompletionChunk(Shape):
     model: str
     choices: list[ChatChunkChoice]
     usage: TokenUsage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 # --- completions ---
@@ -172,6 +178,8 @@ class CompletionChoice(Shape):
     logprobs: CompletionLogprobs | None
     finish_reason: Finish
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Shape):
@@ -188,6 +196,8 @@ class CompletionChunkChoice(Shape):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Finish | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChunk(Shape):

@@ -45,12 +45,13 @@ class Writer:
     chunk_object = ""
     whole_object = ""
 
-    def __init__(self, rid: str, view: View, vocabulary: Vocabulary) -> None:
+    def __init__(self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> None:
         self._id = answer_id(rid, view)
         self._view = view
         self._vocabulary = vocabulary
         head = {"id": self._id, "object": self.chunk_object, "created": view.created, "model": view.model}
         self._head = b"data: " + _json(head)[:-1] + b',"choices":['
+        self._prompt_tokens = prompt_tokens
         self._tail = b',"usage":null}\n\n' if view.include_usage else b"}\n\n"
 
     def opening(self, index: int, text: str) -> bytes:
@@ -59,10 +60,26 @@ class Writer:
 
     def piece(self, index: int, piece: Piece) -> bytes:
         scored = _json(self._scored(piece.scored)) if self._view.logprobs is not None else b"null"
-        return self._head + self._choice(index, piece, scored) + b"]" + self._tail
+        return self._head + self._choice(index, piece, scored) + b"]" + self._end_of(piece.tokens)
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
-        return self._head + self._end(index, reason) + b"]" + self._tail
+    def finish(self, index: int, reason: FinishReason, tokens: int) -> bytes:
+        return self._head + self._end(index, reason) + b"]" + self._end_of(tokens)
+
+    def _end_of(self, tokens: int) -> bytes:
+        """A chunk's end, with the counts of its choice where every chunk has them."""
+        if not self._view.continuous_usage:
+            return self._tail
+        total = self._prompt_tokens + tokens
+        counts = (self._prompt_tokens, total, tokens)
+        return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}}\n\n' % counts
+
+    def _prompt_ids(self, index: int) -> list[int]:
+        """The ids of the prompt that a choice answers."""
+        return self._view.prompt_ids[index // self._view.n]
+
+    def _shown_ids(self, piece: Piece) -> bytes:
+        """The ids of a chunk's tokens as a member of its choice, as vLLM shows them; empty where they are not shown."""
+        return b',"token_ids":' + _json(piece.ids) if self._view.return_ids else b""
 
     def usage(self, usage: Usage) -> bytes:
         return self._head + b'],"usage":' + _json(usage.encode()) + b"}\n\n"
@@ -139,17 +156,19 @@ class ChatWriter(Writer):
 
     def opening(self, index: int, text: str) -> bytes:
         delta = b'{"index":%d,"delta":{"role":"assistant","content":' % index + _json(text)
-        return self._head + delta + b'},"logprobs":null,"finish_reason":null}]' + self._tail
+        ids = b',"prompt_token_ids":' + _json(self._prompt_ids(index)) if self._view.return_ids else b""
+        return self._head + delta + b'},"logprobs":null,"finish_reason":null}]' + ids + self._end_of(0)
 
     def _whole_prompt(self, pieces: list[Piece]) -> dict[str, Any]:
-        return self._prompt_logprobs(pieces[0])
+        ids = {"prompt_token_ids": self._prompt_ids(0)} if self._view.return_ids else {}
+        return self._prompt_logprobs(pieces[0]) | ids
 
     def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
         if piece.reasoning or piece.calls:
             delta = b'{"index":%d,"delta":' % index + _json(_delta(piece, self._view.functions))
         else:
             delta = b'{"index":%d,"delta":{"content":' % index + _json(piece.text) + b"}"
-        return delta + b',"logprobs":' + scored + b',"finish_reason":null}'
+        return delta + b',"logprobs":' + scored + b',"finish_reason":null' + self._shown_ids(piece) + b"}"
 
     def _end(self, index: int, reason: FinishReason) -> bytes:
         return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}' % (index, self._reason(reason).encode())
@@ -171,7 +190,8 @@ class ChatWriter(Writer):
             message["function_call"] = _call(piece.calls[0])["function"]
         elif piece.calls:
             message["tool_calls"] = [_call(call) for call in piece.calls]
-        return {"index": index, "message": message, "logprobs": scored, "finish_reason": self._reason(piece.finish)}
+        choice = {"index": index, "message": message, "logprobs": scored, "finish_reason": self._reason(piece.finish)}
+        return choice | ({"token_ids": piece.ids} if self._view.return_ids else {})
 
 
 def _delta(piece: Piece, functions: bool) -> dict[str, Any]:
@@ -203,10 +223,14 @@ class CompletionWriter(Writer):
     whole_object = "text_completion"
 
     def opening(self, index: int, text: str) -> bytes:
-        return self._head + self._choice(index, Piece(0, 0, text), b"null") + b"]" + self._tail if text else b""
+        if not text and not self._view.return_ids:
+            return b""
+        ids = b',"prompt_token_ids":' + _json(self._prompt_ids(index)) if self._view.return_ids else b""
+        return self._head + self._choice(index, Piece(0, 0, text), b"null")[:-1] + ids + b"}]" + self._end_of(0)
 
     def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
-        return b'{"index":%d,"text":' % index + _json(piece.text) + b',"logprobs":' + scored + b',"finish_reason":null}'
+        text = b'{"index":%d,"text":' % index + _json(piece.text) + b',"logprobs":' + scored
+        return text + b',"finish_reason":null' + self._shown_ids(piece) + b"}"
 
     def _end(self, index: int, reason: FinishReason) -> bytes:
         return b'{"index":%d,"text":"","logprobs":null,"finish_reason":"%s"}' % (index, reason.encode())
@@ -226,6 +250,8 @@ class CompletionWriter(Writer):
     def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
         scored = self._joined(piece.encoded) if self._view.logprobs is not None else None
         choice = {"index": index, "text": piece.text, "logprobs": scored, "finish_reason": piece.finish}
+        if self._view.return_ids:
+            choice |= {"token_ids": piece.ids, "prompt_token_ids": self._prompt_ids(index)}
         return choice | self._prompt_logprobs(piece)
 
     def _top(self, token: ScoredToken) -> dict[str, float] | None:
@@ -238,6 +264,6 @@ class CompletionWriter(Writer):
         return {self._name(one): finite(logprob) for one, logprob in ranked}
 
 
-def writer(rid: str, view: View, vocabulary: Vocabulary) -> Writer:
+def writer(rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> Writer:
     kind = ChatWriter if view.endpoint == "chat" else CompletionWriter
-    return kind(rid, view, vocabulary)
+    return kind(rid, view, vocabulary, prompt_tokens)

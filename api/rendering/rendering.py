@@ -28,7 +28,7 @@ class StreamRenderer:
         self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
     ) -> None:
         self.view = self._view = view
-        self._writer = writer(rid, view, vocabulary)
+        self._writer = writer(rid, view, vocabulary, prompt_tokens)
         self._prompt_tokens = prompt_tokens
         self.answers = [
             Answer(vocabulary, view, member_rid(rid, member), view.echo_of(member)) for member in range(view.members)
@@ -140,7 +140,7 @@ class StreamRenderer:
             self._event(member, (piece.seq, _TEXT), self._writer.piece(index, piece), events)
         failed = piece.finish in ("cancelled", "expired", "unavailable", "error")
         if piece.finish is not None and not failed:
-            self._event(member, (piece.seq, _FINISH), self._writer.finish(index, piece.finish), events)
+            self._event(member, (piece.seq, _FINISH), self._writer.finish(index, piece.finish, piece.tokens), events)
 
     def _event(self, member: int, place: tuple[int, int], chunk: bytes, events: list[bytes]) -> None:
         if place <= self._had[member]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from api.schemas.client_warnings import Warnings
 from api.schemas.decoding import decode_request
 from api.schemas.functions import FUNCTION_NAMES, FunctionCall, check_functions, choice_of, tools_of
-from api.schemas.generation import GenerationFields, check_ranges
+from api.schemas.generation import UNLIMITED, GenerationFields, check_ranges
 from api.schemas.messages import Message, text_of
 from api.schemas.naming import naming
 from api.schemas.refusals import refuse_unserved
@@ -15,6 +17,10 @@ from api.schemas.tools import Function, Offer, Tool, ToolChoice, check_tools, of
 from control.errors import RequestError
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+class ThinkingSwitch(msgspec.Struct, kw_only=True):
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
 
 
 class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -32,21 +38,31 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     # The older names of tools and tool_choice.
     functions: list[Function] | None = None
     function_call: FunctionCall | None = None
+    # The template's switch, as in Qwen's and in GLM's or DeepSeek's API.
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingSwitch | None = None
     # As in vLLM: how the prompt ends, and that the answer shows the message that it continues.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
-    # Known and not served.
-    modalities: list[str] | None = None
-    audio: Any = None
-    prediction: Any = None
-    moderation: Any = None
-    verbosity: str | None = None
-    web_search_options: Any = None
+
+    @property
+    def thinks(self) -> bool | None:
+        """True or false where the request switches reasoning on or off."""
+        if self.enable_thinking is not None or self.thinking is None:
+            return self.enable_thinking
+        if isinstance(self.thinking, bool):
+            return self.thinking
+        return None if self.thinking.type == "auto" else self.thinking.type != "disabled"
 
     @property
     def token_limit(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return None if limit == UNLIMITED else limit
+
+    @property
+    def unlimited(self) -> bool:
+        return UNLIMITED in (self.max_tokens, self.max_completion_tokens)
 
     @property
     def offer(self) -> Offer | None:
@@ -86,12 +102,6 @@ def check_chat(request: ChatRequest) -> None:
     with naming(FUNCTION_NAMES if request.functions else {}):
         check_tools(tools_of(request.functions) if request.functions else request.tools or [])
         _ = request.offer  # refuses a choice that the tools don't allow
-    if request.reasoning_effort not in (None, "", *EFFORTS):
-        raise RequestError(
-            f"Invalid value for 'reasoning_effort': {request.reasoning_effort[:80]!r}; use one of "
-            f"{', '.join(repr(effort) for effort in EFFORTS)}.",
-            param="reasoning_effort",
-        )
     if request.continue_final_message and request.add_generation_prompt:
         raise RequestError(
             "'continue_final_message' and 'add_generation_prompt' exclude each other: the answer continues the last "

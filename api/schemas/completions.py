@@ -25,6 +25,8 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def token_limit(self) -> int | None:
+        if self.unlimited:
+            return None
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property

@@ -19,7 +19,7 @@ import msgspec.inspect
 
 from api.schemas.client_warnings import Warnings
 from api.schemas.refusals import refusal
-from api.schemas.tolerance import TABLE
+from api.schemas.tolerance import TABLE, Hint, Mapped, Refused
 from control.errors import RequestError
 
 T = TypeVar("T")
@@ -79,13 +79,26 @@ def _known(body: bytes, type_: type[Any], warnings: Warnings) -> bytes:
     members = decode_body(body, dict[str, msgspec.Raw])
     known = {field.encode_name for field in msgspec.structs.fields(type_)}
     for name in [name for name in members if name not in known]:
-        given = members.pop(name)
-        rule = TABLE.get(name)
-        if rule is None:
+        given, row = members.pop(name), TABLE.get(name)
+        if row is None:
             warnings.ignore(name)
-        elif not rule.passes(msgspec.json.decode(given)):
-            raise refusal(name, rule.remedy)
+        elif isinstance(row, Mapped):
+            _rename(members, name, given, next((to for to in row.to if to in known), None), warnings)
+        elif not isinstance(row, Hint) and msgspec.json.decode(given) not in (None, *row.neutral):
+            if isinstance(row, Refused):
+                raise refusal(name, row.remedy)
+            warnings.add(row.text, name)
     return msgspec.json.encode(members)
+
+
+def _rename(members: dict[str, msgspec.Raw], name: str, given: msgspec.Raw, to: str | None, warnings: Warnings) -> None:
+    """Put a value under the endpoint's name for it. Raises RequestError where another value is there already."""
+    if to is None:
+        warnings.ignore(name)
+    elif bytes(given) != b"null":
+        if bytes(members.get(to, given)) not in (b"null", bytes(given)):
+            raise RequestError(f"'{name}' and '{to}' are both set and differ; send one of them.", param=name)
+        members[to] = given
 
 
 def _half_character(body: bytes, error: str) -> re.Match[bytes] | None:

@@ -12,12 +12,13 @@ from control.requests.bounds import RANGES, Range, shown
 
 MAX_CHOICES = int(RANGES["n"].most)
 MAX_STOP_STRINGS = 16
+UNLIMITED = -1
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
+    """vLLM's: with `include_usage`, each chunk has the counts of its choice so far."""
 
 
 class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -49,10 +50,8 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     on_disconnect: str | int | float | None = None
     timeout: float | None = None
     deadline: float | None = None
-    # Chat completions and completions take only the neutral values of these two (see refusals.py).
-    service_tier: str | None = None
-    store: bool | None = None
     # Hints without an effect on the answer.
+    service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
@@ -70,6 +69,7 @@ class GenerationFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
     # The form of the answer: at most one of these (see structured.py).
     response_format: Any = None
     structured_outputs: Any = None
@@ -82,11 +82,22 @@ class GenerationFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def stop_strings(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else (self.stop or [])
+        """Empty strings stop nothing."""
+        given = [self.stop] if isinstance(self.stop, str) else (self.stop or [])
+        return [text for text in given if text]
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def unlimited(self) -> bool:
+        """True if a limit of -1 asks for all that the context has room for, as at llama.cpp."""
+        return self.max_tokens == UNLIMITED
 
     @property
     def least_tokens(self) -> int:
@@ -114,6 +125,8 @@ def check_ranges(request: GenerationFields) -> None:
             continue
         known = RANGES[name]
         if name in ("max_tokens", "max_completion_tokens"):
+            if value == UNLIMITED:
+                continue
             known = Range(request.least_tokens, known.most)
         check_number(name, value, known)
     for token, bias in (request.logit_bias or {}).items():
@@ -162,5 +175,3 @@ def _check_shown(request: GenerationFields) -> None:
 def _check_stop(stop: list[str]) -> None:
     if len(stop) > MAX_STOP_STRINGS:
         raise RequestError(f"'stop' has {len(stop)} strings; at most {MAX_STOP_STRINGS} are served.", param="stop")
-    if any(not text for text in stop):
-        raise RequestError("'stop' has an empty string; remove it.", param="stop")

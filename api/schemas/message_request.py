@@ -91,7 +91,7 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
     top_k: int | None = None
     metadata: Metadata | None = None
     stream: bool | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    service_tier: str | None = None
     inference_geo: str | None = None
     thread: Any = None
     # Furrow's own, and additions of other engines.

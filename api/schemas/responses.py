@@ -43,7 +43,7 @@ class TextOptions(msgspec.Struct, kw_only=True):
 
 
 class ResponseStreamOptions(msgspec.Struct, kw_only=True):
-    include_obfuscation: bool | None = None
+    include_obfuscation: bool | None = None  # a hint: no event is padded
 
 
 class ResponseRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +60,7 @@ class ResponseRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
     background: bool | None = None
+    store: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -77,12 +78,11 @@ class ResponseRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
         return (self.reasoning.summary or self.reasoning.generate_summary) if self.reasoning is not None else None
 
 
-_PASSED_ON = ({*CommonFields.__struct_fields__} - {"store"}) | {"parallel_tool_calls", "chat_template_kwargs"}
+_PASSED_ON = {*CommonFields.__struct_fields__, "parallel_tool_calls", "chat_template_kwargs"}
 _NAMES = {
     r"^messages\b.*": "input",
     r"^max_completion_tokens$": "max_output_tokens",
     r"^response_format(\.json_schema)?": "text.format",
-    r"^verbosity$": "text.verbosity",
     r"^reasoning_effort$": "reasoning.effort",
     r"^tool_choice\.(function|allowed_tools)": "tool_choice",
 }
@@ -134,8 +134,6 @@ def _refuse_options(request: ResponseRequest) -> None:
     options, reasoning = request.stream_options, request.reasoning
     if options is not None and not request.stream:
         raise RequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
-    if options is not None and options.include_obfuscation:
-        raise refusal("stream_options.include_obfuscation")
     if reasoning is not None and reasoning.mode not in (None, "standard"):
         raise refusal("reasoning.mode")
     if reasoning is not None and reasoning.context not in (None, "auto"):
@@ -153,7 +151,6 @@ def conversation(request: ResponseRequest, items: list[Item], *, stored: bool) -
         "tools": [tool.function for tool in tools.offered] or None,
         "tool_choice": choice_of(request.tool_choice, tools),
         "response_format": _response_format(request.text.format if request.text is not None else None),
-        "verbosity": request.text.verbosity if request.text is not None else None,
         "reasoning_effort": request.reasoning.effort if request.reasoning is not None else None,
     }
     if request.top_logprobs or LOGPROBS in (request.include or []):

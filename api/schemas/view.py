@@ -26,6 +26,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     member: int = 0
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
+    """True if every chunk has the counts of its choice so far."""
     logprobs: int | None = None
     stop: list[str] = []
     stop_ids: list[int] = []
@@ -41,6 +43,10 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     special_tokens: bool = False
     token_ids: bool = False
     """True if tokens are shown as `token_id:<id>`."""
+    return_ids: bool = False
+    """True if the ids of prompt and answer are shown beside the text."""
+    prompt_ids: list[list[int]] = []
+    """The prompt's ids by member, where they are shown; only in the first member's view."""
     reading: Reading | None = None
     """The parts of the answer besides text; None for a plain completion."""
     user: str | None = None

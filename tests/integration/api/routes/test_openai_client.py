@@ -189,7 +189,7 @@ def test_sampling_reaches_the_leader(client: openai.OpenAI, leader: ScriptedLead
         messages=say("x"),
         temperature=0,
         top_p=0.5,
-        seed=-1,
+        seed=-2,
         presence_penalty=0.5,
         frequency_penalty=-0.5,
         logit_bias={"5": 10},
@@ -203,6 +203,6 @@ def test_sampling_reaches_the_leader(client: openai.OpenAI, leader: ScriptedLead
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 3, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -0.5, 1.2)
     assert (sampling.logit_bias, sampling.max_tokens, sampling.min_tokens) == ({5: 10}, 9, 2)
-    assert (sampling.seed, sampling.stop_ids) == (str(2**64 - 1), [])
+    assert (sampling.seed, sampling.stop_ids) == (str(2**64 - 2), [])
     hi = byte_tokenizer().encode("hi").ids
     assert (sampling.typical_p, sampling.bad_words) == (0.9, [hi, [*byte_tokenizer().encode(" ").ids, *hi]])

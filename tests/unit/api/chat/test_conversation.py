@@ -97,13 +97,39 @@ def test_effort_in_the_words_of_the_template() -> None:
     assert prompt(template, reasoning_effort="none", chat_template_kwargs={"thinking": 1}).text == "xnone1"
 
 
+def test_without_a_switch_effort_is_a_hint() -> None:
+    """A template without the words is rendered as ever, whatever effort is asked for."""
+    for template in (PLAIN, BEGUN):
+        plain = prompt(template).text
+        for effort in ("low", "none", "colossal"):
+            assert prompt(template, reasoning_effort=effort).text == plain
+        assert prompt(template, enable_thinking=False, thinking={"type": "disabled"}).text == plain
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({"enable_thinking": True}, "True"),
+        ({"enable_thinking": False}, "False"),
+        ({"thinking": False}, "False"),
+        ({"thinking": {"type": "disabled"}}, "False"),
+        ({"thinking": {"type": "enabled", "clear_thinking": False}}, "True"),
+        ({"thinking": {"type": "auto"}}, ""),
+        ({"reasoning_effort": "none", "enable_thinking": True}, "True"),
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "False"),
+    ],
+)
+def test_the_switch_of_reasoning_at_the_top_of_the_body(fields: dict[str, Any], thinks: str) -> None:
+    """As at Qwen, GLM and DeepSeek; a variable that is given by its name goes before it."""
+    assert prompt(PLAIN + "{{ enable_thinking }}", **fields).text == "x" + thinks
+
+
 @pytest.mark.parametrize(
     ("template", "fields", "param"),
     [
         (PLAIN, {"tools": [WEATHER]}, "tools"),
         ("{{ tools }}", {"tools": [WEATHER]}, "tools"),
-        (PLAIN, {"reasoning_effort": "low"}, "reasoning_effort"),
-        (BEGUN, {"reasoning_effort": "none"}, "reasoning_effort"),
+        ("{{ reasoning_effort }}", {"reasoning_effort": "colossal"}, "reasoning_effort"),
         (
             PLAIN,
             {

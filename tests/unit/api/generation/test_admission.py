@@ -93,6 +93,15 @@ def test_every_end_of_sequence_id_stops() -> None:
 
 
 def test_seeds_are_unsigned() -> None:
-    """A negative seed is the same as its unsigned form; without one each request draws its own."""
-    assert admit(chat(seed=-1), [1], assets()).sampling.seed == str(2**64 - 1)
+    """A negative seed is the same as its unsigned form; without one, or with -1, each request draws its own."""
+    assert admit(chat(seed=-2), [1], assets()).sampling.seed == str(2**64 - 2)
+    assert len({admit(chat(seed=seed), [1], assets()).sampling.seed for seed in (-1, -1, None, None)}) == 4
+
+
+def test_a_limit_of_minus_one_is_no_limit() -> None:
+    """The rest of the context is generated, strict or not, whatever the model's default and the endpoint's."""
+    capped = assets(generation_config={"max_new_tokens": 5})
+    for request in (chat(max_tokens=-1), chat(max_completion_tokens=-1)):
+        assert admit(request, [1] * 10, capped, strict=True).sampling.max_tokens == 70
+    assert admit(parse_completion(b'{"prompt": "x", "max_tokens": -1}'), [1] * 10, capped).sampling.max_tokens == 70
     assert len({admit(chat(), [1], assets()).sampling.seed for _ in range(10)}) == 10

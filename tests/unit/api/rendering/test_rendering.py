@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,3 +104,56 @@ def test_a_cursor_that_nobody_sent(text: str) -> None:
 
     with pytest.raises(RequestError, match="Last-Event-ID"):
         parse_cursor(text)
+
+
+@given(st.lists(st.integers(1, 6), max_size=8), st.integers(0, 200))
+def test_ids_and_counts_of_each_chunk_are_of_the_log_alone(sizes: list[int], cut: int) -> None:
+    """However tokens are joined and wherever a stream is resumed, each chunk's ids follow those before it, and its
+    counts are those of its choice up to its last token.
+    """
+    view = msgspec.structs.replace(
+        VIEW, members=1, return_ids=True, continuous_usage=True, prompt_ids=[[1, 2, 3, 4, 5]], stop=[]
+    )
+    whole = shown(view, sizes)
+    resumed = whole[min(cut, len(whole) - 1)].id
+    ids: list[list[int]]
+    for part in ([*whole[: cut + 1], *shown(view, sizes[::-1], resumed)], whole):
+        ids = [[], []]
+        for event in part:
+            if event.done or not event.data["choices"]:
+                continue
+            [choice] = event.data["choices"]
+            ids[choice["index"]] += choice.get("token_ids", [])
+            counted = len(ids[choice["index"]])
+            usage = {"prompt_tokens": 5, "total_tokens": 5 + counted, "completion_tokens": counted}
+            assert event.data["usage"] == usage
+            assert event.data.get("prompt_token_ids") == ([1, 2, 3, 4, 5] if "role" in choice["delta"] else None)
+        assert ids == [[entry.token for entry in LOGS[0] if entry.choice == choice] for choice in (0, 1)]
+
+
+def shown(view: View, sizes: list[int], resume: str | None = None) -> list[Event]:
+    """The events of the first log under `view`, fed in batches of these sizes."""
+    renderer = StreamRenderer("abc", view, VOCABULARY, 5, parse_cursor(resume) if resume else None)
+    cuts = [0, *accumulate(sizes), len(LOGS[0])]
+    data = b"".join(renderer.feed(0, LOGS[0][start:end]) for start, end in pairwise(cuts))
+    return list(events((data + renderer.end()).decode().splitlines()))
+
+
+def test_ids_of_a_completion() -> None:
+    """As in vLLM: each choice's first chunk has its prompt's ids, and a whole body has both lists in each choice."""
+    view = View(endpoint="completions", created=1, model="m", members=2, stop_ids=[EOS], return_ids=True)
+    view.prompt_ids = [[7], [8, 9]]
+    one = [entry for entry in LOGS[1] if entry.choice == 0]
+    log = [msgspec.structs.replace(entry, seq=seq) for seq, entry in enumerate(one, 1)]
+    tokens = [entry.token for entry in log]
+    renderer = StreamRenderer("abc", view, VOCABULARY, 3)
+    data = (renderer.feed(0, log) + renderer.feed(1, log) + renderer.end()).decode()
+    choices = [event.data["choices"][0] for event in events(data.splitlines()) if not event.done]
+    assert [choice.get("prompt_token_ids") for choice in choices if choice["text"] == ""][:2] == [[7], [8, 9]]
+    assert [choice["token_ids"] for choice in choices if choice["text"]] == [tokens] * 2
+    renderer = StreamRenderer("abc", view, VOCABULARY, 3)
+    pieces = renderer.empty_pieces()
+    for member in (0, 1):
+        renderer.collect(pieces, member, log)
+    whole = msgspec.json.decode(renderer.whole(pieces))["choices"]
+    assert [(choice["prompt_token_ids"], choice["token_ids"]) for choice in whole] == [([7], tokens), ([8, 9], tokens)]
