@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-from contextlib import suppress
 
 from control.messages import Assignment, ModelSpec
 from control.replicas.health import Beat, beat, write_poison
@@ -34,11 +33,13 @@ class Watched:
         self.replica = ReplicaProcesses(assignment, "/nowhere", "host", redis.url, supervisor, exits)
         for rank in range(WORLD):
             self.replica.processes[rank] = supervisor.spawn(["sleep", "60"], dict(os.environ), {}, AT_ONCE)
+        self._told: set[int] = set()
+        self._kill, self.replica.kill = self.replica.kill, self._record  # type: ignore[method-assign]
         self.detector = FailureDetector(redis.client, self.replica)
         self.lease: Lease = redis.lead(WORLD)
 
     def beats(self, *ranks: int, phase: str = "ready") -> None:
-        """Let these ranks be heard in the current epoch."""
+        """Heartbeats of these ranks in the current epoch. They last until `hush`, however slow the machine is."""
         for rank in ranks:
             word = Beat(
                 epoch=self.lease.epoch,
@@ -51,6 +52,7 @@ class Watched:
                 host="host",
             )
             self.redis.run(beat(MODEL, REPLICA, rank, word))
+            self.redis.client.persist(self.redis.keys.heartbeat(rank))
 
     def hush(self, rank: int) -> None:
         """Its last word lapses."""
@@ -65,10 +67,12 @@ class Watched:
         self.detector.judge(view.looks[self.replica.place])
 
     def killed(self) -> list[int]:
-        """The ranks whose process was ended; a signal that was sent is waited for."""
-        ended = []
-        for rank, process in self.replica.processes.items():
-            with suppress(TimeoutError):
-                process.wait(0.2)
-                ended.append(rank)
-        return ended
+        """The ranks that the detector has killed; their processes have ended."""
+        for rank in self._told:
+            self.replica.processes[rank].wait(40.0)
+        return sorted(self._told)
+
+    def _record(self, rank: int, why: str = "") -> None:
+        if rank in self.replica.processes:
+            self._told.add(rank)
+        self._kill(rank, why)
