@@ -28,8 +28,8 @@ LONG = 300
 class LeaderScene:
     """One rank that leads itself, in a thread; requests go in and logs come out through Redis alone."""
 
-    def __init__(self, redis: ReplicaRedis, folder: Path, kv_tokens: int = KV_TOKENS) -> None:
-        self.redis, self.keys = redis, ModelKeys(MODEL)
+    def __init__(self, redis: ReplicaRedis, folder: Path, kv_tokens: int = KV_TOKENS, replica: str = REPLICA) -> None:
+        self.redis, self.keys, self.replica = redis, ModelKeys(MODEL), replica
         self.spec = ModelSpec(name=MODEL, source=str(folder), dtype="float64", kv_tokens=kv_tokens)
         catalog.put_spec(redis.client, self.spec)
         self.files = validation.inspect(folder)
@@ -39,7 +39,7 @@ class LeaderScene:
     def start(self) -> None:
         """A new process, as far as the farm can tell."""
         clients = (self.redis.another(), self.redis.blocking(), self.redis.another())
-        assignment = Assignment(spec=self.spec, replica=REPLICA, ranks=[0], devices=["cpu"])
+        assignment = Assignment(spec=self.spec, replica=self.replica, ranks=[0], devices=["cpu"])
         assets = read_assets(self.files, None)
         rank_worker = RankWorker(0, 1, "cpu")
         self.leader = Leader(clients, assignment, "host/1", self.files, assets, rank_worker, "127.0.0.1")
@@ -88,4 +88,4 @@ class LeaderScene:
         return [entry.token for entry in self.log(rid)]
 
     def epoch(self) -> int:
-        return health.read_epoch(self.redis.client, MODEL, REPLICA)
+        return health.read_epoch(self.redis.client, MODEL, self.replica)

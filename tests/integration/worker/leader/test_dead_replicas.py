@@ -24,6 +24,7 @@ from control.requests import Enqueue
 from control.requests.history import read_log
 from tests.farm import clean_environment
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
+from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
 from tests.waiting import until
 from worker.health.detectors import REPLICA_GONE_S
@@ -134,15 +135,15 @@ def test_it_costs_nothing_between_two_looks(two: Two, monkeypatch: pytest.Monkey
 
 
 @contextmanager
-def replica_process(redis: ReplicaRedis, spec: ModelSpec, replica: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A leader that is its own only rank, as a process."""
-    assignment = Assignment(spec=spec, replica=replica, ranks=[0], devices=["cpu"])
+def replica_process(redis: ReplicaRedis, spec: ModelSpec) -> Iterator[subprocess.Popen[bytes]]:
+    """The leader of r0, which is its own only rank, as a process."""
+    assignment = Assignment(spec=spec, replica="r0", ranks=[0], devices=["cpu"])
     environment = clean_environment() | child_environment(
         FURROW_ASSIGNMENT=encode(assignment).decode(),
         FURROW_RANK="0",
         FURROW_DEVICE="cpu",
         FURROW_FOLDER=spec.source,
-        FURROW_HOST_ID=f"host-{replica}",
+        FURROW_HOST_ID="host-r0",
         FURROW_REDIS_URL=redis.url,
     )
     process = subprocess.Popen([sys.executable, "-m", "worker", "rank"], env=environment)
@@ -178,13 +179,16 @@ class Shared:
 
 
 @pytest.mark.timeout(180)
-def test_what_a_lost_replica_left_is_finished_by_the_other(redis: ReplicaRedis, tmp_path: Path) -> None:
+def test_what_a_lost_replica_left_is_finished_by_the_other(
+    redis: ReplicaRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """kill -9 of one for good: its requests go on in the other at their next token, exactly; the epoch is fenced."""
     folder = make("llama", tmp_path / "llama")
     spec = ModelSpec(name=MODEL, source=str(folder), dtype="float64", kv_tokens=1000, replicas=2)
     catalog.put_spec(redis.client, spec)
     shared, rids = Shared(redis), ["one", "two", "three"]
-    with replica_process(redis, spec, "r0") as first:
+    monkeypatch.setattr(dead_replicas_module, "REPLICA_GONE_S", 0.5)
+    with replica_process(redis, spec) as first:
         until(lambda: shared.ready("r0"), 60.0)
         shared.ask("whole")
         until(lambda: shared.field("whole", "state") == "finished", 30.0)
@@ -196,10 +200,11 @@ def test_what_a_lost_replica_left_is_finished_by_the_other(redis: ReplicaRedis, 
         lost = health.read_epoch(redis.client, MODEL, "r0")
         before = {rid: shared.tokens(rid) for rid in rids}
         assert all(shared.field(rid, "replica") == "r0" and len(before[rid]) < LONG for rid in rids)
-        with replica_process(redis, spec, "r1"):
-            until(lambda: shared.ready("r1"), 60.0)
-            first.kill()
-            until(lambda: all(shared.field(rid, "state") == "finished" for rid in rids), 60.0)
+        second = LeaderScene(redis, folder, kv_tokens=1000, replica="r1")
+        until(lambda: shared.ready("r1"), 60.0)
+        first.kill()
+        until(lambda: all(shared.field(rid, "state") == "finished" for rid in rids), 60.0)
+        second.stop()
     for rid in rids:
         assert shared.tokens(rid) == expected and expected[: len(before[rid])] == before[rid]
         assert shared.field(rid, "replica") == "r1" and shared.field(rid, "attempts") == "2"
