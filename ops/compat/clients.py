@@ -94,6 +94,14 @@ CLIENTS: tuple[Client, ...] = (
         packages=("lm-eval[api]",),
         script="lm_eval_scores.py",
     ),
+    Client(
+        name="claude-code",
+        title="Claude Code",
+        kind="node",
+        packages=("@anthropic-ai/claude-code@latest",),
+        script="claude_code.py",
+    ),
+    Client(name="codex", title="Codex", kind="node", packages=("@openai/codex",), script="codex.py"),
     Client(name="opencode", title="opencode", kind="node", packages=("opencode-ai",), script="opencode.py"),
     Client(name="aider", title="aider", packages=("aider-chat",), script="aider.py"),
 )
