@@ -6,14 +6,7 @@ from typing import Any
 
 import msgspec
 
-from api.openapi.answer_items import (
-    MESSAGE_EVENTS,
-    CountedTokens,
-    MessageAnswer,
-    MessageError,
-    ResponseAnswer,
-    ResponseEvent,
-)
+from api.openapi.answer_items import ResponseAnswer, ResponseEvent
 from api.openapi.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -23,6 +16,7 @@ from api.openapi.answers import (
     Health,
     Readiness,
 )
+from api.openapi.message_answers import MESSAGE_EVENTS, CountedTokens, MessageAnswer, MessageError
 
 
 class Answered(msgspec.Struct, frozen=True):

@@ -66,7 +66,8 @@ class MessageEventBuilder:
             return [anthropic_error(problem(failure), self._rid)]
         self._usage = _usage(usage)
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        return [{"type": "message_delta", "delta": delta, "usage": self._usage}, {"type": "message_stop"}]
+        event: Event = {"type": "message_delta", "delta": delta, "usage": self._usage, **self._edits()}
+        return [event, {"type": "message_stop"}]
 
     def whole(self) -> dict[str, Any]:
         return {
@@ -78,7 +79,13 @@ class MessageEventBuilder:
             "stop_reason": self._stop_reason,
             "stop_sequence": self._stop_sequence,
             "usage": {**self._usage, "service_tier": "standard"},
+            **self._edits(),
         }
+
+    def _edits(self) -> dict[str, Any]:
+        """The edits of the conversation, where the client asked for some."""
+        applied = self._view.told.get("applied_edits")
+        return {} if applied is None else {"context_management": {"applied_edits": applied}}
 
     def interrupted(self, error: BaseException) -> Event:
         found = problem(error)

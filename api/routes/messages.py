@@ -9,9 +9,21 @@ from litestar import Response, post
 
 from api.asgi.off_loop import off_loop
 from api.errors.message_errors import in_anthropic_shape
+from api.generation.caller import Caller
+from api.generation.context.editing import edited
 from api.generation.preparation import count_tokens
 from api.openapi.openapi import taking
-from api.routes.generation import Http, authenticate, caller_of, finish_headers, generate, model_for, refused, text_of
+from api.routes.generation import (
+    Asked,
+    Http,
+    authenticate,
+    caller_of,
+    finish_headers,
+    model_for,
+    refused,
+    serve,
+    text_of,
+)
 from api.schemas.message_request import CountTokensRequest, MessageRequest, parse_count, parse_message
 
 
@@ -23,7 +35,14 @@ from api.schemas.message_request import CountTokensRequest, MessageRequest, pars
 )
 async def create_message(request: Http) -> Response[Any]:
     """Answer a conversation of content blocks, as one body or as server-sent events."""
-    return await generate(request, parse_message)
+
+    async def read(body: bytes, caller: Caller) -> Asked:
+        asked, size = await off_loop(len(body), parse_message, body, caller.warnings), len(body)
+        if asked.edits is not None:
+            asked, _ = await edited(asked, await model_for(request, asked.model), size)
+        return Asked(body=asked)
+
+    return await serve(request, read)
 
 
 @post(
@@ -40,9 +59,12 @@ async def count_message_tokens(request: Http) -> Response[Any]:
         async with text_of(request) as body:
             asked, size = await off_loop(len(body), parse_count, body, caller.warnings), len(body)
             served = await model_for(request, asked.model)
+            edits = asked.edits is not None
+            asked, original = await edited(asked, served, size)
             tokens = await count_tokens(asked, served, size)
+        told = {"context_management": {"original_input_tokens": original or tokens}} if edits else {}
         response = Response(
-            msgspec.json.encode({"input_tokens": tokens}),
+            msgspec.json.encode({"input_tokens": tokens, **told}),
             media_type="application/json",
             headers={"x-request-id": caller.rid},
         )

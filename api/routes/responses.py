@@ -12,9 +12,9 @@ from litestar.params import FromPath, FromQuery
 from api.access.identity import Identity
 from api.asgi.off_loop import off_loop
 from api.generation.caller import Caller
+from api.generation.context.truncation import fitted
 from api.generation.preparation import count_tokens
 from api.generation.session import Session
-from api.generation.truncation import fitted
 from api.openapi.openapi import taking
 from api.process import Process
 from api.routes.generation import (

@@ -2,79 +2,112 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import msgspec
 
+from api.schemas.client_warnings import Warnings
+from api.schemas.decoding import convert_part
 from api.schemas.refusals import missing
 from control.errors import RequestError
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """One block of any type. Types that are not served are refused by name, so their fields are known."""
+    """One block of any type."""
 
     type: str
     text: str | None = None
     thinking: str | None = None
-    signature: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: Any = None
     is_error: bool | None = None
-    cache_control: Any = None
-    citations: Any = None
-    caller: Any = None
-    toolset_name: str | None = None
     source: Any = None
     title: str | None = None
     context: str | None = None
-    data: Any = None
-    file_id: str | None = None
-    transformations: Any = None
-    tool_name: str | None = None
-    tabs: Any = None
-    state_changes: Any = None
 
 
-def chat_messages(role: str, content: str | list[Block], at: str) -> list[dict[str, Any]]:
+class Source(msgspec.Struct, kw_only=True):
+    """The source of a document."""
+
+    type: str
+    data: str | None = None
+    content: str | list[Block] | None = None
+
+
+_SILENT = ("redacted_thinking", "fallback", "mcp_tool_listing")
+"""Blocks that say nothing to a model that did not write them."""
+_DROPPED = ("container_upload", "tool_addition", "tool_removal")
+"""Blocks that ask for something which is not done."""
+
+
+def chat_messages(role: str, content: str | list[Block], at: str, warnings: Warnings) -> list[dict[str, Any]]:
     """The chat's messages of one turn: results of tools first, each one a message. Raises RequestError for a block."""
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not content and role != "assistant":
         raise RequestError(f"'{at}.content' is empty; send at least one block.", param=f"{at}.content")
+    blocks = [(block, f"{at}.content[{index}]") for index, block in enumerate(content)]
+    blocks = [(block, here) for block, here in blocks if not _left_out(block, here, warnings)]
     if role == "assistant":
-        return [_assistant(content, at)]
-    results: list[dict[str, Any]] = []
-    texts: list[str] = []
-    for index, block in enumerate(content):
-        here = f"{at}.content[{index}]"
-        if block.type == "tool_result" and role == "user":
-            results.append(_result(block, here))
-        elif block.type == "text":
-            texts.append(text_of(block, here))
-        else:
-            raise refuse_block(block, here)
+        return [_assistant(blocks)]
+    results = [_result(block, here) for block, here in blocks if block.type == "tool_result" and role == "user"]
+    texts = [text_of(block, here) for block, here in blocks if block.type != "tool_result" or role != "user"]
     return [*results, {"role": role, "content": "\n".join(texts)}] if texts else results
 
 
-def _assistant(content: list[Block], at: str) -> dict[str, Any]:
+def _left_out(block: Block, at: str, warnings: Warnings) -> bool:
+    if block.type in _DROPPED:
+        warnings.add(f"'{at}' was left out: blocks of type '{block.type}' have no effect here.", f"{at}.type")
+    return block.type in _SILENT or block.type in _DROPPED
+
+
+def _assistant(blocks: list[tuple[Block, str]]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant"}
-    for index, block in enumerate(content):
-        here = f"{at}.content[{index}]"
-        if block.type == "text":
-            message["content"] = message.get("content", "") + text_of(block, here)
-        elif block.type == "thinking":
+    for block, here in blocks:
+        if block.type == "thinking":
             message["reasoning_content"] = message.get("reasoning_content", "") + (block.thinking or "")
         elif block.type == "tool_use":
             arguments = msgspec.json.encode(block.input or {}).decode()
             function = {"name": _given(block.name, f"{here}.name"), "arguments": arguments}
             call = {"id": _given(block.id, f"{here}.id"), "type": "function", "function": function}
             message.setdefault("tool_calls", []).append(call)
+        elif block.type in ("server_tool_use", "mcp_tool_use"):
+            asked = msgspec.json.encode(block.input or {}).decode()
+            message["content"] = _line(message, f"[{block.name} {asked}]")
+        elif block.type.endswith("_tool_result"):
+            message["content"] = _line(message, f"[result: {_readable(block.content)}]")
         else:
-            raise refuse_block(block, here)
+            message["content"] = message.get("content", "") + text_of(block, here)
+    if len(message) == 1:
+        message["content"] = ""
     return message
+
+
+def _line(message: dict[str, Any], text: str) -> str:
+    """The content with a line of its own for what a server's tool did in an earlier answer."""
+    said: str = message.get("content", "")
+    return f"{said}{'' if not said or said.endswith(chr(10)) else chr(10)}{text}\n"
+
+
+_SHOWN = ("title", "url", "text", "stdout", "stderr", "data", "error_code")
+
+
+def _readable(content: Any, levels: int = 8) -> str:
+    """The texts of a result of a server's tool, in their order; encrypted parts have none."""
+    if isinstance(content, str):
+        return content
+    if levels == 0 or not isinstance(content, list | dict):
+        return ""
+    if isinstance(content, list):
+        return "\n".join(filter(None, (_readable(one, levels - 1) for one in cast(list[Any], content))))
+    members = cast(dict[str, Any], content)
+    texts = [members[name] for name in _SHOWN if isinstance(members.get(name), str) and members[name]]
+    inner = [members[name] for name in ("content", "source") if isinstance(members.get(name), list | dict)]
+    return "\n".join([*texts, *filter(None, (_readable(one, levels - 1) for one in inner))])
 
 
 def _result(block: Block, at: str) -> dict[str, Any]:
@@ -82,19 +115,63 @@ def _result(block: Block, at: str) -> dict[str, Any]:
     if block.content is None or isinstance(block.content, str):
         text: str = block.content or ""
     else:
-        parts = msgspec.convert(block.content, list[dict[str, Any]])
-        texts: list[str] = []
-        for index, part in enumerate(parts):
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise refuse_block(Block(type=str(part.get("type"))), f"{at}.content[{index}]")
-            texts.append(part["text"])
-        text = "\n".join(texts)
+        blocks = convert_part(block.content, list[Block], f"{at}.content")
+        text = "\n".join(text_of(part, f"{at}.content[{index}]") for index, part in enumerate(blocks))
     # Templates have no place for it, and a model must know that a call has failed.
     return {"role": "tool", "tool_call_id": identity, "content": f"Error: {text}" if block.is_error else text}
 
 
 def text_of(block: Block, at: str) -> str:
-    return _given(block.text, f"{at}.text")
+    """The text that a block says to the model. Raises RequestError for a block that is no text."""
+    read = _TEXTS.get(block.type)
+    if read is None:
+        raise _unserved(block.type, at)
+    return read(block, at)
+
+
+def _unserved(kind: str, at: str) -> RequestError:
+    return RequestError(
+        f"'{at}' has type '{kind[:80]}'; this model takes text, and thinking, tool_use and tool_result blocks where "
+        "they belong.",
+        param=f"{at}.type",
+        code="unsupported_content",
+    )
+
+
+def _document(block: Block, at: str) -> str:
+    source = convert_part(block.source, Source, f"{at}.source")
+    if source.type == "text" and source.data is not None:
+        text = source.data
+    elif source.type == "content" and source.content is not None:
+        inner = source.content
+        text = inner if isinstance(inner, str) else _plain(inner, f"{at}.source.content")
+    else:
+        raise RequestError(
+            f"'{at}.source' has type '{source.type[:80]}'; this model takes documents of plain text. Send the "
+            "document's text, with the type 'text' and 'data'.",
+            param=f"{at}.source.type",
+            code="unsupported_content",
+        )
+    return _tagged("document", [("title", block.title), ("context", block.context)], text)
+
+
+def _search_result(block: Block, at: str) -> str:
+    text = _plain(convert_part(block.content or [], list[Block], f"{at}.content"), f"{at}.content")
+    source = block.source if isinstance(block.source, str) else None
+    return _tagged("search_result", [("title", block.title), ("source", source)], text)
+
+
+def _plain(blocks: list[Block], at: str) -> str:
+    """The texts of blocks that must be text: what is inside of a document holds no other one."""
+    for index, block in enumerate(blocks):
+        if block.type != "text":
+            raise _unserved(block.type, f"{at}[{index}]")
+    return "\n".join(_given(block.text, f"{at}[{index}].text") for index, block in enumerate(blocks))
+
+
+def _tagged(tag: str, facts: list[tuple[str, str | None]], text: str) -> str:
+    told = "".join(f"<{name}>{value}</{name}>\n" for name, value in facts if value)
+    return f"<{tag}>\n{told}{text}\n</{tag}>"
 
 
 def _given(value: str | None, at: str) -> str:
@@ -103,10 +180,11 @@ def _given(value: str | None, at: str) -> str:
     return value
 
 
-def refuse_block(block: Block, at: str) -> RequestError:
-    return RequestError(
-        f"'{at}' has type '{block.type}'; this model takes text, thinking, tool_use and tool_result blocks where they "
-        "belong.",
-        param=f"{at}.type",
-        code="unsupported_content",
-    )
+_TEXTS: dict[str, Callable[[Block, str], str]] = {
+    "text": lambda block, at: _given(block.text, f"{at}.text"),
+    "document": _document,
+    "search_result": _search_result,
+    "compaction": lambda block, at: block.content if isinstance(block.content, str) else "",
+    "tool_reference": lambda block, at: "",
+}
+"""How a block becomes text, by type."""

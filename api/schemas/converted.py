@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.schemas.chat import ChatRequest, check_chat
+from api.schemas.context_edits import Edit
 from api.schemas.decoding import convert_part
 from api.schemas.naming import Names, naming
 from api.schemas.view import Endpoint
@@ -17,6 +18,8 @@ class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
     endpoint: Endpoint
     told_back: dict[str, Any]
     names: Names = {}
+    edits: list[Edit] | None = None
+    """Edits of the conversation that the client asks for; None where it says nothing of them."""
 
     def told(self, sampling: Sampling) -> dict[str, Any]:
         """`told_back`, with the defaults that the model has filled in."""

@@ -9,10 +9,12 @@ import msgspec
 from api.errors.message_errors import UNTHREADED
 from api.schemas.bounds import check_number
 from api.schemas.client_warnings import Warnings
-from api.schemas.content_blocks import Block, chat_messages, refuse_block, text_of
+from api.schemas.content_blocks import Block, chat_messages, text_of
+from api.schemas.context_edits import edits_of
 from api.schemas.converted import Converted, converse
-from api.schemas.decoding import convert_part, decode_request
-from api.schemas.refusals import missing, refusal
+from api.schemas.decoding import decode_request
+from api.schemas.message_tools import offered_tools
+from api.schemas.refusals import missing
 from control.errors import RequestError
 from control.requests.bounds import RANGES
 
@@ -24,23 +26,6 @@ class Turn(msgspec.Struct, kw_only=True):
 
 class Metadata(msgspec.Struct, kw_only=True):
     user_id: str | None = None
-
-
-class Tool(msgspec.Struct, kw_only=True):
-    """A function of the client."""
-
-    name: str
-    input_schema: dict[str, Any]
-    type: Literal["custom"] | None = None
-    description: str | None = None
-    strict: bool | None = None
-    # Hints without an effect on the answer.
-    cache_control: Any = None
-    eager_input_streaming: bool | None = None
-    # Known and not served.
-    input_examples: Any = None
-    defer_loading: bool | None = None
-    allowed_callers: Any = None
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
@@ -75,12 +60,17 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: Any = None  # a hint: what can be reused is found without it
-    mcp_servers: Any = None
+    output_format: OutputFormat | None = None
+    """The earlier name of `output_config.format`."""
     context_management: Any = None
-    container: Any = None
-    speed: str | None = None
+    mcp_servers: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
+    # Hints without an effect on the answer: what can be reused is found without them, and there is one place to run.
+    cache_control: Any = None
+    betas: Any = None
+    container: Any = None
+    diagnostics: Any = None
+    speed: Any = None
 
 
 class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
@@ -92,7 +82,7 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
     metadata: Metadata | None = None
     stream: bool | None = None
     service_tier: str | None = None
-    inference_geo: str | None = None
+    inference_geo: Any = None
     thread: Any = None
     # Furrow's own, and additions of other engines.
     seed: int | None = None
@@ -132,8 +122,6 @@ _NAMES = {
 def parse_message(body: bytes, warnings: Warnings | None = None) -> Converted:
     """Decode and check a body; raise RequestError naming the field at fault."""
     request = decode_request(body, MessageRequest, warnings)
-    if request.inference_geo is not None:
-        raise refusal("inference_geo")
     if request.thread is not None:
         # Under this code their client's tool runner goes on without, as with any server that keeps no conversations.
         raise RequestError(
@@ -142,24 +130,20 @@ def parse_message(body: bytes, warnings: Warnings | None = None) -> Converted:
             code=UNTHREADED,
         )
     told = {"stop": request.stop_sequences, "user": request.metadata.user_id if request.metadata is not None else None}
-    return _conversation(request, told)
+    return _conversation(request, told, warnings or Warnings(strict=True))
 
 
 def parse_count(body: bytes, warnings: Warnings | None = None) -> Converted:
     """As `parse_message`, for a body that only asks how long its prompt is."""
-    return _conversation(decode_request(body, CountTokensRequest, warnings), {})
+    warnings = warnings or Warnings(strict=True)
+    return _conversation(decode_request(body, CountTokensRequest, warnings), {}, warnings)
 
 
-def _conversation(request: CountTokensRequest, told: dict[str, Any]) -> Converted:
-    for name in ("mcp_servers", "container"):
-        if getattr(request, name) not in (None, [], {}, ""):
-            raise refusal(name)
-    if not _edits_nothing(request.context_management):
-        raise refusal("context_management")
-    if request.speed not in (None, "standard"):
-        raise refusal("speed")
-    choice, output = request.tool_choice, request.output_config
-    messages = _messages(request)
+def _conversation(request: CountTokensRequest, told: dict[str, Any], warnings: Warnings) -> Converted:
+    if request.mcp_servers not in (None, [], {}, ""):
+        warnings.add("'mcp_servers' has no effect: this server asks no other one for tools.", "mcp_servers")
+    choice, form = request.tool_choice, _form(request)
+    messages = _messages(request, warnings)
     prefilled = bool(messages) and messages[-1]["role"] == "assistant"
     if prefilled:
         _check_prefill(request, messages[-1])
@@ -167,36 +151,30 @@ def _conversation(request: CountTokensRequest, told: dict[str, Any]) -> Converte
     chat |= told | {
         "messages": messages,
         "continue_final_message": prefilled or None,
-        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or [])] or None,
+        "tools": offered_tools(request.tools or [], warnings) or None,
         "tool_choice": _tool_choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
-        "response_format": _response_format(output.format) if output is not None and output.format else None,
+        "response_format": _response_format(form) if form is not None else None,
+        "edits": edits_of(request.context_management, warnings),
     }
     chat |= _thinking(request)
     hides = request.thinking is not None and request.thinking.display == "omitted"
     return converse(chat, "messages", {"hides_thinking": hides}, _NAMES)
 
 
-def _edits_nothing(management: Any) -> bool:
-    """True if it keeps all that is sent, as some clients ask by name."""
-    if not isinstance(management, dict):
-        return not management
-    edits: Any = management.get("edits") or []
-    return all(str(edit.get("type")).startswith("clear_thinking") and edit.get("keep") == "all" for edit in edits)
+def _form(request: CountTokensRequest) -> OutputFormat | None:
+    return (request.output_config.format if request.output_config is not None else None) or request.output_format
 
 
-def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
+def _messages(request: CountTokensRequest, warnings: Warnings) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if isinstance(request.system, str):
         messages.append({"role": "system", "content": request.system})
     elif request.system:
-        for index, block in enumerate(request.system):
-            if block.type != "text":
-                raise refuse_block(block, f"system[{index}]")
         texts = [text_of(block, f"system[{index}]") for index, block in enumerate(request.system)]
         messages.append({"role": "system", "content": "\n\n".join(texts)})
     for index, turn in enumerate(request.messages):
-        messages += chat_messages(turn.role, turn.content, f"messages[{index}]")
+        messages += chat_messages(turn.role, turn.content, f"messages[{index}]", warnings)
     if messages and messages[-1]["role"] == "assistant" and not any(list(messages[-1].values())[1:]):
         messages.pop()  # an empty beginning of the answer
     return messages
@@ -218,27 +196,11 @@ def _check_prefill(request: CountTokensRequest, last: dict[str, Any]) -> None:
             "Remove the white space at its end.",
             param=f"{at}.content",
         )
-    if request.output_config is not None and request.output_config.format is not None:
+    if _form(request) is not None:
         raise RequestError(
             f"'output_config.format' constrains the whole answer, but '{at}' begins it. Leave one of them out.",
             param="output_config.format",
         )
-
-
-def _tool(given: dict[str, Any], at: str) -> dict[str, Any]:
-    if given.get("type") not in (None, "custom"):
-        raise RequestError(
-            f"'{at}' has type {given['type']!r}; this server runs no tools of its own, only tools with an "
-            "'input_schema' are served.",
-            param=f"{at}.type",
-            code="unsupported_parameter",
-        )
-    tool = convert_part(given, Tool, at)
-    for name, neutral in (("input_examples", []), ("defer_loading", False), ("allowed_callers", ["direct"])):
-        if getattr(tool, name) not in (None, neutral):
-            raise refusal(f"{at}.{name}")
-    told = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
-    return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
 
 
 def _tool_choice(choice: ToolChoice | None) -> Any:

@@ -176,7 +176,7 @@ def test_a_turn_with_results() -> None:
         Block(type="text", text="so?"),
         Block(type="tool_result", tool_use_id="a", content=[{"type": "text", "text": "1"}], is_error=True),
     ]
-    assert chat_messages("user", turn, "messages[0]") == [
+    assert chat_messages("user", turn, "messages[0]", Warnings()) == [
         {"role": "tool", "tool_call_id": "a", "content": "Error: 1"},
         {"role": "user", "content": "so?"},
     ]

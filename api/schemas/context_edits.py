@@ -1,0 +1,60 @@
+"""`context_management` of /v1/messages: which parts of a conversation are left out of the prompt."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from api.schemas.client_warnings import Warnings
+from api.schemas.decoding import convert_part
+
+CLEAR_TOOL_USES, CLEAR_THINKING = "clear_tool_uses_20250919", "clear_thinking_20251015"
+
+
+class Amount(msgspec.Struct, kw_only=True):
+    """A number of input tokens, of uses of tools, or of turns; or all."""
+
+    type: str
+    value: int = 0
+
+
+class Edit(msgspec.Struct, kw_only=True):
+    type: str
+    trigger: Amount | None = None
+    keep: Amount | Literal["all"] | None = None
+    clear_at_least: Amount | None = None
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: bool | list[str] | None = None
+
+    @property
+    def keeps_all(self) -> bool:
+        return self.keep == "all" or (isinstance(self.keep, Amount) and self.keep.type == "all")
+
+    def kept(self, default: int) -> int:
+        """The number of newest uses or turns that are kept."""
+        return max(0, self.keep.value) if isinstance(self.keep, Amount) else default
+
+    def clears_input(self, tool: str) -> bool:
+        """True if the arguments of a cleared use go too."""
+        inputs = self.clear_tool_inputs
+        return tool in inputs if isinstance(inputs, list) else bool(inputs)
+
+
+class ContextManagement(msgspec.Struct, kw_only=True):
+    edits: list[Edit] | None = None
+
+
+def edits_of(given: Any, warnings: Warnings) -> list[Edit] | None:
+    """The edits to apply, in their order; None where the request has no `context_management`."""
+    if given is None:
+        return None
+    edits = convert_part(given, ContextManagement, "context_management").edits or []
+    known: list[Edit] = []
+    for index, edit in enumerate(edits):
+        if edit.type in (CLEAR_TOOL_USES, CLEAR_THINKING):
+            known.append(edit)
+        else:
+            at = f"context_management.edits[{index}].type"
+            warnings.add(f"'{at}' '{edit.type}' has no effect: the conversation is kept as it was sent.", at)
+    return known
