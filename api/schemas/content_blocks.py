@@ -28,6 +28,7 @@ class Block(msgspec.Struct, kw_only=True):
     source: Any = None
     title: str | None = None
     context: str | None = None
+    tool_name: str | None = None
 
 
 class Source(msgspec.Struct, kw_only=True):
@@ -42,6 +43,17 @@ _SILENT = ("redacted_thinking", "fallback", "mcp_tool_listing")
 """Blocks that say nothing to a model that did not write them."""
 _DROPPED = ("container_upload", "tool_addition", "tool_removal")
 """Blocks that ask for something which is not done."""
+
+
+def referenced(blocks: list[Block]) -> set[str]:
+    """The names of the tools that the results of searches tell the model of."""
+    found: set[str] = set()
+    for block in blocks:
+        parts = cast(list[Any], block.content) if isinstance(block.content, list) else []
+        for part in parts:
+            if isinstance(part, dict) and cast(dict[str, Any], part).get("type") == "tool_reference":
+                found.add(str(cast(dict[str, Any], part).get("tool_name")))
+    return found
 
 
 def chat_messages(role: str, content: str | list[Block], at: str, warnings: Warnings) -> list[dict[str, Any]]:
@@ -185,6 +197,6 @@ _TEXTS: dict[str, Callable[[Block, str], str]] = {
     "document": _document,
     "search_result": _search_result,
     "compaction": lambda block, at: block.content if isinstance(block.content, str) else "",
-    "tool_reference": lambda block, at: "",
+    "tool_reference": lambda block, at: _given(block.tool_name, f"{at}.tool_name"),
 }
 """How a block becomes text, by type."""

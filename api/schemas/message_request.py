@@ -9,7 +9,7 @@ import msgspec
 from api.errors.message_errors import UNTHREADED
 from api.schemas.bounds import check_number
 from api.schemas.client_warnings import Warnings
-from api.schemas.content_blocks import Block, chat_messages, text_of
+from api.schemas.content_blocks import Block, chat_messages, referenced, text_of
 from api.schemas.context_edits import edits_of
 from api.schemas.converted import Converted, converse
 from api.schemas.decoding import decode_request
@@ -151,7 +151,7 @@ def _conversation(request: CountTokensRequest, told: dict[str, Any], warnings: W
     chat |= told | {
         "messages": messages,
         "continue_final_message": prefilled or None,
-        "tools": offered_tools(request.tools or [], warnings) or None,
+        "tools": offered_tools(request.tools or [], _found(request), warnings) or None,
         "tool_choice": _tool_choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
         "response_format": _response_format(form) if form is not None else None,
@@ -160,6 +160,11 @@ def _conversation(request: CountTokensRequest, told: dict[str, Any], warnings: W
     chat |= _thinking(request)
     hides = request.thinking is not None and request.thinking.display == "omitted"
     return converse(chat, "messages", {"hides_thinking": hides}, _NAMES)
+
+
+def _found(request: CountTokensRequest) -> set[str]:
+    """The names of deferred tools that the conversation has found."""
+    return referenced([block for turn in request.messages if isinstance(turn.content, list) for block in turn.content])
 
 
 def _form(request: CountTokensRequest) -> OutputFormat | None:

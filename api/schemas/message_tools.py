@@ -34,14 +34,18 @@ class OwnTool(msgspec.Struct, kw_only=True):
     display_height_px: int | None = None
 
 
-def offered_tools(given: list[JsonObject], warnings: Warnings) -> list[JsonObject]:
-    """The tools in chat's form, at their own places' order. Raises RequestError for one that is described badly.
+def offered_tools(given: list[JsonObject], found: set[str], warnings: Warnings) -> list[JsonObject]:
+    """The tools in chat's form, in their order. Raises RequestError for one that is described badly.
 
-    Tools that Anthropic's servers run are left out with a warning.
+    Tools that Anthropic's servers run are left out with a warning, and those with `defer_loading` until the result of
+    a search names them (they are in `found`). Where that search is one of the servers', nothing is deferred.
     """
     tools: list[JsonObject] = []
+    searched = not any(str(tool.get("type")).startswith(_SEARCH) for tool in given)
     for index, tool in enumerate(given):
         at, kind = f"tools[{index}]", tool.get("type")
+        if searched and tool.get("defer_loading") is True and tool.get("name") not in found:
+            continue
         family = _FAMILY.fullmatch(kind) if isinstance(kind, str) else None
         if kind in (None, "custom"):
             tools.append(_custom(convert_part(tool, Tool, at)))
@@ -53,6 +57,7 @@ def offered_tools(given: list[JsonObject], warnings: Warnings) -> list[JsonObjec
     return tools
 
 
+_SEARCH = "tool_search_tool"
 _FAMILY = re.compile(r"(bash|text_editor|computer|memory)_(\d{8})")
 
 

@@ -47,7 +47,7 @@ def test_hints_are_accepted_without_an_effect(http: httpx.Client, leader: Script
     assert told.status_code == 200, told.text
     assert told.json()["content"] == plain.json()["content"] and "warning" not in told.headers
     assert leader.claimed[0].params.prompt == leader.claimed[1].params.prompt
-    tool = WEATHER | {"defer_loading": True, "allowed_callers": ["code_execution_20250825"], "cache_control": {}}
+    tool = WEATHER | {"defer_loading": False, "allowed_callers": ["code_execution_20250825"], "cache_control": {}}
     assert send(http, tools=[tool | {"eager_input_streaming": True}]).status_code == 200
     assert offered(leader)["get_weather"]["parameters"] == WEATHER["input_schema"]
 
@@ -101,6 +101,22 @@ def test_tools_of_anthropics_servers_are_left_out_with_a_warning(http: httpx.Cli
     for choice, tools in (({"type": "tool", "name": "web_search"}, [SEARCH, WEATHER]), ({"type": "any"}, [SEARCH])):
         refused = send(http, tools=tools, tool_choice=choice)
         assert refused.status_code == 400 and "tool_choice" in refused.json()["error"]["message"]
+
+
+def test_a_deferred_tool_is_offered_once_a_search_has_found_it(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """As Claude Code's own search does it. Where the search was to run at Anthropic, nothing is deferred."""
+    tools: list[Any] = [WEATHER | {"defer_loading": True}, {"name": "search", "input_schema": {"type": "object"}}]
+    assert send(http, tools=tools).status_code == 200
+    assert set(offered(leader)) == {"search"}
+    use = {"type": "tool_use", "id": "a", "name": "search", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": []}
+    result["content"] = [{"type": "tool_reference", "tool_name": "get_weather"}]
+    turns = [*HELLO, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    assert send(http, tools=tools, messages=turns).status_code == 200
+    assert set(offered(leader)) == {"get_weather", "search"}
+    assert "tool: <tool_response>get_weather</tool_response>" in prompt_of(leader)
+    send(http, tools=[*tools, {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}])
+    assert set(offered(leader)) == {"get_weather", "search"}
 
 
 HISTORY: list[Any] = [
