@@ -72,18 +72,39 @@ class Vocabulary:
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return self._with_one_bos(encoding.ids) if bos else encoding.ids
 
+    def encode_pieces(self, pieces: list[str], *, inside: bool) -> list[int]:
+        """Ids of the pieces of one text, each tokenised for itself, without a space that sentencepiece puts in front.
+        The first one has it, unless it is `inside` of a text too."""
+        plain = pieces if not self._spaces else pieces[: 0 if inside else 1]
+        texts = [*plain, *("\n" + piece for piece in pieces[len(plain) :])]
+        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ids: list[int] = []
+        for place, encoding in enumerate(encodings):
+            after_line = place >= len(plain) and encoding.ids[: len(self._line)] == self._line
+            ids += encoding.ids[len(self._line) :] if after_line else encoding.ids
+        return ids
+
     def spellings(self, words: list[str]) -> list[list[int]]:
         """The token sequences that write each word: alone, after a space, and in the middle of a text, where
         sentencepiece puts no space in front."""
         bare = [word.lstrip() or word for word in words]
-        middle = ["\n" + word for word in bare]
-        texts = [*bare, *(" " + word for word in bare), *middle, "\n"]
+        texts = [*bare, *(" " + word for word in bare)]
         encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        sequences: list[list[int]] = [encoding.ids for encoding in encodings]
-        *whole, line = sequences
-        whole, after = whole[: -len(middle)], whole[-len(middle) :]
-        whole += [ids[len(line) :] for ids in after if ids[: len(line)] == line]
-        return [list(ids) for ids in dict.fromkeys(tuple(ids) for ids in whole if ids)]
+        sequences = [tuple(encoding.ids) for encoding in encodings]
+        if self._spaces:
+            sequences += [tuple(self.encode_pieces([word], inside=True)) for word in bare]
+        return [list(ids) for ids in dict.fromkeys(sequences) if ids]
+
+    @cached_property
+    def _line(self) -> list[int]:
+        """The ids of a new line at the beginning of a text."""
+        return self.tokenizer.encode("\n", add_special_tokens=False).ids
+
+    @cached_property
+    def _spaces(self) -> bool:
+        """True if the tokenizer puts a space in front of a text, as sentencepiece does."""
+        alone, after = (self.tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", "\na"))
+        return after[: len(self._line)] == self._line and after[len(self._line) :] != alone
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """True if `text` is certainly longer than `tokens`, found in pieces: time and memory follow `tokens`.
@@ -117,6 +138,14 @@ class Vocabulary:
     def knows(self, text: str) -> bool:
         """True if the text is a token of its own that was added to the vocabulary."""
         return self.tokenizer.token_to_id(text) in self._special
+
+    def added(self, text: str) -> int | None:
+        """The token whose text this is, if it was added to the vocabulary."""
+        return self.tokenizer.token_to_id(text) if self.knows(text) else None
+
+    def special_texts(self) -> list[str]:
+        """The texts of all tokens that mean something else than they spell."""
+        return [text for token in self._hidden if (text := self.tokenizer.id_to_token(token))]
 
     def hidden(self, text: str) -> int | None:
         """The token whose text this is, if it is a special one: its text is then skipped when tokens are decoded."""

@@ -30,11 +30,12 @@ def admit(
     *,
     bad_words: Sequence[list[int]] = (),
     reasoning: ReasoningBudget | None = None,
+    stop_ids: Sequence[int] = (),
     strict: bool = False,
 ) -> GenerationRequest:
     """Check a tokenised prompt against the model's limits and fill in the sampling parameters.
 
-    `bad_words` are the token sequences that spell the request's bad words.
+    `bad_words` are the token sequences that spell the request's bad words, `stop_ids` more tokens that end the answer.
 
     A limit of tokens beyond what is left of the context and of the memory is cut to that, or refused if `strict`.
 
@@ -52,7 +53,13 @@ def admit(
             param="min_tokens",
         )
     sampling = _sampling(request, max_tokens, assets)
-    sampling = msgspec.structs.replace(sampling, grammar=grammar, bad_words=list(bad_words), reasoning=reasoning)
+    sampling = msgspec.structs.replace(
+        sampling,
+        grammar=grammar,
+        bad_words=list(bad_words),
+        reasoning=reasoning,
+        stop_ids=sorted({*sampling.stop_ids, *stop_ids}),
+    )
     return GenerationRequest(prompt=prompt, sampling=sampling, cache_salt=request.cache_salt or "")
 
 

@@ -14,7 +14,7 @@ from api.chat.echo import prompt_text
 from api.errors.request_ids import member_rid
 from api.generation.admission import admit
 from api.generation.caller import Caller
-from api.generation.constraints import bad_words, reasoning_budget
+from api.generation.constraints import bad_words, gap_marks, prompts_with_gap, reasoning_budget
 from api.models.grammar import GrammarChecks
 from api.models.models import ServedModel
 from api.schemas.chat import ChatRequest
@@ -22,6 +22,7 @@ from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted
 from api.schemas.functions import FUNCTION_NAMES
 from api.schemas.how import Reading
+from api.schemas.infill import Filling
 from api.schemas.naming import Names, naming
 from api.schemas.structured import Asked, grammar_of
 from api.schemas.view import Endpoint, View
@@ -104,6 +105,8 @@ class PreparedRequest:
         endpoint: Endpoint = "chat" if isinstance(body, ChatRequest) else "completions"
         if isinstance(body, Converted):
             endpoint, told = body.endpoint, body.told(sampling)
+        elif isinstance(body, Filling):
+            endpoint = "infill"
         return View(
             endpoint=endpoint,
             told=told,
@@ -145,7 +148,7 @@ async def prepare(
 
 def _names(body: Body) -> Names:
     """The client's own names of parameters."""
-    if isinstance(body, Converted):
+    if isinstance(body, (Converted, Filling)):
         return body.names
     return FUNCTION_NAMES if isinstance(body, ChatRequest) and body.functions else {}
 
@@ -161,6 +164,7 @@ async def _prepared(
     def admitted() -> list[GenerationRequest]:
         wanted: dict[str, Any] = {"bad_words": bad_words(body, served.vocabulary)}
         wanted |= {"reasoning": reasoning_budget(body, reading, served.vocabulary)}
+        wanted |= {"stop_ids": gap_marks(body, served)}
         return [admit(body, prompt, served.assets, grammar, strict=strict, **wanted) for prompt in prompts]
 
     members = await off_loop(size, admitted)
@@ -219,6 +223,9 @@ def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Read
 
 
 async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
+    if isinstance(body, CompletionRequest) and body.has_gap:
+        size = _size(body) + len(body.suffix or "") + sum(len(text) for _, text in body.files)
+        return await off_loop(size, prompts_with_gap, body, served)
     vocabulary, context = served.vocabulary, served.assets.context_length
     bos = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
 

@@ -17,6 +17,7 @@ from api.asgi.limits import LEAST_TEXT_BYTES, text_bytes
 from api.asgi.tasks import PeriodicTask
 from api.chat.forms import Forms, forms_of
 from api.chat.tokens import Vocabulary
+from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of
 from api.models.grammar import letters
 from api.schemas.how import CallFormat
 from api.settings import ApiSettings
@@ -53,6 +54,8 @@ class ServedModel:
     """The size of a body that holds a text of a whole context."""
     forms: Forms
     """How the model writes its reasoning and its calls."""
+    gaps: FillInMiddle | None = None
+    """How the model fills a gap in a text; None where it can't."""
 
 
 Found = tuple[dict[str, health.Overview], dict[str, tuple[AssetsMark, ServedModel]], dict[str, float]]
@@ -218,7 +221,8 @@ class Models:
         vocabulary = Vocabulary(assets)
         forms = forms_of(assets.chat_template, vocabulary, self._tool_parser)
         size = text_bytes(assets.context_length, vocabulary.longest_bytes())
-        return ServedModel(name, assets, vocabulary, letters(vocabulary, assets), size, forms)
+        gaps = fill_in_middle_of(vocabulary)
+        return ServedModel(name, assets, vocabulary, letters(vocabulary, assets), size, forms, gaps)
 
     async def _keep_looking(self) -> None:
         await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)

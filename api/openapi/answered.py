@@ -14,6 +14,8 @@ from api.openapi.answers import (
     CompletionChunk,
     Error,
     Health,
+    InfillAnswer,
+    InfillPart,
     Readiness,
 )
 from api.openapi.message_answers import MESSAGE_EVENTS, CountedTokens, MessageAnswer, MessageError
@@ -30,11 +32,12 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 _RESPONSE = Answered(ResponseAnswer, (ResponseEvent, Error))
-_EVENTS = (ChatCompletionChunk, CompletionChunk, ResponseEvent, *MESSAGE_EVENTS, Error)
+_EVENTS = (ChatCompletionChunk, CompletionChunk, InfillPart, InfillAnswer, ResponseEvent, *MESSAGE_EVENTS, Error)
 
 ANSWERED: dict[str, Answered] = {
     "/v1/chat/completions": Answered(ChatCompletion, (ChatCompletionChunk, Error)),
     "/v1/completions": Answered(Completion, (CompletionChunk, Error)),
+    "/infill": Answered(InfillAnswer, (InfillPart, InfillAnswer, Error)),
     "post /v1/responses": _RESPONSE,
     "get /v1/responses/{response_id}": _RESPONSE,
     "/v1/responses/{response_id}/cancel": Answered(ResponseAnswer),

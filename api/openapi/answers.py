@@ -209,6 +209,48 @@ class CompletionChunk(Shape):
     usage: TokenUsage | UnsetType | None = UNSET
 
 
+# --- infill ---
+
+
+class InfillTimings(Shape):
+    """Counts of tokens: taken from the cache, computed of the prompt, and generated."""
+
+    cache_n: int
+    prompt_n: int
+    predicted_n: int
+
+
+class InfillPart(Shape):
+    """A part of a streamed answer."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: Literal[False]
+    id_slot: int
+    tokens_predicted: int
+    tokens_evaluated: int
+
+
+class InfillAnswer(Shape):
+    """The answer, and the last event of a stream, whose `content` is empty."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: int
+    stop: Literal[True]
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    has_new_line: bool
+    truncated: bool
+    stop_type: Literal["eos", "limit", "word"]
+    stopping_word: str
+    tokens_cached: int
+    timings: InfillTimings
+
+
 # --- the process ---
 
 

@@ -14,6 +14,7 @@ import msgspec
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.rendering.chunks import Event
+from api.rendering.infill_rendering import InfillRenderer
 from api.rendering.message_events import MessageEventBuilder
 from api.rendering.output_items import Seal
 from api.rendering.rendering import StreamRenderer
@@ -124,4 +125,6 @@ def renderer_of(
     """The renderer of the endpoint that the request came to; `seal` is needed where `needs_seal`."""
     if view.endpoint in ("responses", "messages"):
         return EventRenderer(rid, view, vocabulary, prompt_tokens, resume, seal)
+    if view.endpoint == "infill":
+        return InfillRenderer(rid, view, vocabulary, prompt_tokens, resume)
     return StreamRenderer(rid, view, vocabulary, prompt_tokens, resume)

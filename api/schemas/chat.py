@@ -12,7 +12,6 @@ from api.schemas.functions import FUNCTION_NAMES, FunctionCall, check_functions,
 from api.schemas.generation import UNLIMITED, GenerationFields, check_ranges
 from api.schemas.messages import Message, text_of
 from api.schemas.naming import naming
-from api.schemas.refusals import refuse_unserved
 from api.schemas.tools import Function, Offer, Tool, ToolChoice, check_tools, offered
 from control.errors import RequestError
 
@@ -92,7 +91,6 @@ def parse_chat(body: bytes, warnings: Warnings | None = None) -> ChatRequest:
 
 def check_chat(request: ChatRequest) -> None:
     """Raise RequestError naming the field at fault."""
-    refuse_unserved(request)
     check_ranges(request)
     if not request.messages:
         raise RequestError("'messages' is empty; send at least one message.", param="messages")

@@ -6,7 +6,7 @@ from api.schemas.bounds import check_number
 from api.schemas.client_warnings import Warnings
 from api.schemas.decoding import decode_request
 from api.schemas.generation import MAX_CHOICES, GenerationFields, check_ranges
-from api.schemas.refusals import refusal, refuse_unserved
+from api.schemas.refusals import refusal
 from control.errors import RequestError
 
 DEFAULT_MAX_TOKENS = 16
@@ -20,8 +20,8 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
     best_of: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    # Known and not served yet.
     suffix: str | None = None
+    """The text after the gap that the model fills; empty: there is no gap."""
 
     @property
     def token_limit(self) -> int | None:
@@ -47,7 +47,7 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
         """One entry per prompt. Raises RequestError for an empty one or a list of mixed kinds."""
         prompt = self.prompt
         if isinstance(prompt, str):
-            return [_filled(prompt, "prompt")]
+            return [prompt if self.has_gap else _filled(prompt, "prompt")]
         ids = [item for item in prompt if isinstance(item, int)]
         if ids and len(ids) == len(prompt):
             return [ids]
@@ -56,7 +56,17 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
                 "'prompt' must be a text, a list of token ids, or a non-empty list of one of the two.", param="prompt"
             )
         many = [item for item in prompt if not isinstance(item, int)]
-        return [_filled(item, f"prompt[{index}]") for index, item in enumerate(many)]
+        return [item if self.has_gap else _filled(item, f"prompt[{index}]") for index, item in enumerate(many)]
+
+    @property
+    def has_gap(self) -> bool:
+        """True if the model is to fill a gap behind the prompt."""
+        return bool(self.suffix)
+
+    @property
+    def files(self) -> list[tuple[str, str]]:
+        """Name and text of each file of context before a gap."""
+        return []
 
 
 def _filled(prompt: str | list[int], path: str) -> str | list[int]:
@@ -68,8 +78,15 @@ def _filled(prompt: str | list[int], path: str) -> str | list[int]:
 def parse_completion(body: bytes, warnings: Warnings | None = None) -> CompletionRequest:
     """Decode and check a body; raise RequestError naming the field at fault."""
     request = decode_request(body, CompletionRequest, warnings)
-    refuse_unserved(request)
+    check_completion(request)
+    return request
+
+
+def check_completion(request: CompletionRequest) -> None:
+    """Raise RequestError naming the field at fault."""
     check_ranges(request)
+    if request.has_gap and request.echo:
+        raise RequestError("'echo' is not served with 'suffix': the prompt is not all before the answer.", param="echo")
     for name in ("best_of", "logprobs"):
         if (value := getattr(request, name)) is not None:
             check_number(name, value)
@@ -81,4 +98,3 @@ def parse_completion(body: bytes, warnings: Warnings | None = None) -> Completio
             "send several requests.",
             param="prompt",
         )
-    return request

@@ -1,15 +1,8 @@
-"""Refusals by name, and fields of a body that are known and not served yet."""
+"""Refusals by name."""
 
 from __future__ import annotations
 
-from api.schemas.generation import GenerationFields
 from control.errors import RequestError
-
-
-def refuse_unserved(request: GenerationFields) -> None:
-    """Raise RequestError for a field of the body that is not served."""
-    if getattr(request, "suffix", None):
-        raise refusal("suffix")
 
 
 def missing(name: str) -> RequestError:

@@ -9,7 +9,6 @@ import msgspec
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.messages import Message
-from api.schemas.refusals import refuse_unserved
 from api.schemas.tools import Tool, check_tools
 from control.errors import RequestError
 
@@ -62,6 +61,5 @@ def generating(asked: TokenizeRequest) -> ChatRequest | CompletionRequest:
         continue_final_message=asked.continue_final_message,
         tools=asked.tools,
     )
-    refuse_unserved(request)
     check_tools(request.tools or [])
     return request

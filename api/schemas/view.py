@@ -9,7 +9,7 @@ import msgspec
 from api.schemas.how import Reading
 from control.errors import RequestError
 
-Endpoint = Literal["chat", "completions", "responses", "messages", "compaction"]
+Endpoint = Literal["chat", "completions", "infill", "responses", "messages", "compaction"]
 
 
 class View(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -78,6 +78,7 @@ def answer_id(rid: str, view: View) -> str:
 _ID_BEGINS: dict[Endpoint, str] = {
     "chat": "chatcmpl-",
     "completions": "cmpl-",
+    "infill": "cmpl-",
     "responses": "resp_",
     "compaction": "resp_",
     "messages": "msg_",

@@ -157,7 +157,7 @@ def test_the_short_cut_is_for_byte_level_decoders_alone() -> None:
 
 def test_a_word_is_spelt_alone_after_a_space_and_inside_a_text() -> None:
     """As vLLM does, and in the middle of a text too, where sentencepiece puts no space in front."""
-    pieces = ["<unk>", "\u2581", "\u2581hi", "hi", "<0x0A>"]
+    pieces = ["<unk>", "\u2581", "\u2581hi", "hi", "<0x0A>", "a", "\u2581a"]
     model = models.Unigram([(piece, -float(index)) for index, piece in enumerate(pieces)], 0, byte_fallback=True)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
