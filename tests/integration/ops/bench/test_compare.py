@@ -21,7 +21,8 @@ pytestmark = pytest.mark.timeout(180)  # each engine is a process that imports t
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model and kernels that cost next to nothing."""
+    """A model and kernels that cost next to nothing, and no standby, which would import torch once more."""
+    monkeypatch.setenv("FURROW_STANDBY", "0")
     monkeypatch.setitem(shapes.SHAPES, "tiny", TINY)
     monkeypatch.setitem(limits.READ_BYTES, "cpu", 2**20)
     monkeypatch.setitem(limits.SIDE, "cpu", 64)
