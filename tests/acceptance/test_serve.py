@@ -19,7 +19,7 @@ def test_two_models_are_served_with_aliases_and_an_origin(tmp_path: Path) -> Non
     """Both answer under their own names and their aliases, to a page of the origin that was named."""
     options = ["--devices", "cpu", "--dtype", "float64", "--cors-origin", ORIGIN]
     options += ["--served-model-name", "gpt-4o=demo", "--served-model-name", "small=tiny"]
-    with serving_farm("demo", str(make("llama", tmp_path / "tiny")), *options) as farm:
+    with serving_farm("demo", str(make("llama", tmp_path / "tiny")), *options, FURROW_STANDBY="0") as farm:
         with openai.OpenAI(base_url=farm.base_url, api_key="none") as client:
             assert {"demo", "tiny", "gpt-4o", "small"} <= {model.id for model in client.models.list()}
             for alias, name in (("gpt-4o", "demo"), ("small", "tiny")):

@@ -35,7 +35,7 @@ def command_lines(containing: str) -> list[str]:
 @pytest.mark.timeout(180)
 def test_serve_tells_nobody_the_private_server_s_password() -> None:
     """Neither a process that `furrow serve` starts, nor what it prints, nor the parts' logs, nor the server's log."""
-    with serving_farm("demo", "--keys", FURROW_LOG_LEVEL="debug") as farm:
+    with serving_farm("demo", "--keys", FURROW_LOG_LEVEL="debug", FURROW_STANDBY="0") as farm:
         password = password_in(farm.redis_url)
         assert password is not None and len(password) >= 32
         assert command_lines(password) == []
