@@ -14,7 +14,7 @@ from functools import partial
 
 from api.rendering.output_items import Seal
 from api.schemas.items import Unseal
-from api.schemas.responses import SEALED
+from api.schemas.responses import COMPACTION, SEALED
 from api.schemas.view import View
 from control import keys
 from control.redis.batches import Batches
@@ -44,7 +44,7 @@ class Seals:
 
     async def sealer_for(self, view: View, tenant: str) -> Seal | None:
         """None where the answer has nothing to seal. Raises RedisUnavailable."""
-        wanted = view.endpoint == "compaction" or SEALED in view.told.get("include", ())
+        wanted = COMPACTION in view.told or SEALED in view.told.get("include", ())
         return await self.sealer(tenant) if wanted else None
 
     async def _key(self) -> bytes:

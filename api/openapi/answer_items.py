@@ -9,11 +9,13 @@ from msgspec import UNSET, UnsetType
 from api.openapi.answers import ScoredToken, Shape
 from api.openapi.call_items import (
     ApplyPatchCallItem,
+    CompactionItem,
     CustomToolCallItem,
     FunctionCallItem,
     ItemStatus,
     LocalShellCallItem,
     ShellCallItem,
+    UserMessageItem,
 )
 
 Unset = UnsetType
@@ -57,6 +59,7 @@ OutputItem = (
     | LocalShellCallItem
     | ShellCallItem
     | ApplyPatchCallItem
+    | CompactionItem
 )
 
 
@@ -123,6 +126,16 @@ class ResponseAnswer(Shape):
     frequency_penalty: float
 
 
+class CompactedResponse(Shape):
+    """A conversation made shorter: the user's newest messages, and a summary of all of it."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[UserMessageItem | CompactionItem]
+    usage: ResponseUsage
+
+
 class ResponseEvent(Shape):
     """Numbered from 0; the last one is response.completed, .incomplete, .failed or .cancelled."""
 
@@ -146,6 +159,7 @@ class ResponseEvent(Shape):
         "response.function_call_arguments.done",
         "response.custom_tool_call_input.delta",
         "response.custom_tool_call_input.done",
+        "response.compaction.compacting",
         "response.shell_call_command.added",
         "response.shell_call_command.delta",
         "response.shell_call_command.done",

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from api.openapi.answer_items import ResponseAnswer, ResponseEvent
+from api.openapi.answer_items import CompactedResponse, ResponseAnswer, ResponseEvent
 from api.openapi.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -43,7 +43,7 @@ ANSWERED: dict[str, Answered] = {
     "/v1/responses/{response_id}/cancel": Answered(ResponseAnswer),
     "/v1/messages": Answered(MessageAnswer, MESSAGE_EVENTS, refusal=MessageError),
     "/v1/messages/count_tokens": Answered(CountedTokens, refusal=MessageError),
-    "/v1/responses/compact": Answered(),
+    "/v1/responses/compact": Answered(CompactedResponse),
     "/v1/requests/{rid}/events": Answered(None, _EVENTS),
     "/v1/embeddings": Answered(),
     "/health": Answered(Health),

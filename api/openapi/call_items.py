@@ -50,3 +50,21 @@ class ApplyPatchCallItem(Shape, tag_field="type", tag="apply_patch_call"):
     status: ItemStatus
     call_id: str
     operation: dict[str, str]
+
+
+class CompactionItem(Shape, tag_field="type", tag="compaction"):
+    """A summary of a conversation, for the client to send back in its place."""
+
+    id: str
+    encrypted_content: str
+
+
+class InputText(Shape, tag_field="type", tag="input_text"):
+    text: str
+
+
+class UserMessageItem(Shape, tag_field="type", tag="message"):
+    id: str
+    status: ItemStatus
+    role: Literal["user"]
+    content: list[InputText]

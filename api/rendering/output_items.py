@@ -85,6 +85,30 @@ class Message(Item):
         return {"type": "output_text", "annotations": [], "logprobs": scored, "text": text}
 
 
+class Compaction(Item):
+    """A summary of the conversation, sealed once it is whole."""
+
+    kind = "compaction"
+
+    def __init__(self, identity: str, at: int, seal: Seal) -> None:
+        super().__init__(identity, at)
+        self._seal = seal
+
+    def open(self) -> list[Event]:
+        return [*super().open(), self._inner("response.compaction.compacting")]
+
+    def grow(self, text: str, **more: Any) -> list[Event]:
+        self._texts.append(text)
+        return []
+
+    def shown(self, empty: bool = False) -> dict[str, Any]:
+        sealed = "" if empty else self._seal(self.kind, self.text)
+        return {"id": self.identity, "type": self.kind, "encrypted_content": sealed}
+
+    def _closing(self) -> list[Event]:
+        return []
+
+
 class Reasoning(Item):
     """Thoughts: as reasoning text, or, where the request asks for summaries, whole as the summary's only part."""
 

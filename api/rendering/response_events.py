@@ -12,13 +12,15 @@ from api.chat.tokens import Vocabulary
 from api.errors.errors import GenerationFailed, problem
 from api.rendering.call_items import Call, call_item
 from api.rendering.chunks import Event, Usage
-from api.rendering.output_items import Item, Message, Reasoning, Seal
+from api.rendering.output_items import Compaction, Item, Message, Reasoning, Seal
 from api.rendering.scores import scored_tokens
 from api.schemas.response_tools import OfferedTool, read_tools
-from api.schemas.responses import SEALED
+from api.schemas.responses import COMPACTION, SEALED
 from api.schemas.view import View, answer_id
 from control.messages import FinishReason
 
+_UNTOLD = ("include", COMPACTION)
+"""Facts about the request that its response does not repeat."""
 _INCOMPLETE: dict[str, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -65,7 +67,8 @@ class ResponseEventBuilder:
 
     def end(self, usage: Usage, failure: BaseException | None, now_s: float) -> list[Event]:
         """Events that end the answer, at `now_s` in Unix seconds; called once."""
-        events = self._close("incomplete")
+        nothing = COMPACTION in self._view.told and not self._items
+        events = [*(self._turn_to("compaction") if nothing else []), *self._close("incomplete")]
         status = "completed"
         if isinstance(failure, GenerationFailed) and failure.code == "request_cancelled":
             status = "cancelled"
@@ -83,7 +86,11 @@ class ResponseEventBuilder:
 
     def whole(self) -> dict[str, Any]:
         """The answer as one body, as far as it has been told."""
-        return self._response("in_progress")
+        whole, kept = self._response("in_progress"), self._view.told.get(COMPACTION)
+        if kept is None:
+            return whole
+        shared = {name: whole[name] for name in ("id", "created_at", "usage")}
+        return {"object": "response.compaction", **shared, "output": [*kept, *whole["output"]]}
 
     def interrupted(self, error: BaseException) -> Event:
         """The event for a process that stops while the answer goes on in another one."""
@@ -96,7 +103,8 @@ class ResponseEventBuilder:
         if not piece.text and not (self._unshown and isinstance(self._open, Message)):
             return []
         scored, self._unshown = self._unshown, []
-        return [*self._turn_to("message"), *self._grow(piece.text, logprobs=self._scored(scored))]
+        kind = "compaction" if COMPACTION in self._view.told else "message"
+        return [*self._turn_to(kind), *self._grow(piece.text, logprobs=self._scored(scored))]
 
     def _called(self, call: CallDelta) -> Call:
         """The item of the kind of tool that the call's name stands for."""
@@ -120,6 +128,9 @@ class ResponseEventBuilder:
         at = len(self._items)
         if kind == "message":
             return self._begin_item(Message(f"msg_{self._rid}_{at}", at))
+        if kind == "compaction":
+            assert self._seal is not None
+            return self._begin_item(Compaction(f"cmp_{self._rid}_{at}", at, self._seal))
         as_summary = self._view.told["reasoning"]["summary"] is not None
         seal = self._seal if SEALED in self._view.told["include"] else None
         return self._begin_item(Reasoning(f"rs_{self._rid}_{at}", at, as_summary=as_summary, seal=seal))
@@ -160,7 +171,7 @@ def response_object(rid: str, view: View, status: str, output: list[dict[str, An
         "service_tier": "default",
         "user": view.user,
         "metadata": view.metadata,
-        **{name: value for name, value in view.told.items() if name != "include"},
+        **{name: value for name, value in view.told.items() if name not in _UNTOLD},
     }
 
 

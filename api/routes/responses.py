@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import msgspec
 from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
+from msgspec import structs
 
 from api.access.identity import Identity
 from api.asgi.off_loop import off_loop
@@ -15,6 +16,7 @@ from api.generation.caller import Caller
 from api.generation.context.truncation import fitted
 from api.generation.preparation import count_tokens
 from api.generation.session import Session
+from api.models.models import ServedModel
 from api.openapi.openapi import taking
 from api.process import Process
 from api.routes.generation import (
@@ -32,9 +34,11 @@ from api.routes.generation import (
     text_of,
 )
 from api.schemas.bounds import check_number
-from api.schemas.items import Item, read_items
+from api.schemas.compaction import is_compaction, kept_messages, since_compaction, summarising, with_summaries
+from api.schemas.converted import Converted
+from api.schemas.items import Item, read_items, trigger
 from api.schemas.response_tools import unenforced
-from api.schemas.responses import ResponseRequest, parse_response
+from api.schemas.responses import COMPACTION, ResponseRequest, parse_response
 from api.schemas.state import Deleted, InputItems, InputTokens
 from api.schemas.view import Cursor
 from control.errors import RequestError, RequestNotFound
@@ -69,12 +73,21 @@ async def create_response(request: Http) -> Response[Any]:
         served = await model_for(request, asked.model)
         for text, param in unenforced(asked.tools or [], served.forms.calls):
             caller.warnings.add(text, param)
-        chat = await fitted(asked, items, served, caller.body_bytes, stored=stored)
+        chat = await _chat(asked, items, served, caller, stored=stored)
         if stored:
             process.archive.check_size(own, chat.told_back)
         return Asked(body=chat, accepted=accepted if stored else None)
 
     return await serve(request, read)
+
+
+async def _chat(
+    asked: ResponseRequest, items: list[Item], served: ServedModel, caller: Caller, *, stored: bool
+) -> Converted:
+    """The chat request for the conversation, or for its summary where that is asked for."""
+    if is_compaction(items):
+        asked = summarising(asked, served.assets.context_length)
+    return await fitted(asked, since_compaction(items), served, caller.body_bytes, stored=stored)
 
 
 def _record(session: Session, who: Identity, previous: str, own: list[Item]) -> StoredResponse:
@@ -104,7 +117,10 @@ async def _conversation(process: Process, asked: ResponseRequest, caller: Caller
         response = await process.completion.current(stored)
         if response["status"] in ("queued", "in_progress"):
             raise RequestError(f"Response '{response['id']}' has not ended yet; wait for it.", param=_PARAM)
-        items += [*stored.input, *response["output"]]
+        output = response["output"]
+        if any(item["type"] == "compaction" for item in output):
+            output = with_summaries(output, await process.seals.opener(who.tenant))
+        items += [*stored.input, *output]
         await asyncio.sleep(0)  # each may be large, and other streams must not wait for all of them
     return own, last.rid, [*items, *own]
 
@@ -131,21 +147,27 @@ async def count_input_tokens(request: Http) -> Response[InputTokens]:
         asked = await off_loop(len(body), parse_response, body, caller.warnings)
         _, _, items = await _conversation(process, asked, caller)
         served = await model_for(request, asked.model)
-        chat = await fitted(asked, items, served, len(body), stored=False)
+        chat = await _chat(asked, items, served, caller, stored=False)
         response = Response(InputTokens(input_tokens=await count_tokens(chat, served, len(body))))
         finish_headers(response, caller)
         return response
 
 
 @post("/v1/responses/compact", status_code=200, operation_class=taking(ResponseRequest, open_ended=True))
-async def compact_response(request: Http) -> NoReturn:
-    """Always 400: this server makes no compacted conversations."""
-    authenticate(request)
-    raise RequestError(
-        "This server makes no compacted conversations. Send 'truncation': \"auto\", which drops the oldest items where "
-        "the context is full, or continue from a summary that you have the model write.",
-        code="compaction_not_supported",
-    )
+async def compact_response(request: Http) -> Response[Any]:
+    """Have the model summarise a conversation; its input may go on from the answer's output."""
+    process = process_of(request)
+
+    async def read(body: bytes, caller: Caller) -> Asked:
+        asked = await off_loop(len(body), parse_response, body, caller.warnings)
+        _, _, items = await _conversation(process, asked, caller)
+        served = await model_for(request, asked.model)
+        asked = structs.replace(asked, stream=None, background=None)
+        chat = await _chat(asked, [*items, trigger(f"cmt_{caller.rid}")], served, caller, stored=False)
+        chat.told_back[COMPACTION] = kept_messages(items)
+        return Asked(body=chat)
+
+    return await serve(request, read)
 
 
 @get("/v1/responses/{response_id:str}")

@@ -48,6 +48,11 @@ class Part(msgspec.Struct, kw_only=True):
 Content = str | list[Part]
 
 _SUMMARY = "Summary of the conversation so far:"
+_SUMMARISE = (
+    "Write a summary of our conversation so far, which will take its place. Say what was asked, what was decided and "
+    "why, what was done and found, with names, paths, numbers and commands as they are, and what is still to do. "
+    "Write the summary only."
+)
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -98,6 +103,13 @@ class Compaction(msgspec.Struct, kw_only=True):
     id: str | None = None
 
 
+class CompactionTrigger(msgspec.Struct, kw_only=True):
+    """Asks, as the last item, for a summary of the conversation."""
+
+    type: Literal["compaction_trigger"]
+    id: str | None = None
+
+
 class Reference(msgspec.Struct, kw_only=True):
     """Stands for an item of a stored response."""
 
@@ -105,7 +117,7 @@ class Reference(msgspec.Struct, kw_only=True):
     type: Literal["item_reference"] | None = "item_reference"
 
 
-_Kind = Message | FunctionCall | FunctionCallOutput | Reasoning | Compaction | Reference
+_Kind = Message | FunctionCall | FunctionCallOutput | Reasoning | Compaction | CompactionTrigger | Reference
 _KINDS: dict[str, type[_Kind | ToolItem]] = {
     "message": Message,
     "function_call": FunctionCall,
@@ -114,6 +126,7 @@ _KINDS: dict[str, type[_Kind | ToolItem]] = {
     "reasoning": Reasoning,
     "compaction": Compaction,
     "compaction_summary": Compaction,
+    "compaction_trigger": CompactionTrigger,
     "item_reference": Reference,
     **KINDS,
 }
@@ -172,6 +185,8 @@ class _Reader:
             case Compaction():
                 text = self._opened(item, at)
                 return None if text is None else _summary(item.id or f"cmp_{name}", item.encrypted_content, text)
+            case CompactionTrigger():
+                return trigger(item.id or f"cmt_{name}")
             case Reference():
                 return {"id": item.id, "type": "item_reference"}
             case _:
@@ -224,6 +239,16 @@ def _texts(content: Content, at: str) -> list[str]:
             raise missing(f"{at}[{index}].{name}")
         texts.append(text)
     return texts
+
+
+def trigger(identity: str) -> Item:
+    """Asks for a summary, in the words that the model reads."""
+    return {
+        "id": identity,
+        "type": "compaction_trigger",
+        "role": "user",
+        "content": [_text_part("input_text", _SUMMARISE)],
+    }
 
 
 def _summary(identity: str, sealed: str, text: str) -> Item:

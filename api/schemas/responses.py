@@ -19,6 +19,8 @@ from control.errors import RequestError
 
 LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
 """The values of `include` that have an effect."""
+COMPACTION = "compaction"
+"""Of `told`, where the answer is a summary: what stands beside it in a compacted conversation, None in a response."""
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
@@ -157,7 +159,11 @@ def conversation(request: ResponseRequest, items: list[Item], *, stored: bool) -
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     if request.background and request.on_disconnect is None:
         chat["on_disconnect"] = "continue"
-    return converse(chat, "responses", _echo(request, tools, stored=stored), tools.names | _NAMES)
+    told = _echo(request, tools, stored=stored)
+    if items and items[-1]["type"] == "compaction_trigger":
+        chat["include_reasoning"] = False
+        told[COMPACTION] = None
+    return converse(chat, "responses", told, tools.names | _NAMES)
 
 
 def _instructions(text: str) -> Item:

@@ -16,7 +16,7 @@ RESULTS = tuple(f"{kind}_output" for kind in CALLS)
 _NOT_SERVED = (
     *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"),
     *("computer_call_output", "mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
-    *("tool_search_call", "tool_search_output", "program", "program_output", "compaction_trigger"),
+    *("tool_search_call", "tool_search_output", "program", "program_output"),
 )
 """Items of hosted tools: what they found is in the assistant's text that follows them."""
 

@@ -9,7 +9,7 @@ import msgspec
 from api.schemas.how import Reading
 from control.errors import RequestError
 
-Endpoint = Literal["chat", "completions", "infill", "responses", "messages", "compaction"]
+Endpoint = Literal["chat", "completions", "infill", "responses", "messages"]
 
 
 class View(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -80,7 +80,6 @@ _ID_BEGINS: dict[Endpoint, str] = {
     "completions": "cmpl-",
     "infill": "cmpl-",
     "responses": "resp_",
-    "compaction": "resp_",
     "messages": "msg_",
 }
 

@@ -64,11 +64,3 @@ def test_a_conversation_that_grows(client: openai.OpenAI, leader: ScriptedLeader
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(model="tiny", input="x" * 5000, truncation="auto")
     assert (refused.value.param, refused.value.code) == ("input", "context_length_exceeded")
-
-
-def test_compacting_is_refused_by_name(client: openai.OpenAI, leader: ScriptedLeader) -> None:
-    """The endpoint exists at OpenAI; here it says what to do instead."""
-    with pytest.raises(openai.BadRequestError, match="truncation") as refused:
-        client.responses.compact(model="tiny", input="x")
-    assert refused.value.code == "compaction_not_supported"
-    assert leader.claimed == []

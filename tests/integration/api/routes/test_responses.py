@@ -16,6 +16,19 @@ from tests.leader import ScriptedLeader
 from tests.waiting import until
 
 KEYS = ModelKeys("tiny")
+REQUIRED = {
+    "response": (
+        "id object created_at completed_at status incomplete_details model previous_response_id instructions output "
+        "error tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty "
+        "top_logprobs temperature reasoning user usage max_output_tokens max_tool_calls store background service_tier "
+        "metadata safety_identifier prompt_cache_key"
+    ),
+    "message": "type id status role content",
+    "text": "type text annotations logprobs",
+    "usage": "input_tokens output_tokens total_tokens input_tokens_details output_tokens_details",
+    "tool": "type name description parameters strict",
+}
+"""The fields that the Open Responses document requires."""
 
 
 def prompt_of(leader: ScriptedLeader, at: int = -1) -> str:
@@ -62,6 +75,23 @@ def test_the_events_of_a_stream(client: openai.OpenAI, leader: ScriptedLeader) -
     assert last.type == "response.completed" and last.response.output_text == text
     stored = client.responses.retrieve(last.response.id)
     assert stored.model_dump() == last.response.model_dump()
+
+
+def test_every_field_that_open_responses_requires(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """Whole, in each event that has the response, and stored."""
+    asked: Any = {"model": "tiny", "input": "hello", "presence_penalty": 0.5}
+    asked |= {"tools": [{"type": "function", "name": "f"}], "tool_choice": "none"}
+    whole = client.post("/responses", cast_to=dict[str, Any], body=asked)
+    with client.responses.create(stream=True, extra_body=asked) as stream:
+        told: Any = [event for event in stream if hasattr(event, "response")]
+    stored = client.get(f"/responses/{whole['id']}", cast_to=dict[str, Any])
+    assert len(told) == 3 and stored == whole and whole["presence_penalty"] == 0.5
+    for response in (whole, *(event.response.to_dict() for event in told)):
+        assert set(REQUIRED["response"].split()) <= set(response)
+        assert set(REQUIRED["tool"].split()) <= set(response["tools"][0])
+    assert set(REQUIRED["message"].split()) <= set(whole["output"][0])
+    assert set(REQUIRED["text"].split()) <= set(whole["output"][0]["content"][0])
+    assert set(REQUIRED["usage"].split()) <= set(whole["usage"])
 
 
 def test_the_streaming_helper_accumulates_the_same_response(client: openai.OpenAI, leader: ScriptedLeader) -> None:
