@@ -44,7 +44,7 @@ ROUTES = [
     *(requests.show_request, requests.follow_request, requests.delete_request, requests.cancel_request),
     *(tokens.tokenize, tokens.detokenize, tokens.tokenizer_info),
     *(usage.own_usage, farm_routes),
-    *(health.health, health.ready, health.metrics, docs),
+    *(health.health, health.version, health.load, health.ready, health.metrics, docs),
 ]
 
 

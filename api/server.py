@@ -12,6 +12,7 @@ import uvicorn
 from api.asgi.connection import ClientConnection
 from api.asgi.head import answering_head
 from api.asgi.heads import ServerConfig
+from api.asgi.paths import with_any_prefix
 from api.process import Process
 
 log = structlog.stdlib.get_logger(__name__)
@@ -30,7 +31,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: Any, process: Process) -> None:
         settings = process.settings
         config = ServerConfig(
-            answering_head(app),
+            answering_head(with_any_prefix(app)),
             http=ClientConnection,
             limits=settings.connection_limits,
             reader_timeout=settings.reader_timeout,

@@ -256,7 +256,7 @@ class BoundedConnection(HttpToolsProtocol):
         if status == 408 and self._silent == 0:
             self.transport.close()
             return
-        self.transport.write(refusal_bytes(getattr(self, "url", b""), status, message, code, retry_after))
+        self.transport.write(refusal_bytes(self, status, message, code, retry_after))
         if status == 503:
             self.transport.close()
             return

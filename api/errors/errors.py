@@ -179,10 +179,10 @@ def problem(error: BaseException, asked: str = "this request") -> Problem:
 
 
 _ELSEWHERE = re.compile(
-    r"/v1/(messages/batches|assistants|audio|batches|chatkit|containers|conversations|engines|evals|files|fine_tuning|images|moderations"
-    r"|organization|realtime|rerank|score|threads|uploads|vector_stores|videos)\b"
+    r"^\w+ (?:/v1)?/(messages/batches|assistants|audio|batches|chatkit|containers|conversations|engines|evals|files"
+    r"|fine_tuning|images|moderations|organization|realtime|rerank|score|threads|uploads|vector_stores|videos)\b"
 )
-"""Routes under /v1 of OpenAI or other servers that this one has not."""
+"""Routes of OpenAI or other servers, after the method, that this one has not."""
 
 
 def _framework_problem(error: HTTPException, asked: str) -> Problem:
@@ -192,7 +192,7 @@ def _framework_problem(error: HTTPException, asked: str) -> Problem:
     hint = (
         "This server generates text and has no such endpoint"
         if elsewhere
-        else "Check it for typos: paths begin with /v1, as /v1/models"
+        else "Check it for typos; a path is as /v1/models, or without /v1"
     )
     found_wrong = _wrong_parameter(error)
     if found_wrong is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -9,7 +10,8 @@ from litestar import Request, Response
 
 from api.errors.errors import ErrorBody, Problem, handle
 
-PATH = "/v1/messages"
+_PATH = re.compile(r"(/v1)*/messages\b")
+HEADER = "anthropic-version"
 UNTHREADED = "thread_unsupported_request"
 """Anthropic's code for a request that can't be part of a conversation that the server keeps."""
 
@@ -27,6 +29,11 @@ _TYPES = {
 }
 
 
+def is_anthropic(path: str, versioned: bool) -> bool:
+    """True for a request in Anthropic's API: by its path or, on a path of several APIs, by the header of its SDKs."""
+    return versioned or _PATH.match(path) is not None
+
+
 def anthropic_error(found: Problem, request_id: str | None) -> dict[str, Any]:
     """The body, and the data of an event, for an error."""
     kind = _TYPES.get(found.status, "invalid_request_error" if found.status < 500 else "api_error")
@@ -42,9 +49,10 @@ async def in_anthropic_shape(response: Response[Any]) -> Response[Any]:
 
 
 def handle_in_shape(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    """The application's handler for every exception, whichever API the path belongs to."""
+    """The application's handler for every exception, in the dialect of the request."""
     response: Response[Any] = handle(request, error)
-    return shaped(response) if request.url.path.startswith(PATH) else response
+    anthropic = is_anthropic(request.scope["path"], HEADER in request.headers)
+    return shaped(response) if anthropic else response
 
 
 def shaped(response: Response[Any]) -> Response[Any]:

@@ -47,6 +47,7 @@ ANSWERED: dict[str, Answered] = {
     "/v1/requests/{rid}/events": Answered(None, _EVENTS),
     "/v1/embeddings": Answered(),
     "/health": Answered(Health),
+    "/ping": Answered(Health),
     "/ready": Answered(Readiness, unready=Readiness),
 }
 """By path, or by method and path."""

@@ -1,19 +1,34 @@
-"""/health (this process), /ready (the farm behind it) and /metrics."""
+"""/health and /ping (this process), /ready (the farm behind it), /metrics, and /version and /load."""
 
 from __future__ import annotations
+
+import importlib.metadata
 
 import msgspec
 from litestar import Response, get
 
 from api.process import Process
 from api.routes.generation import Http, process_of
+from api.schemas.state import Load, Version
 from control.errors import RedisUnavailable, state_in_words
 
 
-@get("/health")
+@get(["/health", "/ping"])
 async def health(request: Http) -> dict[str, str]:
     """200 while this process runs."""
     return {"status": "draining" if process_of(request).draining else "ok"}
+
+
+@get("/version")
+async def version() -> Version:
+    """The version of this server."""
+    return Version(version=importlib.metadata.version("furrow"))
+
+
+@get("/load")
+async def load(request: Http) -> Load:
+    """The answers that this process follows now, in vLLM's form; those of the farm are in /farm/requests."""
+    return Load(server_load=process_of(request).follower.open_feeds)
 
 
 @get("/ready")

@@ -19,7 +19,7 @@ from api.schemas.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnsw
 from control.errors import RequestError
 
 
-@post(["/tokenize", "/v1/tokenize"], status_code=200, operation_class=taking(TokenizeRequest, open_ended=True))
+@post("/tokenize", status_code=200, operation_class=taking(TokenizeRequest, open_ended=True))
 async def tokenize(request: Http) -> Response[TokenizeAnswer]:
     """The token ids of a text or of messages, as in a completion or a chat."""
     caller = caller_of(request)
@@ -47,7 +47,7 @@ async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int) -> 
     return tokens
 
 
-@post(["/detokenize", "/v1/detokenize"], status_code=200, operation_class=taking(DetokenizeRequest, open_ended=True))
+@post("/detokenize", status_code=200, operation_class=taking(DetokenizeRequest, open_ended=True))
 async def detokenize(request: Http) -> Response[DetokenizeAnswer]:
     """The text of token ids, special tokens written out."""
     caller = caller_of(request)
@@ -70,7 +70,7 @@ async def detokenize(request: Http) -> Response[DetokenizeAnswer]:
         return response
 
 
-@get(["/tokenizer_info", "/v1/tokenizer_info"])
+@get("/tokenizer_info")
 async def tokenizer_info(request: Http, model: FromQuery[str | None] = None) -> dict[str, Any]:
     """The tokenizer's configuration as the model's author wrote it, and the chat template in use."""
     authenticate(request)

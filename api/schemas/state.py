@@ -1,4 +1,4 @@
-"""Answers of GET /v1/requests/<rid>, GET /v1/models and the routes around a stored response."""
+"""Answers of GET /v1/requests/<rid>, GET /v1/models, the process's own routes, and those around a stored response."""
 
 from __future__ import annotations
 
@@ -77,6 +77,14 @@ class Deleted(msgspec.Struct, kw_only=True):
     id: str
     object: str = "response"
     deleted: bool = True
+
+
+class Version(msgspec.Struct, kw_only=True):
+    version: str
+
+
+class Load(msgspec.Struct, kw_only=True):
+    server_load: int
 
 
 class InputTokens(msgspec.Struct, kw_only=True):

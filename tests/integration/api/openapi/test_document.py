@@ -129,7 +129,7 @@ def test_a_field_too_many_is_found(document: dict[str, Any]) -> None:
         holds(document, chunk, content(document, CHAT)["text/event-stream"]["x-event-data"])
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/load", "/ready", "/v1/models"])
 def test_answers_of_the_other_routes_are_those_of_the_document(
     http: httpx.Client, leader: ScriptedLeader, document: dict[str, Any], path: str
 ) -> None:

@@ -1,0 +1,35 @@
+"""The same routes with and without `/v1`: clients differ in whether their base URL ends with it."""
+
+from __future__ import annotations
+
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+PREFIX = "/v1"
+_WITH = frozenset(("chat", "completions", "embeddings", "messages", "models", "requests", "responses", "usage"))
+"""First parts of the paths under `/v1`."""
+_WITHOUT = frozenset(
+    ("detokenize", "health", "infill", "load", "metrics", "ping", "ready", "tokenize", "tokenizer_info", "version")
+)
+"""Paths beside `/v1`."""
+
+
+def canonical(path: str) -> str:
+    """The path of the route that is meant; other paths as they are. A prefix that comes twice counts once."""
+    rest = path
+    while rest.startswith(f"{PREFIX}/"):
+        rest = rest[len(PREFIX) :]
+    first = rest[1:].partition("/")[0]
+    if first in _WITH:
+        return PREFIX + rest
+    return rest if first in _WITHOUT else path
+
+
+def with_any_prefix(app: ASGIApp) -> ASGIApp:
+    """`app`, which has each route once."""
+
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (path := canonical(scope["path"])) != scope["path"]:
+            scope["path"], scope["raw_path"] = path, path.encode()
+        await app(scope, receive, send)
+
+    return route

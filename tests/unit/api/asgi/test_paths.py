@@ -1,0 +1,46 @@
+"""Paths with and without /v1."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.app import ROUTES, create_app
+from api.asgi.paths import canonical
+from api.settings import ApiSettings
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens"),
+        ("/models/org/name", "/v1/models/org/name"),
+        ("/v1/models/v1/x", "/v1/models/v1/x"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/v1/health", "/health"),
+        ("/v1/farm/models", "/v1/farm/models"),
+        ("/v1", "/v1"),
+        ("/v1/", "/v1/"),
+        ("/", "/"),
+        ("", ""),
+        ("/v10/models", "/v10/models"),
+        ("/modelsx", "/modelsx"),
+        ("/v1//chat/completions", "/v1//chat/completions"),
+    ],
+)
+def test_each_path_has_one_route(path: str, route: str) -> None:
+    """A prefix too few or too many is mended where the route is known; other paths stay, and are a 404."""
+    assert canonical(path) == route
+    assert canonical(route) == route
+
+
+def test_every_route_is_known() -> None:
+    """A new route fails here until its first part is in the lists."""
+    app = create_app(ApiSettings(redis_url="redis://127.0.0.1:1"))
+    assert ROUTES
+    for route in app.routes:
+        if route.path.startswith(("/farm", "/schema", "/docs")):
+            continue
+        other = route.path.removeprefix("/v1") if route.path.startswith("/v1/") else f"/v1{route.path}"
+        assert (canonical(route.path), canonical(other)) == (route.path, route.path)
