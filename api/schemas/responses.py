@@ -66,6 +66,7 @@ class ResponseRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     stream_options: ResponseStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     # Known and not served.
     conversation: Any = None
     prompt: Any = None
@@ -80,7 +81,7 @@ class ResponseRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
         return (self.reasoning.summary or self.reasoning.generate_summary) if self.reasoning is not None else None
 
 
-_PASSED_ON = {*CommonFields.__struct_fields__, "parallel_tool_calls", "chat_template_kwargs"}
+_PASSED_ON = {*CommonFields.__struct_fields__, "parallel_tool_calls", "chat_template_kwargs", "thinking_token_budget"}
 _NAMES = {
     r"^messages\b.*": "input",
     r"^max_completion_tokens$": "max_output_tokens",

@@ -63,6 +63,9 @@ TABLE: dict[str, Row] = {
     # Neighbours' names of fields that are served.
     "repeat_penalty": Mapped(("repetition_penalty",)),
     "typical": Mapped(("typical_p",)),
+    **dict.fromkeys(
+        ("thinking_budget", "thinking_budget_tokens", "reasoning_budget_tokens"), Mapped(("thinking_token_budget",))
+    ),
     "n_predict": Mapped(_LIMITS),
     "max_new_tokens": Mapped(_LIMITS),
     "max_tokens": Mapped(("max_output_tokens",)),

@@ -138,6 +138,20 @@ def test_a_reasoning_gets_its_budget(
         assert (budget.begun, budget.closing) == (True, [reasoner.tokenizer.token_to_id("</think>")])
 
 
+@pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget", "thinking_budget_tokens"])
+def test_a_budget_under_its_neighbours_names(reasoner: ScriptedLeader, api: ApiProcess, name: str) -> None:
+    """Of chat and of responses."""
+    reasoner.reply = lambda prompt: "so it is</think>yes"
+    for path, prompt in (
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("responses", {"input": "x"}),
+    ):
+        answer = httpx.post(f"{api.url}/v1/{path}", json={"model": "reasoner", name: 7} | prompt)
+        assert answer.status_code == 200 and "warning" not in answer.headers
+        budget = reasoner.claimed[-1].params.sampling.reasoning
+        assert budget is not None and budget.tokens == 7
+
+
 def test_a_budget_of_messages(server: Server, reasoner: ScriptedLeader, api: ApiProcess) -> None:
     """Anthropic's `thinking.budget_tokens` is the same limit; without `enabled` it is none."""
     reasoner.reply = lambda prompt: "so it is</think>yes"
