@@ -15,7 +15,6 @@ from api.schemas.naming import Names, naming
 from control.errors import RequestError
 
 _WITHOUT_EFFECT = {
-    "samplers": "the order of the samplers is fixed",
     "n_indent": "an answer does not end by its indentation",
     "t_max_predict_ms": "use 'timeout' to limit a request's time",
     "n_probs": "log probabilities are part of /v1/completions",
@@ -48,7 +47,6 @@ class InfillRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     response_fields: list[str] | None = None
     t_max_prompt_ms: float | None = None
     # Accepted with a warning.
-    samplers: Any = None
     n_indent: int | None = None
     t_max_predict_ms: float | None = None
     n_probs: int | None = None

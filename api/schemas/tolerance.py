@@ -79,6 +79,7 @@ TABLE: dict[str, Row] = {
     "no_stop_trim": Mapped(("include_stop_str_in_output",)),
     # Ignored, and the client should know.
     "store": Warned("'store' has no effect: only /v1/responses stores its answers.", (False,)),
+    "samplers": Warned("'samplers' has no effect: the order of the samplers is fixed.", _EMPTY),  # of llama.vim
     # llama.cpp's and others' samplers.
     "mirostat": Refused(_OFF),
     "mirostat_mode": Refused(_OFF),
@@ -96,7 +97,6 @@ TABLE: dict[str, Row] = {
     "guidance_scale": Refused(_ONE),
     "cfg_scale": Refused(_ONE),
     "negative_prompt": Refused(_EMPTY),
-    "samplers": Refused(_EMPTY, "The order of the samplers is fixed. Remove it from the request."),
     "min_keep": Refused(_OFF),
     "n_indent": Refused(_OFF),
     "n_probs": Refused(_OFF, "Use 'logprobs'."),

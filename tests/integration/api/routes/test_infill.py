@@ -123,6 +123,36 @@ def test_llama_vim_is_answered(http: httpx.Client, coder: ScriptedLeader) -> Non
     assert [told[name] for name in known] == ["a + b\n", True, "eos", "", True, False, "coder"]
 
 
+def test_llama_vim_warms_the_cache(http: httpx.Client, coder: ScriptedLeader) -> None:
+    """Before it is asked for anything: files without a gap's texts, and no token is wanted."""
+    answer = infill(
+        http,
+        id_slot=0,
+        input_prefix="",
+        input_suffix="",
+        input_extra=[{"text": "def f(): ...", "time": 1.5, "filename": "f.py"}],
+        prompt="",
+        n_predict=0,
+        temperature=0.0,
+        samplers=[],
+        stream=False,
+        cache_prompt=True,
+        t_max_prompt_ms=1,
+        t_max_predict_ms=1,
+        response_fields=[""],
+    )
+    assert answer.status_code == 200 and answer.json()["content"] == ""
+    assert prompt_of(coder).endswith("def f(): ...<|file_sep|>filename\n" + GAP.format("", ""))
+
+
+def test_llama_vim_is_instructed(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """Its other request goes to chat, with a list of samplers: the header says that it has no effect."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "min_p": 0.1, "temperature": 0.1}
+    body |= {"samplers": ["min_p", "temperature"], "cache_prompt": True, "id_slot": 0, "stream": False}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200 and "'samplers' has no effect" in answer.headers["warning"]
+
+
 def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
