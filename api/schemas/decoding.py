@@ -23,6 +23,7 @@ from api.schemas.tolerance import TABLE, Hint, Mapped, Refused
 from control.errors import RequestError
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -64,7 +65,7 @@ def decode_body(body: bytes, type_: type[T]) -> T:
         raise RequestError(f"The request body is not valid JSON: {what}.", code="invalid_json") from None
 
 
-def decode_request(body: bytes, type_: type[T], warnings: Warnings | None) -> T:
+def decode_request(body: bytes, type_: type[S], warnings: Warnings | None) -> S:
     """As `decode_body`, for a client's request: unknown fields go to `warnings`; without these they are refused."""
     try:
         return decode_body(body, type_)
@@ -74,10 +75,10 @@ def decode_request(body: bytes, type_: type[T], warnings: Warnings | None) -> T:
     return decode_body(_known(body, type_, warnings or Warnings(strict=True)), type_)
 
 
-def _known(body: bytes, type_: type[Any], warnings: Warnings) -> bytes:
+def _known(body: bytes, type_: type[msgspec.Struct], warnings: Warnings) -> bytes:
     """The body with the fields that its type has. Raises RequestError for a field that is refused."""
     members = decode_body(body, dict[str, msgspec.Raw])
-    known = {field.encode_name for field in msgspec.structs.fields(type_)}
+    known = frozenset(type_.__struct_encode_fields__)
     for name in [name for name in members if name not in known]:
         given, row = members.pop(name), TABLE.get(name)
         if row is None:
