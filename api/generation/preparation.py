@@ -38,7 +38,7 @@ _PART_BYTES = 256
 _SURELY_CHARACTERS = 8
 """Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
 _PROMPT_SCORES = 262_144
-"""Log probabilities of prompts that one answer may bring: they travel in the token log and are in the answer whole."""
+"""Ids or log probabilities of prompts that one answer may bring: they travel through Redis and are in it whole."""
 
 _SHOWN_CHARACTERS = 80
 
@@ -182,9 +182,16 @@ async def _prepared(
 
 
 def _check_scores(body: Body, members: list[GenerationRequest]) -> None:
+    """Raise RequestError where the answer would show too much of the prompts."""
+    tokens = sum(len(member.prompt) * member.sampling.n for member in members)
+    if body.return_token_ids and tokens > _PROMPT_SCORES:
+        raise RequestError(
+            f"'return_token_ids' would show {tokens} prompt tokens, choices counted; at most {_PROMPT_SCORES} are "
+            "shown. Send less at a time.",
+            param="return_token_ids",
+        )
     if body.prompt_scores is None:
         return
-    tokens = sum(len(member.prompt) * member.sampling.n for member in members)
     if tokens * (1 + body.prompt_scores) > _PROMPT_SCORES:
         param = "prompt_logprobs" if body.prompt_logprobs == body.prompt_scores else "logprobs"
         raise RequestError(

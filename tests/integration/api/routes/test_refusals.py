@@ -83,6 +83,7 @@ def test_a_bad_field_is_named(http: httpx.Client, leader: ScriptedLeader, fields
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"prompt": "x" * 3000, "n": 10, "prompt_logprobs": 10}, "prompt_logprobs"),
+        ({"prompt": ["x" * 3000] * 10, "n": 9, "return_token_ids": True}, "return_token_ids"),
         ({"prompt": ["x" * 3000] * 10, "echo": True, "logprobs": 10}, "logprobs"),
         ({"skip_special_tokens": False, "stop": "x"}, "skip_special_tokens"),
         ({"suffix": "x"}, "suffix"),
