@@ -11,6 +11,7 @@ from typing import Any
 
 from api.chat.reading import hermes, qwen_xml
 from api.chat.tokens import Vocabulary
+from api.schemas.escaped_lark import in_json_string
 from api.schemas.how import CallFormat, Thinking
 from api.schemas.tools import LARK, Function, Offer
 
@@ -72,7 +73,9 @@ class _Writer:
         name = json.dumps(function.name)
         if self._form == "qwen_xml":
             return self._tagged(index, function)
-        schema = _schema(function, function.parameters or {"type": "object", "properties": {}})
+        schema = _text_in_json(function) or _schema(
+            function, function.parameters or {"type": "object", "properties": {}}
+        )
         if self._form == "llama3":
             head = _quoted(f'{{"name": {name}, "parameters": ')
             return [f'call{index}: {head} {schema} "}}"']
@@ -135,6 +138,20 @@ def _schema(function: Function, schema: Any) -> str:
         closed = {"additionalProperties": False} if "properties" in schema and not function.strict else {}
         schema = {**closed, **schema, "x-guidance": _ONE_SPACE if function.strict else _LENIENT}
     return "%json " + json.dumps(schema, ensure_ascii=False)
+
+
+def _text_in_json(function: Function) -> str | None:
+    """The arguments of a function whose only parameter has a Lark grammar; None for others."""
+    properties: Any = (function.parameters or {}).get("properties")
+    if not isinstance(properties, dict) or len(properties) != 1:  # type: ignore[misc]
+        return None
+    [(name, value)] = properties.items()  # type: ignore[misc]
+    grammar: Any = value.get(LARK) if isinstance(value, dict) else None
+    inner = in_json_string(grammar) if isinstance(grammar, str) and "pattern" not in value else None
+    if inner is None:
+        return None
+    head, tail = _quoted(f'{{{json.dumps(name)}: "'), _quoted('"}')
+    return f"{head} %lark {{\n{inner}\n}} {tail}"
 
 
 def _quoted(text: str) -> str:

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from api.schemas.escaped_lark import in_json_string
 from api.schemas.how import CallFormat
 from api.schemas.refusals import missing
 from api.schemas.tool_functions import BUILT_IN, function_of
+from api.schemas.tools import MAX_TOOLS
 from control.errors import RequestError
 
 Kind = Literal["function", "custom", "local_shell", "shell", "apply_patch"]
@@ -69,12 +71,13 @@ class ResponseTools:
 
 
 def unenforced(tools: list[Definition], form: CallFormat | None) -> Iterator[tuple[str, str]]:
-    """Warnings about grammars that can't be enforced: a Lark grammar has no form inside a JSON text."""
+    """Warnings about grammars that can't be enforced in the form in which the model writes calls."""
     for tool in read_tools(tools).offered if form != "qwen_xml" else []:
         asked = tool.definition.get("format") if tool.kind == "custom" else None
-        if isinstance(asked, dict) and cast(Definition, asked).get("syntax") == "lark":
+        grammar = cast(Definition, asked) if isinstance(asked, dict) else {}
+        if grammar.get("syntax") == "lark" and in_json_string(str(grammar.get("definition"))) is None:
             place = f"{tool.place}.format"
-            yield f"'{place}' is told to this model, but can't be enforced: it writes calls as JSON.", place
+            yield f"'{place}' is told to this model, but can't be enforced inside the JSON of its calls.", place
 
 
 def is_hosted(kind: str) -> bool:
@@ -85,6 +88,8 @@ def is_hosted(kind: str) -> bool:
 def read_tools(tools: list[Definition]) -> ResponseTools:
     """Raises RequestError for a tool of a type that is not known, or without what its type needs."""
     read = ResponseTools()
+    if len(tools) > MAX_TOOLS:
+        raise _too_many("tools", len(tools))
     taken = {str(tool.get("name")) for tool in tools if tool.get("type") in ("function", "custom")}
     for index, tool in enumerate(tools):
         _read(tool, f"tools[{index}]", taken, read)
@@ -120,6 +125,8 @@ def _read_namespace(tool: Definition, place: str, taken: set[str], read: Respons
     namespace, inner = _named(tool, place), tool.get("tools")
     if not isinstance(inner, list):
         raise missing(f"{place}.tools")
+    if len(inner) + len(read.offered) > MAX_TOOLS:  # type: ignore[misc]
+        raise _too_many(f"{place}.tools", len(inner) + len(read.offered))  # type: ignore[misc]
     for index, one in enumerate(cast("list[Any]", inner)):
         here = f"{place}.tools[{index}]"
         if not isinstance(one, dict) or one.get("type", "function") not in ("function", "custom"):  # type: ignore[misc]
@@ -133,6 +140,12 @@ def _read_namespace(tool: Definition, place: str, taken: set[str], read: Respons
         read.offered.append(
             OfferedTool(cast(Kind, definition.get("type", "function")), name, own, namespace, here, definition)
         )
+
+
+def _too_many(place: str, held: int) -> RequestError:
+    return RequestError(
+        f"'tools' has {held} entries, those of namespaces counted; at most {MAX_TOOLS} are served.", param=place
+    )
 
 
 def qualified(namespace: str | None, name: str) -> str:

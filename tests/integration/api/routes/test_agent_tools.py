@@ -175,7 +175,7 @@ def test_what_is_offered_and_what_is_not(http: httpx.Client, leader: ScriptedLea
         "plan", "patch", "mcp__mail__plan", "local_shell", "shell", "apply_patch",
     ]  # fmt: skip
     assert "'tools[6]' has type 'web_search'" in answer.headers["warning"]
-    assert "'tools[1].format' is told to this model, but can't be enforced" in answer.headers["warning"]
+    assert "format" not in answer.headers["warning"]
     assert [tool["type"] for tool in answer.json()["tools"]] == [tool["type"] for tool in TOOLS[:-2]]
 
 
@@ -204,3 +204,23 @@ def test_a_demanded_call_is_of_the_tool(http: httpx.Client, leader: ScriptedLead
     grammar = leader.claimed[-1].params.sampling.grammar
     assert grammar is not None and f'\\"name\\": \\"{name}\\"' in grammar.text
     assert grammar.text.count("\nname") == 0 and grammar.text.count('\\"name\\"') == 1
+
+
+@pytest.mark.parametrize(
+    "syntax, definition", [("lark", "start: ("), ("regex", "("), ("regex", "\\"), ("regex", "\n/")]
+)
+def test_a_bad_grammar_is_no_failure(http: httpx.Client, leader: ScriptedLeader, syntax: str, definition: str) -> None:
+    """It is a 400 where a call is demanded and its grammar is read; else it is text for the model."""
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    body = {"model": "tiny", "input": "go", "tools": [{"type": "custom", "name": "patch", "format": form}]}
+    assert http.post("/v1/responses", json=body).status_code == 200
+    demanded = http.post("/v1/responses", json=body | {"tool_choice": "required"})
+    assert demanded.status_code in (200, 400) and (demanded.status_code == 200 or demanded.json()["error"]["param"])
+
+
+def test_a_grammar_that_is_not_enforced_is_named(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """A recursive one, where calls are JSON: it is no regular expression of the escaped text."""
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start? ")"'}
+    body = {"model": "tiny", "input": "go", "tools": [{"type": "custom", "name": "patch", "format": form}]}
+    answer = http.post("/v1/responses", json=body)
+    assert "'tools[0].format' is told to this model, but can't be enforced" in answer.headers["warning"]

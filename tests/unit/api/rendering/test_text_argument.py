@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.rendering.text_argument import TextArgument
@@ -19,6 +19,7 @@ def read(raw: str, cuts: int) -> tuple[list[str], str]:
     return parts, argument.text
 
 
+@settings(deadline=None)
 @given(text=st.text(), cuts=st.integers(1, 9), ascii_only=st.booleans())
 def test_the_parts_are_the_text_wherever_it_is_cut(text: str, cuts: int, ascii_only: bool) -> None:
     parts, whole = read(json.dumps({"input": text}, ensure_ascii=ascii_only), cuts)

@@ -128,6 +128,7 @@ def test_a_choice_that_demands_a_hosted_tool_is_refused(choice: Any) -> None:
         ({"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "gbnf"}}, "tools[0].format.syntax"),
         ({"type": "custom", "name": "c", "format": PATCH | {"definition": " "}}, "tools[0].format.definition"),
         ({"type": "namespace", "name": "n"}, "tools[0].tools"),
+        ({"type": "namespace", "name": "n", "tools": [F] * 200_000}, "tools[0].tools"),
         ({"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}, "tools[0].tools[0].type"),
     ],
 )
@@ -136,3 +137,10 @@ def test_what_is_wrong_is_named(tool: dict[str, Any], param: str) -> None:
         for read in read_tools([tool]).offered:
             _ = read.function
     assert refused.value.param == param
+
+
+def test_too_many_tools_are_refused_before_they_are_read() -> None:
+    """Hosted ones count, too: each would make a warning."""
+    with pytest.raises(RequestError, match="at most 128") as refused:
+        read_tools([HOSTED[0]] * 200_000)
+    assert refused.value.param == "tools"

@@ -1,0 +1,154 @@
+"""A Lark grammar of texts as one of the same texts inside a JSON string, where they are written with escapes.
+
+Quoted texts are rewritten, and the characters and classes of regular expressions. All rules become terminals, so that
+the grammar is one regular expression: a lexer that takes the longest match would take a backslash for the wrong one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
+
+_TOKEN = re.compile(
+    r"(?P<comment>(?:\#|//)[^\n]*)"
+    r'|(?P<string>"(?:\\.|[^"\\])*"i?)'
+    r"|(?P<regex>/(?:\\.|[^/\\])+/[a-z]*)"
+    r"|%import[ ]+common\.(?P<imported>\w+)(?:[ ]*->[ ]*(?P<renamed>\w+))?[ ]*(?=\n|$)"
+    r"|(?P<alias>->[ ]*\w+)"
+    r"|[?!]?(?<!\w)(?P<rule>_?[a-z][_a-z0-9]*)(?!\w)(?P<defined>[ \t]*:)?"
+    r"|(?P<other>%\w*|[<@\[]|\.\.)"
+)
+_TERMINAL = "RULE_"
+_MOST_CHARACTERS = 8192
+_COMMON = {
+    "LF": r"/\n/",
+    "CR": r"/\r/",
+    "NEWLINE": r"/(\r?\n)+/",
+    "WS": r"/[ \t\f\r\n]+/",
+    "WS_INLINE": r"/[ \t]+/",
+    "ESCAPED_STRING": r'/"([^"\\\n]|\\[^\n])*"/',
+}
+"""Of Lark's library, those that match characters with an escape."""
+_UNCHANGED = ("DIGIT", "HEXDIGIT", "INT", "SIGNED_INT", "DECIMAL", "FLOAT", "SIGNED_FLOAT", "NUMBER", "SIGNED_NUMBER",
+              "LCASE_LETTER", "UCASE_LETTER", "LETTER", "WORD", "CNAME")  # fmt: skip
+_ESCAPED = '"\\\n\r\t\b\f'
+_PLAIN = r'[^"\\\x00-\x1f]'
+_NAMED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
+_CLASS = re.compile(r"\[(\^?)((?:\\[nrtfvdwsDWS]|\\[^\w\s]|[^\[\]\\])+)\]")
+_NOT_IN_CLASSES = ("&&", "--", "~~")
+
+
+class _NotKnownHere(Exception):
+    """A part of the grammar that can't be rewritten."""
+
+
+@lru_cache(maxsize=256)
+def in_json_string(grammar: str) -> str | None:
+    """The grammar of the escaped texts; None for one that is long, recursive, or has parts that can't be rewritten."""
+    if len(grammar) > _MOST_CHARACTERS or _recursive(grammar):
+        return None
+    try:
+        return f"start: {_TERMINAL}START\n{_TOKEN.sub(_token, grammar)}"
+    except (_NotKnownHere, ValueError, re.error):
+        return None
+
+
+def _recursive(grammar: str) -> bool:
+    """True if a rule refers to itself, over others or not."""
+    uses: dict[str, set[str]] = {}
+    current = set[str]()
+    for found in _TOKEN.finditer(grammar):
+        if found["defined"] is not None:
+            current = uses.setdefault(found["rule"], set())
+        elif found["rule"] is not None:
+            current.add(found["rule"])
+    try:
+        TopologicalSorter(uses).prepare()
+    except CycleError:
+        return True
+    return False
+
+
+def _token(found: re.Match[str]) -> str:
+    if found["comment"] is not None or found["alias"] is not None:
+        return ""
+    if found["string"] is not None:
+        return _string(found["string"])
+    if found["rule"] is not None:
+        return _TERMINAL + found["rule"].upper() + (found["defined"] or "")
+    if found["regex"] is not None:
+        body, _, flags = found["regex"][1:].rpartition("/")
+        return f"/{_regex(body, flags)}/"
+    if found["imported"] in _COMMON:
+        return f"{found['renamed'] or found['imported']}: {_TOKEN.sub(_token, _COMMON[found['imported']])}"
+    if found["imported"] in _UNCHANGED:
+        return found[0]
+    raise _NotKnownHere
+
+
+def _string(token: str) -> str:
+    quoted = token.removesuffix("i")
+    text = json.loads(re.sub(r"\\x(..)", r"\\u00\1", quoted))
+    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
+    if escaped != text and quoted != token:  # an escape has one case
+        raise _NotKnownHere
+    return json.dumps(escaped, ensure_ascii=False) + token[len(quoted) :]
+
+
+def _regex(body: str, flags: str) -> str:
+    if flags not in ("", "s"):
+        raise _NotKnownHere
+    parts: list[str] = []
+    at = 0
+    while at < len(body):
+        part, length = _atom(body, at, "s" in flags)
+        parts.append(part)
+        at += length
+    return "".join(parts)
+
+
+def _atom(body: str, at: int, dot_is_all: bool) -> tuple[str, int]:
+    """The part of a regular expression at `at`, rewritten, and its length."""
+    first, second = body[at], body[at + 1 : at + 2]
+    if first == "\\":
+        if second in ("d", "w"):
+            return first + second, 2
+        if second in ("s", "S", "D", "W"):
+            return _class("", first + second), 2
+        if second in _NAMED or not second.isalnum():
+            return _character(_NAMED.get(second, second)), 2
+        raise _NotKnownHere
+    if first == "[":
+        found = _CLASS.match(body, at)
+        if found is None or any(mark in found[2] for mark in _NOT_IN_CLASSES):
+            raise _NotKnownHere
+        return _class(found[1], found[2]), len(found[0])
+    if first == ".":
+        return _class("", r"\s\S") if dot_is_all else _class("^", r"\n"), 1
+    if first in "^$" or (first == "(" and second == "?" and body[at + 2 : at + 3] != ":"):
+        raise _NotKnownHere
+    if first == "(" and second == "?":
+        return "(?:", 3
+    return (first if first in "()*+?{}|," else _character(first)), 1
+
+
+def _character(one: str) -> str:
+    """The regular expression of one character as it is escaped."""
+    escaped = json.dumps(one, ensure_ascii=False)[1:-1]
+    text = "".join(letter if letter.isalnum() or ord(letter) > 127 else f"\\{letter}" for letter in escaped)
+    return text if escaped == one else f"(?:{text})"
+
+
+@lru_cache(maxsize=1024)
+def _class(negated: str, inner: str) -> str:
+    """A class of characters: those that are written as they are, or the escape of another one."""
+    members = re.compile(f"[{negated}{inner}]")
+    escapes = [_character(one) for one in _ESCAPED if members.fullmatch(one)]
+    plain = [f"[[{negated}{inner}]&&{_PLAIN}]"] if any(members.match(chr(one)) for one in _SAMPLE) else []
+    return f"(?:{'|'.join([*plain, *escapes])})"
+
+
+_SAMPLE = [one for one in (*range(32, 0x250), 0x4E00, 0x1F600) if chr(one) not in _ESCAPED]
+"""Characters among which each class that has any without an escape has one, in practice."""
