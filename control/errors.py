@@ -149,10 +149,12 @@ def state_in_words(state: str) -> str:
 class ModelUnavailable(FurrowError):
     """The model is known but can't serve: failed after back-off, draining, unloading, or no asset yet."""
 
-    def __init__(self, model: str, state: str, detail: str, retry_after: float = RETRY_AFTER_S) -> None:
+    retry_after = RETRY_AFTER_S
+
+    def __init__(self, model: str, state: str, detail: str) -> None:
         remedy = f". Repair the cause, then run `furrow models load {model}` again" if state == "failed" else ""
         super().__init__(f"Model '{model}' {state_in_words(state)}: {detail}{remedy}")
-        self.model, self.state, self.detail, self.retry_after = model, state, detail, retry_after
+        self.model, self.state, self.detail = model, state, detail
 
 
 # --- what the operator set up ---------------------------------------------------------------------------------------

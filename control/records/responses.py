@@ -170,9 +170,9 @@ def owners() -> Call[int]:
     return read("ZCARD", keys.RESPONSE_OWNERS, parse=int)
 
 
-def due_owners(most: int = PAGE) -> Call[list[str]]:
+def due_owners() -> Call[list[str]]:
     """Owners whose stored responses were not trimmed for a while; the caller does it now."""
-    return Call("due_responses", (keys.RESPONSE_OWNERS,), (most,), list)
+    return Call("due_responses", (keys.RESPONSE_OWNERS,), (PAGE,), list)
 
 
 def due_responses(most: int = PAGE) -> Call[list[tuple[str, str]]]:

@@ -16,35 +16,17 @@ from typing import Any, Generic, TypeVar
 from redis import exceptions as redis_errors
 
 from control.errors import ArgumentsRefused, FurrowError, RedisFull, RedisUnavailable
-from control.redis.clients import AsyncRedis, SyncRedis, connect, connect_async, connect_blocking, unavailable
+from control.redis.clients import AsyncRedis, SyncRedis, unavailable
+from control.redis.clients import connect as connect
+from control.redis.clients import connect_async as connect_async
+from control.redis.clients import connect_blocking as connect_blocking
 from control.redis.dead_connections import adrop_idle, drop_idle
-from control.redis.readiness import wait_until_ready
 from control.redis.routing.cluster import ABSENT, AsyncCluster, Cluster, Routed
 from control.redis.routing.shards import Command
 from control.redis.routing.wire import Wire, exchange
 from control.redis.transient import out_of_memory, transient
 from control.scripts import SCRIPTS
 from control.scripts.arguments import refused
-
-__all__ = [
-    "Call",
-    "Posted",
-    "Steps",
-    "arun",
-    "arun_all",
-    "arun_steps",
-    "connect",
-    "connect_async",
-    "connect_blocking",
-    "optional_text",
-    "read",
-    "run",
-    "run_all",
-    "run_every",
-    "run_steps",
-    "wait_until_ready",
-    "write",
-]
 
 T = TypeVar("T")
 

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from control.errors import RedisUnavailable, SettingsError
-from control.redis.connection import connect, wait_until_ready
+from control.redis.connection import connect
+from control.redis.readiness import wait_until_ready
 from ops.local.embedded import EmbeddedServer
 from ops.local.server_binary import ServerBinary, find_server
 from tests.servers import NEW, OLD

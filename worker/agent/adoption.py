@@ -16,7 +16,7 @@ from worker.supervision.client import SupervisorClient
 log = structlog.get_logger()
 
 PREFIX = "replica "
-"""Of the keys under which the supervisor holds the records of replicas."""
+"""Prefix of the keys under which the supervisor stores the records of replicas."""
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     failures: dict[int, Failure]
     killed: dict[int, str]
     seen: dict[int, int]
-    """The epoch in which each process was heard last, by pid; its failure detector knows that."""
+    """The epoch of the last heartbeat of each process, by pid, for the failure detector."""
 
 
 _RESTORED = [name for name in ReplicaRecord.__struct_fields__ if name not in ("assignment", "folder", "seen")]

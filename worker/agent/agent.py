@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 TICK_S = 0.2
 LOOP = "agent"
-"""Its name where loops say that they wait for Redis."""
+"""Name of this loop in log lines about an outage of Redis."""
 
 
 class Agent:
@@ -54,7 +54,7 @@ class Agent:
         self._planner = Planner(client, lambda model, replica, why: reporter.report(model, replica, "unplaceable", why))
         self.stopping = False
         self.leaving = False
-        """Told to make room for another agent, which adopts every process."""
+        """True once another agent is to replace this one; it adopts every process."""
 
     def run(self) -> None:
         """Adopt what is there, then tick until told to stop; an exit is handled the moment that it is reported."""

@@ -46,7 +46,7 @@ class FailureDetector:
         """How often each process had run at the last look."""
         self._absence = Absence()
         self.whole = False
-        """True if the group was ready in its epoch, with all its ranks here, when last looked at."""
+        """True if the group was ready in its epoch, with all its ranks on this host, at the last look."""
 
     @property
     def seen(self) -> dict[int, int]:

@@ -22,10 +22,10 @@ from control.requests.upkeep.stranded import StrandedRequests
 log = structlog.get_logger()
 
 EXPIRE_EVERY_S = 1.0
-"""Between looks for waiting requests whose deadline has passed."""
+"""Interval of the search for waiting requests whose deadline has passed."""
 
 Report = Callable[[str, str, str], None]
-"""(model, replica, why): the replica can't be placed."""
+"""Reports that a replica can't be placed: (model, replica, why)."""
 
 
 class Planner:

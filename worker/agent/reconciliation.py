@@ -27,7 +27,7 @@ class Reconciler:
         self._client, self._host_id, self._replicas, self._reporter = client, host_id, replicas, reporter
         self._preparing = Preparations(client, reporter.report)
         self._refused: dict[Place, tuple[int, str]] = {}
-        """Revisions that no process was started for, and why."""
+        """Revisions for which no process was started, with the reasons."""
 
     @property
     def worlds(self) -> dict[Place, int]:

@@ -19,11 +19,11 @@ from worker.supervision.wire import AT_ONCE, Ending, Tag
 log = structlog.get_logger()
 
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Before the n-th spawn without having been ready in between; after the last the replica is `failed`."""
+"""Pauses before the n-th spawn without a ready group in between; after the last one the replica is `failed`."""
 STOP_LIMIT_S = 75.0
-"""For a leader to finish its step and give back its requests before it is killed."""
+"""Time for a leader to finish its step and give back its requests before it is killed."""
 LEADERLESS_S = 10.0
-"""A group that drains and has had no leader for so long, on whichever host, is not coming back."""
+"""A draining group without a leader for this time, on any host, does not come back."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class DeathNotice:
     epoch: int
     given_up: bool
     killed_for: str | None
-    """Why this agent itself killed the process."""
+    """The reason for which this agent killed the process."""
 
 
 @dataclass(frozen=True)
@@ -74,26 +74,26 @@ class ReplicaProcesses:
     supervisor: SupervisorClient
     exits: queue.SimpleQueue[Exit]
     standby: Standby | None = None
-    """Takes the place of the first rank that must be started again; shared with the host's other replicas."""
+    """The host's standby, which replaces the first rank that must be started again; shared with other replicas."""
     processes: dict[int, ChildProcess] = field(default_factory=dict)
     outdated: set[int] = field(default_factory=set)
-    """Pids of ranks that were ended because they run another version: no failures."""
+    """Pids of ranks that were ended because they run another version; these ends are no failures."""
     attempts: int = 0
     due: float = 0.0
     served: bool = False
     """True if its group was ever ready."""
     drain_by: float | None = None
     led_at: float | None = None
-    """When a group that drains was last seen to have a leader."""
+    """The time at which a draining group was last seen with a leader."""
     stop_by: float | None = None
     failed: str | None = None
-    """Why it was given up; None while it lives."""
+    """The reason for which the replica was given up; None while it lives."""
     failed_elsewhere: bool = False
-    """True if another host gave it up, which runs ranks of it too."""
+    """True if another host, which runs ranks of the replica too, gave it up."""
     failures: dict[int, Failure] = field(default_factory=dict)
     """Of each rank that ended since the group last served, the end that explains most; in order of their first ends."""
     killed: dict[int, str] = field(default_factory=dict)
-    """By pid: why this agent killed a process that has not been reaped yet."""
+    """The reasons for which this agent killed processes that are not reaped yet, by pid."""
 
     @property
     def place(self) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from worker.supervision.wire import AT_ONCE, Ending, Tag
 log = structlog.get_logger()
 
 RETRY_S = 10.0
-"""After a standby that died by itself, before the next."""
+"""Pause between the death of a standby and the next start."""
 READY = "ready"
 """The line that the standby writes to its standard input, a socket, when it has imported everything; then it waits
 there for one line, its duty as JSON."""

@@ -28,7 +28,7 @@ class Peers:
             raise
         by_rank = {peer: descriptor for descriptor, peer in self._descriptors.items()}
         self.by_rank = (ctypes.c_int32 * len(pids))(*(by_rank.get(peer, -1) for peer in range(len(pids))))
-        """The descriptors as an array, -1 for this rank."""
+        """The descriptors as an array by rank; -1 for this rank."""
 
     def ended(self) -> list[int]:
         return [self._descriptors[descriptor] for descriptor, _ in self._poll.poll(0)]

@@ -42,7 +42,7 @@ WAYS: dict[str, type[native.NativeExchange] | type[interpreted.InterpretedExchan
     "native": native.NativeExchange,
     "interpreted": interpreted.InterpretedExchange,
 }
-"""By preference."""
+"""Implementations of the exchange, in order of preference."""
 
 
 class Card(msgspec.Struct):
@@ -52,7 +52,7 @@ class Card(msgspec.Struct):
     place: str
     ways: list[str]
     refusal: str = ""
-    """Why it can't share memory, if it can't."""
+    """The reason why the rank can't share memory, or ""."""
 
 
 class Offer(msgspec.Struct):

@@ -26,10 +26,10 @@ from worker.models.served import ServedModel
 log = structlog.get_logger()
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
-"""Close enough to each other that filling up costs less than a launch by hand would."""
+"""Batch sizes of the graphs. They are close: filling up costs less than launching step by step."""
 
 FILLING = (0, 0, -1)
-"""Token, position and table row of a row that only fills up a bucket."""
+"""Token, position and table row of an empty row that fills up a bucket."""
 
 
 class Graph(Protocol):
@@ -72,7 +72,7 @@ class DecodeGraphs:
         self._logits = torch.zeros(largest, model.vocab_size, dtype=dtype, device=device)
         self._graphs: dict[int, Graph] = {}
         self._collectives: dict[int, int] = {}
-        """By bucket, how many collectives a replay runs."""
+        """The number of collectives in a replay, by bucket."""
         self._tables: Tensor | None = None
 
     def prepare(self) -> None:

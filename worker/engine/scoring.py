@@ -52,7 +52,7 @@ class PromptScores:
     tokens: dict[int, list[PromptToken]] = field(default_factory=dict)
     """The scored tokens, in the order of their positions."""
     failed: dict[int, str] = field(default_factory=dict)
-    """Why a prompt could not be scored."""
+    """The reason why a prompt could not be scored."""
 
 
 class PromptScorer:

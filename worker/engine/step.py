@@ -48,7 +48,7 @@ class Engine:
         self._pending: dict[int, int] = {}
         """Sequence → the token sampled last, which it feeds in its next row."""
         self.forwards = 0
-        """That have ended, of all commands."""
+        """Number of finished forwards of all commands."""
 
     def step(self, command: GenerateStep) -> Step:
         return Step(self, command)
@@ -206,10 +206,10 @@ class Step:
     def __init__(self, engine: Engine, command: GenerateStep) -> None:
         self.command = command
         self.checksum = command.seq
-        """Equal on ranks that ran the same batches and got the same tokens."""
+        """Checksum over the batches and tokens; equal on all ranks that ran the same."""
         self.forwards = 0
         self.tokens: list[int] = []
-        """That all ranks agreed on last, for the sampled rows in their order."""
+        """Tokens of the sampled rows, in their order, on which all ranks agreed last."""
         self.rank = engine.collective.rank
         self._engine = engine
         self._rows: list[Row] = []

@@ -13,9 +13,9 @@ from worker.health.progress import PER_TOKEN_S, STEP_FACTOR, STEP_FLOOR_S, UNKNO
 # --- the supervisor: its agent --------------------------------------------------------------------------------------
 
 AGENT_SILENT_S = 20.0
-"""Without a message of an agent that sent one before, until SIGKILL."""
+"""Time without a message of an agent that sent one before, until SIGKILL."""
 AGENT_ABSENT_S = 60.0
-"""Without a working agent, until the host's ranks end. FURROW_AGENT_ABSENT sets another value."""
+"""Time without a working agent, until the host's ranks end. FURROW_AGENT_ABSENT sets another value."""
 
 # --- the agent: its ranks -------------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ OVER_S = 8.0
 LOAD_STALL_S = 120.0
 """Without progress of a load, in weights that are read or memory that is filled: a slow disk may take hours."""
 COLLECTIVE_S = 120.0
-"""For one collective on one host. The last resort: the other detectors act long before."""
+"""Limit of one collective on one host. All other detectors act long before."""
 REPLICA_GONE_S = 5.0
 """Without the lock of another replica. A lock that lapsed is back well before this if its agent or its process can
 renew it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 STOPPED = 0
-"""Asked to stop, and did."""
+"""The process was asked to stop."""
 REFUSED = 65
 """The model, the device or a setting can't be used; trying again with the same assignment won't help."""
 LOAD_FAILED = 66

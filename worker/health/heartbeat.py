@@ -29,9 +29,9 @@ from worker.health.reachability import Reachability
 log = structlog.get_logger()
 
 WATCH_S = 0.1
-"""How often the poison of the epoch is looked for."""
+"""Interval of the reads of the epoch's poison."""
 LOOP = "heartbeat"
-"""Its name where loops say that they wait for Redis."""
+"""Name of this loop in log lines about an outage of Redis."""
 CLOSE_S = 0.3
 """Between the loss of the lock and the end of its epoch for all ranks, where the leader has not left it by itself."""
 
@@ -62,7 +62,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._next_beat = 0.0
         self._others: dict[int, tuple[int, int]] = {}
-        """How far the other ranks were at the last look, while this one stands still."""
+        """Progress of the other ranks at the last look, while this one makes none."""
         self._reachability = Reachability()
         # A thread begins without its parent's context: model, rank and epoch belong on this one's lines too.
         context = contextvars.copy_context()

@@ -11,7 +11,7 @@ from typing import Literal
 Phase = Literal["starting", "forming", "loading", "ready"]
 
 STEP_FLOOR_S = 2.0
-"""No step is called hung before this."""
+"""Shortest deadline of a step."""
 STEP_FACTOR = 10.0
 """A step that takes this many times the p99 of its kind is hung."""
 UNKNOWN_STEP_S = 20.0
@@ -29,7 +29,7 @@ class Deadlines:
     _decode_s: deque[float] = field(default_factory=lambda: deque(maxlen=512))
     _observed: int = 0
     _p99_s: float | None = None
-    """As of the last time that it was computed."""
+    """The p99 at its last computation."""
 
     def observe(self, seconds: float, prompt_tokens: int) -> None:
         """Record a finished step; only steps without prompt tokens teach, the others vary with their size."""
@@ -60,15 +60,15 @@ class Progress:
         self.phase: Phase = "starting"
         self.seq = 0
         self.kv: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Tokens of KV memory that are in use and that are kept; only a leader knows."""
+        """Returns the tokens of KV memory in use and kept; only a leader knows them."""
         self.read_share: Callable[[], float] = lambda: 0.0
-        """How much of the checkpoint has been read, 0 to 1."""
+        """Returns the part of the checkpoint that was read, 0 to 1."""
         self.count: Callable[[], int] = lambda: 0
-        """A number that changes as the main thread gets on inside a command."""
+        """Returns a number that changes as the main thread makes progress in a command."""
         self._pending: _Command | None = None
         self._seen = 0
         self.moved_at = 0.0
-        """When the main thread was last seen to have got on."""
+        """Time of the main thread's last progress."""
         self._since: tuple[_Command, float] | None = None
         """The command under way, and since when it stands still, where that is not since its beginning."""
 

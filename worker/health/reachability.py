@@ -8,9 +8,9 @@ from collections.abc import Callable
 from control.constants import HEARTBEAT_MS
 
 GAP_S = 1.0
-"""Longer without a round trip is an absence: heartbeats and locks may have lapsed without anybody's fault."""
+"""A longer time without a round trip is an absence: heartbeats and locks may have lapsed without a fault."""
 GRACE_S = HEARTBEAT_MS / 1000
-"""After an absence everybody has so long to be heard of again, unless said otherwise."""
+"""Default time after an absence in which a missing heartbeat is no evidence."""
 
 
 class Reachability:

@@ -20,12 +20,12 @@ class PagedBatch:
     """The tokens of one step. Everything that a kernel reads is on the device, so that a graph can be replayed."""
 
     tables: Tensor
-    """(rows, width) int32."""
+    """Block tables: (rows, width) int32."""
     owners: Tensor
     """(T,) int32: each token's row of `tables`, or -1 where it only fills up a bucket: it is not stored, and attends
     nothing."""
     positions: Tensor
-    """(T,) integers."""
+    """Positions of the tokens in their sequences: (T,) integers."""
     singles: Tensor | None
     """(B,) int32: the tokens of sequences that add one token; None where that is every token of the batch."""
     chunks: tuple[tuple[int, int], ...] = ()

@@ -11,7 +11,7 @@ class Blocks:
         self._free = list(range(count - 1, -1, -1))
         self._held: dict[int, list[int]] = {}
         self._holders: dict[int, int] = {}
-        """How many hold a block, where they are more than one."""
+        """The number of holders of each block that has more than one."""
 
     @property
     def free(self) -> int:

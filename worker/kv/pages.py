@@ -58,7 +58,7 @@ class PagedStore:
         self._free_rows = list(range(FIRST_ROWS - 1, -1, -1))
         self._lengths: dict[int, int] = {}
         self._begun: list[Extent] = []
-        """Of the step that is not committed."""
+        """The extents of the step that is not committed."""
 
     @property
     def used_tokens(self) -> int:

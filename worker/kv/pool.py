@@ -25,7 +25,7 @@ class Pool:
         self.layout, self.capacity = layout, capacity
         self.memory = self._allocate(slots)
         self._free = list(reversed(range(slots)))
-        """Lowest slot last: sequences that decode together shall lie together."""
+        """Free slots, the lowest last: sequences that decode together lie together."""
         self._views()
 
     @property

@@ -139,7 +139,7 @@ class _Decode:
         rows = [starts[index] for index in members]
         self.rows = torch.tensor(rows, device=layout.device)
         self.whole = rows == list(range(starts[-1]))
-        """True if these are all of the batch, in its order."""
+        """True if these rows are the whole batch, in its order."""
         self._front = slice(slots[0], slots[-1] + 1)
         self._lowest, self._longest = min(offsets), max(offsets) + 1
         self._asked, self._busy = self.rows, None

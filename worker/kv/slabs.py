@@ -29,7 +29,7 @@ class SlabStore:
     def __init__(self, layout: CacheLayout, capacity_tokens: int) -> None:
         self.layout, self.capacity_tokens = layout, capacity_tokens
         self._pools: dict[int, list[Pool]] = {}
-        """By capacity."""
+        """The pools by capacity."""
         self._slabs: dict[int, Slab] = {}
         self._lengths: dict[int, int] = {}
 

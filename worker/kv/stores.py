@@ -18,7 +18,7 @@ log = structlog.get_logger()
 KERNEL_TYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 GPU_SHARE = 0.9
-"""Of the memory that is free once the weights are there. The rest is the allocator's loss by fragments."""
+"""KV memory's part of the memory that is free after the weights; the rest allows for fragmentation."""
 GPU_WORKSPACE = 2**30
 """Bytes kept for what a step computes meanwhile, sampling above all: 256 rows of logits with their noise in 64 bits."""
 

@@ -19,7 +19,7 @@ ACTIVATION_LEVELS, ZERO_POINT = 127, 128
 """A row in [-1, 1] becomes 1 … 255 around 128."""
 ACTIVATION_SCALE = 1.0 / ACTIVATION_LEVELS
 SMALLEST = torch.finfo(torch.float32).tiny
-"""Divides a row of zeros."""
+"""Divisor for a row of zeros."""
 
 
 class Int8Linear(nn.Module):

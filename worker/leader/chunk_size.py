@@ -14,7 +14,7 @@ from statistics import median
 PREFILL_S = 1.0
 MIXED_S = 0.03
 LEAST_TOKENS = 64
-"""Also the first chunk of all, before any rate is known."""
+"""Smallest chunk beside decoding rows, and the first chunk before a rate is known."""
 SLOW_TOKENS = 16
 """The shortest chunk of a step of prompts alone, on a machine that computes fewer in PREFILL_S."""
 

@@ -43,9 +43,9 @@ from worker.tp_group.rank_worker import RankWorker
 log = structlog.get_logger()
 
 POLL_S = 0.05
-"""Between tries for the lock."""
+"""Interval between attempts to take the lock."""
 DISPLACED_S = 5.0
-"""A lock that is held for so long is another leader's, not one that the process before this one left."""
+"""A lock that is held for longer is another leader's, not one that this host's last process left."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LeaderLimits:
     """Sizes of a step."""
 
     token_budget: int = 512
-    """Prompt tokens that one step may feed beside its decode rows."""
+    """Limit of prompt tokens in one step beside its decode rows."""
     max_sequences: int = 256
 
 
@@ -85,7 +85,7 @@ class Leader:
         self._epoch = 0
         self._weights = fingerprint(files, self._spec.dtype, self._spec.quant)
         self.draining = False
-        """Told to claim nothing more, and to stop once what runs is finished."""
+        """True if the leader claims nothing more and stops once its requests are finished."""
         self.stopping = False
 
     def run(self) -> None:

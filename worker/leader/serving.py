@@ -29,16 +29,16 @@ from worker.tp_group.group import Group
 log = structlog.get_logger()
 
 STEP_FAILED = "step_failed"
-"""The kind of poison that a failed step leaves."""
+"""Kind of poison after a failed step."""
 PEER_FAILED = "peer_failed"
-"""The kind that it leaves where the leader met no more than another rank's failure, in a collective."""
+"""Kind of poison after another rank's failure, which the leader met in a collective."""
 IDLE_BLOCK_MS = 500
 IDLE_PING_S = 5.0
 OVERLAP_BELOW_S = 0.04
 """Where steps are shorter, Redis is heard while the next one runs. A longer step can afford to wait for Redis, and
 must: a cancel takes effect one step later where the answer comes during one."""
 LONG_PROMPTS = 64
-"""Where so many tokens of prompts wait to be fed, the next step is none of the short ones."""
+"""A step with so many waiting prompt tokens is not a short one."""
 REPEAT_WITHIN_S = 0.02
 """For the forwards of one command together, so that what arrives or is cancelled meanwhile is soon heard of."""
 

@@ -31,7 +31,7 @@ class Batch:
     """The input of a model's forward. T counts all tokens, S the rows that are sampled."""
 
     tokens: Tensor
-    """(T,) int64."""
+    """Token ids: (T,) int64."""
     positions: Tensor
     """(T,) int64: each token's place in its own sequence."""
     sampled: Tensor

@@ -26,7 +26,7 @@ class Checkpoint:
         self._stack = ExitStack()
         self._where: dict[str, Any] = {}
         self._numbers: dict[str, int] = {}
-        """How many each tensor has, of those that were not read yet."""
+        """The number of values of each tensor that was not read yet."""
         self._all_numbers = 0
 
     def __enter__(self) -> Checkpoint:

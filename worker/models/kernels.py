@@ -20,7 +20,7 @@ TYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 ROTARY = "apply_rotary_pos_emb"
 INTERLEAVED = {"cohere2"}
-"""Families whose pairs lie side by side and not half a head apart."""
+"""Families whose rotary pairs are neighbours, and not half a head apart."""
 
 ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH}
 

@@ -17,7 +17,7 @@ FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 """Norm, attention, sum, norm, gated feed-forward, sum; rotary embeddings over whole heads, halves as pairs."""
 
 WHOLE_VECTORS = 16
-"""Heads are taken by vectors of so many numbers."""
+"""A head's width must be a multiple of this many numbers."""
 
 
 class NotNative(Exception):

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 SOURCE = Path(__file__).with_name("native.cpp")
 SWITCH = "FURROW_NATIVE"
-"""0 in the environment leaves everything to torch."""
+"""Environment variable; with 0 torch computes everything."""
 
 FLOAT32, BFLOAT16, FLOAT16, INT8 = range(4)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.int8: INT8}

@@ -20,10 +20,10 @@ from worker.tp_group.rank_worker import RankWorker
 log = structlog.get_logger()
 
 POLL_S = 0.05
-"""Between looks for a new epoch; the bound on what waiting adds to a recovery."""
+"""Interval of the reads of the epoch; it bounds what waiting adds to a recovery."""
 BLOCK_MS = 500
 LOOP = "commands"
-"""Its name where loops say that they wait for Redis."""
+"""Name of this loop in log lines about an outage of Redis."""
 
 
 class Envelope(msgspec.Struct):

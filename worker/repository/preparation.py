@@ -25,7 +25,7 @@ from worker.repository.download import Download
 log = structlog.get_logger()
 
 Report = Callable[[str, str, AgentState, str, Assignment], None]
-"""(model, replica, state, detail, assignment)"""
+"""Reports a replica's state: (model, replica, state, detail, assignment)."""
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Before each further try, where another one may help; as long as those of ranks that fail to start."""
@@ -50,9 +50,9 @@ class Preparation:
         self.assignment = assignment
         self.outcome: Path | Exception | None = None
         self.text = f"resolving {assignment.spec.source}"
-        """How far it is."""
+        """The progress of the preparation, as text."""
         self.told = ""
-        """The `text` that the farm knows."""
+        """The text that was reported last."""
         self.attempts = 0
         self._download: Download | None = None
         self._cancelled = False

@@ -23,9 +23,9 @@ from worker.repository.files import INDEX, SINGLE, inspect
 log = structlog.get_logger()
 
 Tell = Callable[[str], None]
-"""Hears how far a download is."""
+"""Gets the progress of a download as text."""
 Fetch = Callable[[str, str, Path, Tell], Path]
-"""(repository, revision, cache, tell) → the folder with its files."""
+"""Downloads: (repository, revision, cache, tell) → the folder with its files."""
 
 ABANDONED_S = 3600.0
 """A file to which nothing was written for so long is no download any more: a connection that is silent ends sooner."""

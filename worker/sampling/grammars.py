@@ -22,7 +22,7 @@ _KEPT = 256
 _THREADS = 2
 
 Compiled = LLMatcher | str
-"""A matcher at the grammar's beginning, or why there is none."""
+"""A matcher at the beginning of its grammar, or the reason why there is none."""
 
 
 class Grammars:

@@ -11,7 +11,7 @@ from llguidance import LLExecutor
 from worker.scheduling.sequence import Sequence
 
 _THREADS = 8
-"""More find no work: a row takes some 25 µs."""
+"""Most threads that compute masks; a row takes some 25 µs."""
 _TOGETHER = 16
 """Rows from which on it pays to wake threads. On a host of few processors it never does: they have other work."""
 

@@ -12,7 +12,7 @@ from control.text.text import Decode
 from worker.scheduling.sequence import Sequence
 
 _BEFORE_OPENING = 8
-"""Tokens, of white space, before the opening mark."""
+"""Most white-space tokens before the opening mark."""
 
 
 def forced_tokens(rows: Iterable[Sequence], decode: Decode | None) -> dict[int, int]:

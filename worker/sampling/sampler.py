@@ -22,7 +22,7 @@ _GREEDY_BELOW = 1e-5
 _HEAD = 1024
 """Tokens among which a top_p is looked for before the whole vocabulary is sorted."""
 NOT_FINITE = -1
-"""In place of a token, where logits are no numbers."""
+"""Replaces the token of a row whose logits are not finite."""
 _FINALISTS = 16
 """Tokens whose score is computed in float64; the winner is among them unless as many lie within 1e-5 of each other."""
 
@@ -211,7 +211,7 @@ def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 
 _Choose = Callable[[torch.Tensor, Sequence[SamplingRow]], torch.Tensor]
-"""From adjusted logits [rows, vocabulary] to tokens [rows]."""
+"""Chooses tokens [rows] from adjusted logits [rows, vocabulary]."""
 
 
 def _kind(row: SamplingRow) -> _Choose:

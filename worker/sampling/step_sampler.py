@@ -26,9 +26,9 @@ class StepTokens:
 
     ids: list[int]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """By sid, of the rows that asked for them."""
+    """Log probabilities of the rows that asked for them, by sid."""
     failures: dict[int, str] = field(default_factory=dict)
-    """By sid, why a row has no token."""
+    """Reasons why rows have no token, by sid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Wanted:
     """What constrains the next tokens of a step's rows, by sid: nothing in most steps."""
 
     allowed: dict[int, torch.Tensor]
-    """By grammars."""
+    """Tokens that grammars allow, by sid."""
     forbidden: dict[int, list[int]]
-    """By bad words."""
+    """Tokens that bad words forbid, by sid."""
     forced: dict[int, int]
-    """By the ends of reasoning budgets."""
+    """Tokens that reasoning budgets force, by sid."""
 
 
 class StepSampler:

@@ -29,7 +29,7 @@ class Constraint:
         self._unwanted = [token for token in eos_ids if token not in sampling.stop_ids]
         self._count = 0
         self.vocab_size = vocab_size
-        """Bits of a mask."""
+        """Number of bits of a mask."""
 
     @property
     def failure(self) -> str:

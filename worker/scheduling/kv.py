@@ -15,9 +15,9 @@ class KVAccount:
         self._held: dict[int, int] = {}
         self._kept: set[int] = set()
         self.used = 0
-        """By all holders together."""
+        """Tokens reserved by all holders together."""
         self.kept = 0
-        """By those of them that can be let go whenever room is needed."""
+        """Tokens of holders that can be released when room is needed."""
 
     @property
     def free(self) -> int:

@@ -16,7 +16,7 @@ class StepPlan:
     continuing: list[int] = field(default_factory=list)
     """Sids in ascending order that decode by themselves: sampled in the last step, without a row here."""
     sequences: dict[int, Sequence] = field(default_factory=dict[int, Sequence], repr=False)
-    """All that the step feeds, by sid."""
+    """All sequences of the step, by sid."""
 
     @property
     def sampled(self) -> list[int]:

@@ -19,7 +19,7 @@ class Flow(NamedTuple):
 
 
 SOLE = Flow()
-"""Where there is nobody to share with."""
+"""The flow of a sequence that shares with no other."""
 
 
 class SequenceState(Enum):
@@ -39,7 +39,7 @@ MOVES: dict[SequenceState, frozenset[SequenceState]] = {
     SequenceState.DECODE: frozenset({SequenceState.WAITING, SequenceState.ENDED}),
     SequenceState.ENDED: frozenset(),
 }
-"""The only moves there are; back to WAITING is a preemption."""
+"""The allowed changes of state; a change back to WAITING is a preemption."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -66,11 +66,11 @@ class Sequence:
     cached: int = 0
     """Positions whose KV the ranks hold after the last applied step."""
     cached_prompt_tokens: int = 0
-    """Of these, how many it got from another sequence when it was last admitted."""
+    """Positions of `cached` that it got from another sequence at its last admission."""
     blocks: list[int] = field(default_factory=list[int])
     """Hashes of the whole blocks of its context; its prefix cache makes and reads them."""
     preempted: bool = False
-    """True if it lost a slot that it had, in this epoch."""
+    """True if it was preempted in this epoch."""
     admitted: int = 0
     """The scheduler's count of the step in which it got its slot."""
     last_step: int = 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from worker.scheduling.sequence import Flow, Sequence
 
 WEIGHTS = {"high": 16, "normal": 4, "low": 1}
-"""By priority class: each class counts four times as much as the next one."""
+"""Weights of the priority classes; each is four times the next one."""
 LAST_STAYS_STEPS = 64
 LAST_STAYS_PART = 16
 """The only sequence of a flow runs for LAST_STAYS_STEPS steps and one more for each LAST_STAYS_PART tokens of its

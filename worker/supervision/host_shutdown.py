@@ -7,7 +7,7 @@ import signal
 from worker.supervision.children import Children
 
 KILL_AFTER_S = 75.0
-"""For leaders to finish their step and give back their requests before everything is killed."""
+"""Time for leaders to finish their step and give back their requests before all processes are killed."""
 
 
 class HostShutdown:

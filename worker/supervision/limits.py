@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from worker.health.detectors import AGENT_ABSENT_S
 
 ABSENT_VARIABLE = "FURROW_AGENT_ABSENT"
-"""Seconds without an agent after which the host's ranks end."""
+"""Environment variable: seconds without an agent after which the host's ranks end."""
 
 
 @dataclass
@@ -16,9 +16,9 @@ class Limits:
     """In seconds."""
 
     absent_s: float = AGENT_ABSENT_S
-    """Without a working agent for so long the host's ranks end."""
+    """Time without a working agent after which the host's ranks end."""
     stop_s: float = 85.0
-    """For everything to end after SIGTERM, before it is killed."""
+    """Time for all processes to end after SIGTERM before they are killed."""
 
 
 def limits_from_environment() -> Limits:

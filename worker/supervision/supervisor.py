@@ -29,13 +29,13 @@ from worker.supervision.wire import Ending
 
 TICK_S = 0.25
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Before the n-th start of an agent in a row that ended soon."""
+"""Pauses before the n-th start in a row of an agent that ended soon."""
 STEADY_S = 5.0
-"""An agent that was there for so long is started again without a pause."""
+"""An agent that lived for this time is started again without a pause."""
 REPLACE_S = 10.0
-"""For an agent that is to be replaced to leave by itself."""
+"""Time for an agent to exit by itself when it is replaced."""
 GAP_S = 5.0
-"""If the supervisor itself did not run for so long, nobody's silence counts."""
+"""If the supervisor itself did not run for this time, silence is no evidence."""
 
 
 class HostSupervisor:

@@ -43,7 +43,7 @@ from worker.tp_group.rank_worker import RankWorker
 log = structlog.get_logger()
 
 FORM_DEADLINE_S = 180.0
-"""For every rank to appear: a rank process may have to be started and to import its libraries."""
+"""Time for every rank to appear: a rank process may have to start and to import its libraries."""
 PING_DEADLINE_S = 10.0
 DRAIN_S = 1.0
 
@@ -53,7 +53,7 @@ T = TypeVar("T", bound=Reply)
 @dataclass(slots=True)
 class _Answers:
     own: Reply | None = None
-    """The leader's."""
+    """The leader's own reply."""
     ranks: list[AnyReply] = field(default_factory=list[AnyReply])
 
     @property
@@ -84,7 +84,7 @@ class Group:
         self._deadlines = Deadlines()
         self._seq = 0
         self.last_seconds = 0.0
-        """How long the last command took, from when it was sent to its last reply."""
+        """Duration of the last command, from its sending to its last reply."""
 
     @property
     def seq(self) -> int:

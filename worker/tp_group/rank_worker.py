@@ -59,7 +59,7 @@ from worker.repository.validation import context_length
 log = structlog.get_logger()
 
 LOADING_PATIENCE_S = 86_400.0
-"""How long a rank on a GPU waits for the slowest to load; the leader ends the epoch where none gets on any more."""
+"""Time for which a rank on a GPU waits for the slowest to load; the leader ends a load without progress."""
 
 
 class RankWorker:
@@ -69,7 +69,7 @@ class RankWorker:
         self.rank, self.world_size, self.device = rank, world_size, device
         self._shared_memory = shared_memory
         self.abort = Abort()
-        """Of the epoch that this rank is in, or will be in next: for whoever learns first that it is over."""
+        """The end of the epoch that this rank is in, or will be in next; any thread may report it."""
         self._model: ServedModel | None = None
         self._model_id: str | None = None
         self._loaded_in, self._read_share = 0, 0.0
@@ -77,7 +77,7 @@ class RankWorker:
         self._engine: Engine | None = None
         self._collective: Collective | None = Solo() if world_size == 1 else None
         self._store: Store | None = None
-        """This epoch's, which is told who has loaded."""
+        """The store of this epoch, in which ranks report that they have loaded."""
         self._handlers: dict[type[Command], Callable[..., Reply]] = {
             Ping: self._ping,
             Init: self._init,

@@ -23,11 +23,11 @@ class Reaped:
     more: bool
 
 
-def reap_all(client: SyncRedis, model: str, gone: Sequence[str] = (), grace_ms: int = GRACE_MS) -> list[str]:
+def reap_all(client: SyncRedis, model: str, gone: Sequence[str] = ()) -> list[str]:
     """All batches; the requests whose end was asked for. Raises RedisUnavailable."""
     rids, more = list[str](), True
     while more:
-        reaped = run(client, reap(model, gone, grace_ms))
+        reaped = run(client, reap(model, gone))
         rids += reaped.rids
         more = reaped.more
     return rids

@@ -47,9 +47,9 @@ class Counts:
 class Proxy(Lossy):
     """One listener on loopback in front of one server. `start` and `stop` from any thread, faults from any other."""
 
-    def __init__(self, upstream: Upstream, database: int = 0) -> None:
+    def __init__(self, upstream: Upstream) -> None:
         super().__init__()
-        self._upstream, self._database = upstream, database
+        self._upstream = upstream
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="lossy-proxy", daemon=True)
         self._server: asyncio.Server | None = None
@@ -59,7 +59,7 @@ class Proxy(Lossy):
 
     @property
     def url(self) -> str:
-        return f"redis://{HOST}:{self._port}/{self._database}"
+        return f"redis://{HOST}:{self._port}/0"
 
     def start(self) -> str:
         """Listen on a free port; returns the URL for everybody who shall be led through here."""

@@ -26,9 +26,9 @@ class Claimer:
         self._lease, self._exchange, self._scheduler, self._manager = lease, exchange, scheduler, manager
         self.reading = Reading(lease, exchange)
         self.draining = False
-        """True if nothing new is claimed, nor taken over, because the replica is to go."""
+        """True if nothing is claimed or taken over, because the replica is to stop."""
         self.bell = "0"
-        """The id of the last ring of the bell that a claim has answered."""
+        """The id of the last wake-up that a claim has answered."""
         self._skip = 0
 
     def claim(self) -> Call[Claims]:

@@ -28,7 +28,7 @@ class Emitter:
         """True if requests that no leader has were waiting when Redis took the last offer."""
         self.gather_s = GATHER_S
         self.exchanges = 0
-        """Offers that Redis has answered: of steps that every rank has acknowledged."""
+        """Number of offers that Redis has answered, of steps that every rank has acknowledged."""
 
     def begin(self) -> None:
         """Offer what the last steps brought, without waiting for the answer; nothing where it can wait for more."""

@@ -24,11 +24,11 @@ from worker.leader.requests.running import RunningRequest
 from worker.tp_group.background_call import BackgroundCall
 
 LOOP = "leader"
-"""Its name where loops say that they wait for Redis."""
+"""Name of this loop in log lines about an outage of Redis."""
 AWAY_S = 0.2
-"""Between tries while Redis is away and a finished step is held."""
+"""Pause between attempts while Redis is away and a finished step is held."""
 LEAVE_S = 1.0
-"""For so long what is under way at an epoch's end may get through."""
+"""Time for the call under way to finish at the end of an epoch."""
 
 T = TypeVar("T")
 Answer = tuple[EmitResult, Claims | None]

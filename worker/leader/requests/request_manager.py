@@ -31,7 +31,7 @@ class RequestManager:
         self._finisher, self._grammars = finisher, grammars
         self._running: dict[str, RunningRequest] = {}
         self._uncompiled: set[str] = set()
-        """Requests that may run as soon as their grammar is compiled."""
+        """Requests that wait for the compilation of their grammar."""
         self.isolation = CrashIsolation(lease, exchange.held)
         self.urgent = False
         """True if a client waits for what has not been offered to Redis: the first token of a choice, or its end."""

@@ -17,11 +17,11 @@ from worker.scheduling.sequence import Flow, Sequence, SequenceState
 log = structlog.get_logger()
 
 PROMPT_TOKENS_AN_ENTRY = 64
-"""An entry is handed on whole, so its size is bounded."""
+"""Limit of scored prompt tokens in one entry, which is handed on whole."""
 EMIT_ENTRIES = 256
-"""Of one request in one emission: a leader may have to send a whole log again."""
+"""Limit of one request's entries in one emission: a leader may have to send a whole log again."""
 OFFER_ENTRIES = 2_048
-"""Of all requests in one offer: after a loss of data a leader may have to send many logs again."""
+"""Limit of all entries in one offer: after a loss of data a leader may have to send many logs again."""
 
 
 @dataclass
@@ -33,11 +33,11 @@ class RunningRequest:
     attempts: int
     """The number of the claim by which it is this leader's: a later one starts from the log again."""
     sequences: list[Sequence | None]
-    """One per choice; None once it has ended."""
+    """The sequence of each choice; None once it has ended."""
     history: TokenLog = field(default_factory=TokenLog)
     """All that it produced, by whichever leader: entry i has seq i + 1. What Redis loses is sent again from here."""
     accepted: int = 0
-    """How many entries the log in Redis has, as far as is known."""
+    """Number of entries that the log in Redis has, as far as is known."""
     times: dict[str, int] = field(default_factory=dict)
     """More fields for the request's hash, in ms since the epoch."""
     prefilled: bool = False
