@@ -27,7 +27,7 @@ TRIAL_MS = 60_000
 END_REASON_MS = 3_600_000
 """Life of a rank process's reason for its end; its agent reads it at once, or after an outage of Redis."""
 RETENTION_MS = 120_000
-"""How long a request can be read after its end."""
+"""Time for which a request can be read after its end."""
 LOOK_AFTER_MS = 20_000
 """How often a stored response that has not ended is looked after; well below the retention, or its end is lost."""
 
@@ -39,7 +39,7 @@ SPENT_MS = 86_400_000
 SETTLE_TOKENS = 256
 """A request that runs is settled each time that it has made so many tokens more."""
 USAGE_MS = 400 * 86_400_000
-"""How long a day's usage can be read."""
+"""Time for which a day's usage can be read."""
 
 CHOICE_TOKENS = 64
 """Prompt tokens that each further choice of a request is charged at most: it begins with what the first computed."""
@@ -53,4 +53,4 @@ HAND_OUT = 10
 HAND_OUT_CHOICES = 128
 """Choices after whose end a script ends no further request: each takes a log entry, and its part of an event."""
 DEBT_MS = 600_000
-"""How long a tenant without requests keeps what it was served beyond its turn."""
+"""Time for which a tenant without requests keeps its service beyond its turn."""

@@ -138,7 +138,7 @@ class ArgumentsRefused(FurrowError):
 
 
 RETRY_AFTER_S = 5.0
-"""After which a model that is not available may be asked for again."""
+"""Retry-After of a model that is not available."""
 
 
 def state_in_words(state: str) -> str:

@@ -139,7 +139,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: the host chooses. Else one per rank: `cpu`, `cuda:0`, …"""
     dtype: str = "auto"
     quant: str | None = None
-    """How the weights are packed on CPUs: `int8`, `f16`, or not at all."""
+    """Packing of the weights on CPUs: `int8`, `f16`, or none."""
     max_context: int | None = None
     kv_tokens: int | None = None
     prefix_cache: bool = True  # whether requests may begin with KV that others have computed

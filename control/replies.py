@@ -39,7 +39,7 @@ class LoadDenseShardOk(Reply, tag="load_dense_shard_ok", frozen=True):
 
 class GenerateStepOk(Reply, tag="generate_step_ok", frozen=True):
     checksum: int
-    """Of the batch's layout and the tokens broadcast at its end; equal on every rank."""
+    """Checksum of the batch's layout and the tokens broadcast at its end; equal on every rank."""
 
 
 class KvCacheCleared(Reply, tag="kv_cache_cleared", frozen=True):

@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     redis_url: str
     redis_wait_s: float = 30.0
-    """How long to wait for Redis at start, with a visible message, before giving up."""
+    """Limit of the wait for Redis at the start, during which a message is shown."""
     log_format: LogFormat = "auto"
     log_level: str = "info"
     standby: bool = True
@@ -80,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 NAMING = "--redis URL, a file that holds the URL, or the data folder of a `furrow serve` that runs here"
 """The ways to name a Redis, on the command line and in the environment."""
 _URL_FILE = "url"
-"""In the data folder of a private server, while it runs."""
+"""File in the data folder of a private server, while it runs."""
 
 
 def redis_url_from_environment() -> str | None:

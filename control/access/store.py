@@ -18,7 +18,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every
 
 REVOKED_DAYS = 90
-"""How long a revoked key can still be looked at."""
+"""Days for which a revoked key can still be shown."""
 
 
 def create(client: SyncRedis, key: ApiKey) -> None:

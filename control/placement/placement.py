@@ -53,7 +53,7 @@ Action = Assign | Withdraw | Unplaceable
 
 
 Parts = dict[str, Assignment]
-"""Of one replica: the ranks that living hosts hold, by host id."""
+"""The ranks of one replica that living hosts hold, by host id."""
 
 
 class Room:

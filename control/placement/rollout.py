@@ -22,7 +22,7 @@ Part = tuple[str, str, str]
 """Host, model and replica: the ranks of one replica on one host."""
 
 Life = Literal["current", "old", "leaving"]
-"""Of a replica: as desired; of an older revision, or on a host that is drained; asked to go already."""
+"""The phase of a replica: as desired; of an older revision, or on a host that is drained; asked to stop."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Replica:
 
     name: str
     spec: ModelSpec
-    """As it was assigned, not as it is desired now."""
+    """The spec with which it was assigned, which may differ from the desired one."""
     parts: Parts = field(default_factory=dict)
     leaving: bool = False
     contested: bool = False

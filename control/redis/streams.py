@@ -12,7 +12,7 @@ from control.redis.clients import LONGEST_BLOCK_MS, SyncRedis, unavailable
 from control.redis.transient import transient
 
 BREATH_S = 0.1
-"""Before a failed read is reported, so that a loop around it does not spin while Redis is away."""
+"""Pause before a failed read is reported, so that a loop around it does not spin while Redis is away."""
 
 Entry = tuple[str, dict[str, str]]
 

@@ -41,10 +41,10 @@ class RedisUrl:
     nodes: tuple[Address, ...] = ()
     """The Sentinels, or the Cluster's nodes that are asked for the others."""
     name: str = ""
-    """Of the primary, as the Sentinels know it."""
+    """The primary's name at the Sentinels."""
     secure: bool = False
     options: tuple[tuple[str, Any], ...] = ()
-    """For the connection to a data server: user name, password, database, TLS."""
+    """Options of the connection to a data server: user name, password, database, TLS."""
 
 
 def parse_redis_url(url: str) -> RedisUrl:

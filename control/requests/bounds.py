@@ -63,7 +63,7 @@ REQUEST_NUMBERS: dict[str, Range] = {
     "limit": Range(1, 100),
     "days": Range(1, 400),
 }
-"""Of requests for an answer and of what is read back, by the parameter's name."""
+"""Ranges for requests and for records that are read back, by the parameter's name."""
 
 FARM_NUMBERS: dict[str, Range] = {
     "tp": Range(1, 1024),
@@ -76,7 +76,7 @@ FARM_NUMBERS: dict[str, Range] = {
     "max_concurrent": Range(0, 2**40),
     "expires": Range(0, _YEAR_9999_S),
 }
-"""Of what operators set, by `furrow` or /farm."""
+"""Ranges for operators' settings, by `furrow` or /farm."""
 
 RANGES = REQUEST_NUMBERS | FARM_NUMBERS
 

@@ -24,10 +24,10 @@ class Emission(msgspec.Struct, frozen=True):
 
     rid: str
     seq: int
-    """Of the first entry, or the one expected next."""
+    """The seq of the first entry, or the next expected one."""
     entries: list[LogEntry] = []
     done: RequestState | None = None
-    """How the request ends with this step, or None while it goes on."""
+    """The way in which the request ends with this step; None while it continues."""
     times: dict[str, int] = {}
     """More fields for its hash, such as t_prefill in ms."""
 

@@ -17,7 +17,7 @@ from control.redis.connection import Call, Steps
 from control.requests.staging import stage
 
 DEFAULT_DEADLINE_MS = 24 * 3_600_000
-"""Where a client sets no deadline: long enough for any answer, short enough that nothing lives for ever."""
+"""Deadline of a request without one: longer than any answer takes, and not endless."""
 
 _WORD = re.compile(r"[A-Za-z0-9._-]{1,200}")
 

@@ -20,7 +20,7 @@ from control.text.json_schema import for_library
 from control.text.vocabulary import TokenBytes
 
 MAX_CHARACTERS = 131_072
-"""Of a grammar's text."""
+"""Limit of a grammar's text."""
 
 _WHITE_SPACE = r"( |\n[ ]{0,24})"
 """White space that JSON may have between two tokens: a space, or a new line with its indentation. A model that was not

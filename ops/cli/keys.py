@@ -162,7 +162,7 @@ def moment(text: str, now: float) -> int:
 
 
 def described(key: ApiKey) -> dict[str, Any]:
-    """A key for people: without its hash, times as dates."""
+    """The record of a key for display: without its hash, times as dates."""
     fields: dict[str, Any] = msgspec.to_builtins(key)
     del fields["sha256"]
     times = {name: day(fields[name]) for name in ("created", "expires", "revoked")}
@@ -170,5 +170,5 @@ def described(key: ApiKey) -> dict[str, Any]:
 
 
 def day(seconds: int) -> str:
-    """A moment, `-` for never."""
+    """A time as a date; `-` for never."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="minutes")[:16] + "Z" if seconds else "-"

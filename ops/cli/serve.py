@@ -42,7 +42,7 @@ from ops.local.supervisor import STOP_LIMIT_S, Part, Supervisor
 TICK_S = 0.1
 _PERCENT = re.compile(r"(\d+) %")
 GRACE_S = 5.0
-"""Seconds for open streams when the parent stops. A stream that is cut can be resumed after the next start."""
+"""Seconds for open streams when the parent stops. A cut stream can be resumed after the next start."""
 
 
 @click.command(short_help="Serve models on this machine.", context_settings={"default_map": {"grace": GRACE_S}})
@@ -142,7 +142,7 @@ def remind_of_keys(client: SyncRedis, host: str, folder: Path | None) -> None:
 
 
 class Stopping:
-    """True once SIGINT or SIGTERM came; a second one asks to hurry."""
+    """True once SIGINT or SIGTERM came; a second signal shortens the stop."""
 
     def __init__(self) -> None:
         self._signals = 0
@@ -156,7 +156,7 @@ class Stopping:
         return self._signals > 0
 
     def hurry(self) -> bool:
-        """True if the wait for an orderly end is over."""
+        """True if the stop must not wait for an orderly end any more."""
         return self._signals > 1
 
 

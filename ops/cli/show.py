@@ -30,9 +30,9 @@ from ops.common.waiting import NotInTime, until
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
 STRUCK = "Count from 1 to 100."
 STRIKE_AFTER = 5
-"""Chunks of its answer after which a rank is killed; a chunk has as many tokens as were ready."""
+"""Number of the answer's chunks after which a rank is killed; a chunk has all tokens that were ready."""
 LONGEST = 400
-"""Tokens of an answer; each ends by itself long before."""
+"""Limit of tokens of an answer; each answer ends by itself before."""
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 120.0
 STANDBY_LIMIT_S = 60.0

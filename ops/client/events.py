@@ -14,9 +14,9 @@ INTERRUPTED = "stream_interrupted"
 """Error code of an answer that goes on though this connection ends: it is resumed, and the client never sees it."""
 
 _UNIT = re.compile(rb":[^\n]*+\n|(?:[^\r\n][^\n]*+\n)*+\r?\n")
-"""A comment, which is whole by itself, or the lines of an event and the empty line that ends it."""
+"""A comment, which ends with its line, or the lines of an event and the empty line that ends it."""
 _USUAL = re.compile(rb"id: ([^\r\n]*+)\n(?:event: [^\r\n]*+\n)?data: ([^\r\n]*+)\n\n")
-"""An event as the API writes it, which is read without a look at each line: benchmarks read many streams."""
+"""An event in the form that the API writes. It is matched as a whole, because benchmarks read many streams."""
 _ERROR = re.compile(rb'\{"(?:error"|type":"error")')
 _END = re.compile(rb'\[DONE\]$|\{"type":"(?:response\.(?:completed|incomplete|failed)|message_stop)"')
 """The last event of each kind of stream that the API sends."""
@@ -72,9 +72,9 @@ class EventReader:
         self.delivered = False
         """True once an event (comments don't count) was passed on."""
         self.ended = False
-        """True once the answer's end was passed on, or an error for good."""
+        """True once the end of the answer, or a final error, was passed on."""
         self.interrupted = False
-        """True once the server has said that it stops and the answer goes on."""
+        """True once the server reported that it stops while the answer continues."""
         self._parser = EventParser()
 
     @property
@@ -97,11 +97,11 @@ class EventReader:
         return rest
 
     def reconnected(self) -> None:
-        """The next bytes begin an event."""
+        """Begin a new connection: its first bytes begin an event."""
         self._parser.rest, self.interrupted = b"", False
 
     def _note(self, event: Event) -> bool:
-        """Note what one event says; False for the one that must not be passed on."""
+        """Note the content of an event; False for the one that must not be passed on."""
         if not event.data:
             return True  # a comment
         if _ERROR.match(event.data):

@@ -15,13 +15,13 @@ from ops.client.events import EventReader
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _REAPPEARS_WITHIN_S = 5.0
-"""After a loss of Redis's data a request is unknown until an API process that follows it has brought it back."""
+"""Time after a loss of Redis's data in which an API process that follows a request restores it."""
 _AWAY = (502, 503)
 _WHO = ("authorization", "x-api-key", "user-agent")
 
 
 class ResumeRefused(httpx.ReadError):
-    """A stream was cut and the farm will not continue it: the request has ended long ago, or is not ours."""
+    """A stream was cut, and the farm will not continue it: the request ended long ago, or belongs to another tenant."""
 
 
 class Origins:
@@ -87,7 +87,7 @@ class Exchange:
             self._headers.setdefault("x-on-disconnect", str(max(1, round(patience))))
 
     def attempt(self) -> httpx.Request:
-        """The request as it is sent now: the same bytes, to the origin whose turn it is, from the place reached."""
+        """The next request: the same bytes, to the current origin, from the last event on."""
         headers = self._headers.copy()
         url = self._origins.place(self._request.url, self._at)
         if url.netloc != self._request.url.netloc:
@@ -104,7 +104,7 @@ class Exchange:
         )
 
     def progressed(self) -> None:
-        """An event came: patience begins anew."""
+        """Note an event: `patience` counts from now."""
         self._failures, self._progress_at = 0, time.monotonic()
 
     def failed(self, error: httpx.TransportError) -> float:
@@ -132,7 +132,7 @@ class Exchange:
         return None
 
     def not_continued(self, response: httpx.Response) -> ResumeRefused:
-        """The error for a cut stream that got another answer than its rest."""
+        """The error for a cut stream that was continued with another answer than its rest."""
         place = f"after event {self.reader.last_id}" if self.reader.last_id else "before its first event"
         return ResumeRefused(f"The stream was cut {place}, and continuing it was answered with {response.status_code}.")
 
@@ -148,7 +148,7 @@ class Exchange:
         return httpx.Request("DELETE", url, headers=headers, extensions={"timeout": limits})
 
     def _next_pause(self, asked: float = 0.0) -> float | None:
-        """Move on to the next origin; the first round is without a pause. None when patience is over."""
+        """Move on to the next origin; the first round is without a pause. None once `patience` is over."""
         self._at += 1
         self._failures += 1
         rounds = self._failures - len(self._origins)

@@ -46,7 +46,7 @@ class ResumingTransport(httpx.BaseTransport):
         self._inner.close()
 
     def open(self, exchange: Exchange) -> httpx.Response:
-        """The first response that counts. One that is no stream is whole: a cut in its middle is a failed attempt."""
+        """The first response that counts. One that is no stream is read whole: a cut in it is a failed attempt."""
         while True:
             try:
                 response = self._inner.handle_request(exchange.attempt())
@@ -67,7 +67,7 @@ class ResumingTransport(httpx.BaseTransport):
             time.sleep(pause)
 
     def leave(self, exchange: Exchange) -> None:
-        """Tell the farm that nobody waits any more; if it can't be told, the request ends when `patience` is over."""
+        """Cancel the request. If that fails, the farm cancels it once `patience` is over."""
         request = exchange.goodbye()
         if request is not None:
             with contextlib.suppress(httpx.HTTPError):

@@ -41,7 +41,7 @@ class AsyncResumingTransport(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
     async def open(self, exchange: Exchange) -> httpx.Response:
-        """The first response that counts. One that is no stream is whole: a cut in its middle is a failed attempt."""
+        """The first response that counts. One that is no stream is read whole: a cut in it is a failed attempt."""
         while True:
             try:
                 response = await self._inner.handle_async_request(exchange.attempt())
@@ -62,7 +62,7 @@ class AsyncResumingTransport(httpx.AsyncBaseTransport):
             await anyio.sleep(pause)
 
     async def leave(self, exchange: Exchange) -> None:
-        """Tell the farm that nobody waits any more; if it can't be told, the request ends when `patience` is over."""
+        """Cancel the request. If that fails, the farm cancels it once `patience` is over."""
         request = exchange.goodbye()
         if request is not None:
             with contextlib.suppress(httpx.HTTPError):

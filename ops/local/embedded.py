@@ -29,10 +29,10 @@ from ops.local.server_binary import ServerBinary, find_server
 log = structlog.get_logger()
 
 START_LIMIT_S = 30.0
-"""For the server to answer: it reads its whole append-only file first."""
+"""Time for the server to answer; it first reads its whole append-only file."""
 STOP_LIMIT_S = 10.0
 _PAUSES_S = (0.0, 0.2, 1.0, 5.0)
-"""Before a crashed server is started again; the last one from then on."""
+"""Pauses before the starts of a server that crashed; the last one is repeated."""
 _TRIES_FOR_A_PORT = 5
 
 
@@ -93,7 +93,7 @@ class EmbeddedServer:
         return self.url
 
     def stop(self) -> None:
-        """End the server in order, its data on disk. Harmless when it does not run."""
+        """End the server in order, with its data on disk. Does nothing if it does not run."""
         self._stopping.set()
         if self._process is not None:
             self._process.terminate()
@@ -133,7 +133,7 @@ class EmbeddedServer:
         return kept.read_text().strip()
 
     def _write_config(self) -> Path:
-        """The password goes in here, not on the command line, where `ps` would show it."""
+        """Write the configuration, with the password: `ps` would show it on the command line."""
         config = self._folder / "server.conf"
         folder = str(self._folder.resolve()).replace("\\", "\\\\").replace('"', '\\"')
         _write_private(
@@ -167,7 +167,7 @@ class EmbeddedServer:
             self._process = self._spawn()
 
     def _first_process(self) -> subprocess.Popen[bytes]:
-        """Start on a free port; another process may take it before the server does, so try a few."""
+        """Start on a free port, with several attempts: another process may take the port before the server does."""
         for _ in range(_TRIES_FOR_A_PORT):
             self._port = free_port("127.0.0.1", 0)
             process = self._process = self._spawn()
@@ -206,7 +206,7 @@ class EmbeddedServer:
         return False
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Until the process ends; a stop is asked for by SIGTERM, and enforced."""
+        """Wait until the process ends; a stop sends SIGTERM, then SIGKILL."""
         while not self._stopping.is_set():
             try:
                 return self._ended(process.wait(0.5), process)
@@ -234,6 +234,6 @@ class EmbeddedServer:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Readable by this user only from the first byte on."""
+    """Write a file that only this user can read, from its first byte on."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)

@@ -13,9 +13,9 @@ from control.errors import SettingsError
 MIB = 1024 * 1024
 LEAST = 16 * MIB
 MOST = 16 * 1024 * MIB
-"""Of what is chosen by default."""
+"""Largest default."""
 SHARE = 4
-"""One part in so many of the machine's memory; the models and the API processes need the rest."""
+"""Divisor of the machine's memory; the models and the API processes need the rest."""
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
@@ -24,7 +24,7 @@ _EXPONENTS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def default_memory() -> int:
-    """Bytes for the private server where none are asked for."""
+    """Default maxmemory of the private server in bytes."""
     return max(LEAST, min(MOST, machine_memory() // SHARE))
 
 
@@ -69,7 +69,7 @@ def parse_size(text: str) -> int:
 
 
 def server_bytes(asked: str | None) -> int:
-    """The private server's maxmemory, as asked or by default. Raises SettingsError for less than it can work with."""
+    """The private server's maxmemory, given or default. Raises SettingsError if it is too small to work with."""
     if asked is None:
         return default_memory()
     size = parse_size(asked)

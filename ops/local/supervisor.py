@@ -35,7 +35,7 @@ class Supervisor:
     environment: dict[str, str]
     say: Callable[[str], None]
     log: IO[bytes] | None = None
-    """Where the parts' own output goes; None leaves it with this process's."""
+    """Destination of the parts' output; None: this process's own."""
     parts: list[Part] = field(default_factory=list)
 
     def start(self, part: Part) -> None:
@@ -51,7 +51,7 @@ class Supervisor:
         )
 
     def tend(self) -> None:
-        """Restart what died, after a short pause."""
+        """Restart parts that died, after a short pause."""
         for part in self.parts:
             if part.process is None:
                 if time.monotonic() >= part.restart_at:
@@ -61,7 +61,7 @@ class Supervisor:
                 part.process, part.restart_at = None, time.monotonic() + RESTART_PAUSE_S
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
-        """SIGTERM in reverse order, each part waited for before the next; SIGKILL past its limit or once `hurry()`."""
+        """Stop the parts in reverse order, one by one: SIGTERM, then SIGKILL past its limit or once `hurry()`."""
         for part in reversed(self.parts):
             if part.process is not None:
                 part.process.send_signal(signal.SIGTERM)

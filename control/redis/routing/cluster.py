@@ -21,7 +21,7 @@ from control.redis.urls import Address
 
 ABSENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
 _SCOUTING: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
-"""For a node that is asked for the table: a hung one must not keep the others' answer away."""
+"""Options of a connection that reads the table: a hung node must not delay the answers of others."""
 
 
 class Cluster(redis.Redis):

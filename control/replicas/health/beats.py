@@ -32,7 +32,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     kv_kept: int = 0
     """Those that ended sequences hold until somebody needs the room."""
     loaded_percent: int = 0
-    """Of the checkpoint, in the phase loading."""
+    """Part of the checkpoint that was read, in the phase loading."""
     progress: int = 0
     """Changes as the rank gets on inside its current command."""
     stalled_ms: int = 0

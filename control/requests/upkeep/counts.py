@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 TRIES = 8
 PAUSE_S = 0.1
-"""After the first try; each pause is twice as long as the one before."""
+"""Pause after the first attempt; each pause is twice as long as the one before."""
 PAGE = 256
 """Entries of a queue, or tenants of a set, that one call looks at."""
 AT_ONCE = 32

@@ -12,7 +12,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_all, write
 
 GRACE_MS = 30_000
-"""How long a request of a dead API process waits for its client to come back on another one."""
+"""Time for which a request of a dead API process waits for its client to return on another one."""
 
 
 @dataclass(frozen=True, slots=True)
