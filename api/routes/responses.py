@@ -71,7 +71,7 @@ async def create_response(request: Http) -> Response[Any]:
             return response
 
         served = await model_for(request, asked.model)
-        for text, param in unenforced(asked.tools or [], served.forms.calls):
+        for text, param in await off_loop(8 * len(body), unenforced, asked.tools or [], served.forms.calls):
             caller.warnings.add(text, param)
         chat = await _chat(asked, items, served, caller, stored=stored)
         if stored:

@@ -18,7 +18,7 @@ _TOKEN = re.compile(
     r"|%import[ ]+common\.(?P<imported>\w+)(?:[ ]*->[ ]*(?P<renamed>\w+))?[ ]*(?=\n|$)"
     r"|(?P<alias>->[ ]*\w+)"
     r"|[?!]?(?<!\w)(?P<rule>_?[a-z][_a-z0-9]*)(?!\w)(?P<defined>[ \t]*:)?"
-    r"|(?P<other>%\w*|[<@\[]|\.\.)"
+    r"|(?P<other>%\w*|[<@\[\"/]|\.\.)"
 )
 _TERMINAL = "RULE_"
 _MOST_CHARACTERS = 8192
@@ -37,6 +37,10 @@ _ESCAPED = '"\\\n\r\t\b\f'
 _PLAIN = r'[^"\\\x00-\x1f]'
 _NAMED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
 _CLASS = re.compile(r"\[(\^?)((?:\\[nrtfvdwsDWS]|\\[^\w\s]|[^\[\]\\])+)\]")
+_CLASSES = {r"\d": "", r"\w": "", r"\s": "\n\r\t\f", r"\D": _ESCAPED, r"\W": _ESCAPED, r"\S": '"\\\b'}
+"""The members of classes that have an escape."""
+_MEMBER = re.compile(r"(\\.|[^\\])(?:-(\\.|[^\\]))?", re.DOTALL)
+_WITH_ESCAPES = re.compile(r'\\[nrtf"\\]|["\n\r\t\f]')
 _NOT_IN_CLASSES = ("&&", "--", "~~")
 
 
@@ -47,19 +51,23 @@ class _NotKnownHere(Exception):
 @lru_cache(maxsize=256)
 def in_json_string(grammar: str) -> str | None:
     """The grammar of the escaped texts; None for one that is long, recursive, or has parts that can't be rewritten."""
-    if len(grammar) > _MOST_CHARACTERS or _recursive(grammar):
+    if len(grammar) > _MOST_CHARACTERS:
         return None
     try:
+        if _recursive(grammar):
+            return None
         return f"start: {_TERMINAL}START\n{_TOKEN.sub(_token, grammar)}"
     except (_NotKnownHere, ValueError, re.error):
         return None
 
 
 def _recursive(grammar: str) -> bool:
-    """True if a rule refers to itself, over others or not."""
+    """True if a rule refers to itself, over others or not. Raises _NotKnownHere at once for what has no rewriting."""
     uses: dict[str, set[str]] = {}
     current = set[str]()
     for found in _TOKEN.finditer(grammar):
+        if found["other"] is not None:
+            raise _NotKnownHere
         if found["defined"] is not None:
             current = uses.setdefault(found["rule"], set())
         elif found["rule"] is not None:
@@ -141,14 +149,28 @@ def _character(one: str) -> str:
     return text if escaped == one else f"(?:{text})"
 
 
-@lru_cache(maxsize=1024)
 def _class(negated: str, inner: str) -> str:
     """A class of characters: those that are written as they are, or the escape of another one."""
-    members = re.compile(f"[{negated}{inner}]")
-    escapes = [_character(one) for one in _ESCAPED if members.fullmatch(one)]
-    plain = [f"[[{negated}{inner}]&&{_PLAIN}]"] if any(members.match(chr(one)) for one in _SAMPLE) else []
+    members = set[str]()
+    for found in _MEMBER.finditer(inner):
+        first, last = found[1], found[2]
+        if first in _CLASSES and last is None:
+            members.update(_CLASSES[first])
+            continue
+        low = _named(first)
+        high = low if last is None else _named(last)
+        if first in _CLASSES or high < low:
+            raise _NotKnownHere
+        members.update(one for one in _ESCAPED if low <= one <= high)
+    escapes = [_ESCAPES[one] for one in _ESCAPED if (one in members) != bool(negated)]
+    only_escapes = not negated and not _WITH_ESCAPES.sub("", inner)
+    plain = [] if only_escapes else [f"[[{negated}{inner}]&&{_PLAIN}]"]
     return f"(?:{'|'.join([*plain, *escapes])})"
 
 
-_SAMPLE = [one for one in (*range(32, 0x250), 0x4E00, 0x1F600) if chr(one) not in _ESCAPED]
-"""Characters among which each class that has any without an escape has one, in practice."""
+def _named(text: str) -> str:
+    """The character that a class names, as itself or with a backslash."""
+    return _NAMED.get(text[1:], text[1:]) if text.startswith("\\") else text
+
+
+_ESCAPES = {one: _character(one) for one in _ESCAPED}

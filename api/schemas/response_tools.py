@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -27,6 +26,7 @@ _HOSTED = (
 )
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:/-]")
 _NAME_CHARACTERS = 128
+_GRAMMAR_CHARACTERS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,16 @@ class ResponseTools:
         return None
 
 
-def unenforced(tools: list[Definition], form: CallFormat | None) -> Iterator[tuple[str, str]]:
+def unenforced(tools: list[Definition], form: CallFormat | None) -> list[tuple[str, str]]:
     """Warnings about grammars that can't be enforced in the form in which the model writes calls."""
+    found: list[tuple[str, str]] = []
     for tool in read_tools(tools).offered if form != "qwen_xml" else []:
-        asked = tool.definition.get("format") if tool.kind == "custom" else None
-        grammar = cast(Definition, asked) if isinstance(asked, dict) else {}
+        grammar = _grammar(tool)
         if grammar.get("syntax") == "lark" and in_json_string(str(grammar.get("definition"))) is None:
             place = f"{tool.place}.format"
-            yield f"'{place}' is told to this model, but can't be enforced inside the JSON of its calls.", place
+            text = f"'{place}' is told to this model, but can't be enforced inside the JSON of its calls."
+            found.append((text, place))
+    return found
 
 
 def is_hosted(kind: str) -> bool:
@@ -93,7 +95,18 @@ def read_tools(tools: list[Definition]) -> ResponseTools:
     taken = {str(tool.get("name")) for tool in tools if tool.get("type") in ("function", "custom")}
     for index, tool in enumerate(tools):
         _read(tool, f"tools[{index}]", taken, read)
+    grammars = [_grammar(tool) for tool in read.offered]
+    if sum(len(str(grammar.get("definition", ""))) for grammar in grammars) > _GRAMMAR_CHARACTERS:
+        raise RequestError(
+            f"The grammars of 'tools' have more than {_GRAMMAR_CHARACTERS} characters together.", param="tools"
+        )
     return read
+
+
+def _grammar(tool: OfferedTool) -> Definition:
+    """The format of a custom tool; empty for others."""
+    asked: Any = tool.definition.get("format") if tool.kind == "custom" else None
+    return cast(Definition, asked) if isinstance(asked, dict) else {}
 
 
 def _read(tool: Definition, place: str, taken: set[str], read: ResponseTools) -> None:

@@ -144,3 +144,10 @@ def test_too_many_tools_are_refused_before_they_are_read() -> None:
     with pytest.raises(RequestError, match="at most 128") as refused:
         read_tools([HOSTED[0]] * 200_000)
     assert refused.value.param == "tools"
+
+
+def test_grammars_are_bounded_together() -> None:
+    tools = [{**CUSTOM, "name": f"c{index}", "format": PATCH | {"definition": "x" * 8000}} for index in range(9)]
+    with pytest.raises(RequestError, match="65536 characters") as refused:
+        read_tools(tools)
+    assert refused.value.param == "tools"
