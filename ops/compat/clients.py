@@ -46,6 +46,13 @@ CLIENTS: tuple[Client, ...] = (
         script="anthropic_python.py",
     ),
     Client(
+        name="anthropic-node",
+        title="Anthropic SDK for Node",
+        kind="node",
+        packages=("@anthropic-ai/sdk",),
+        script="anthropic_node.mjs",
+    ),
+    Client(
         name="langchain",
         title="LangChain's standard tests, with `ChatOpenAI`",
         packages=("langchain-openai", "langchain-tests"),

@@ -97,6 +97,18 @@ def test_environments_are_in_the_folder_of_the_variable(tmp_path: Path, monkeypa
     assert environments.version(CLIENT) == "1.0" and environments.missing(CLIENT) is None
 
 
+def test_a_program_of_node_is_driven_by_a_script_of_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script gets the folder of the program; a package's version is no part of its name."""
+    monkeypatch.setenv(environments.FOLDER, str(tmp_path))
+    program = Client(name="p", title="P", kind="node", packages=("@org/p@latest",), script="codex.py")
+    assert program.package == "@org/p"
+    assert environments.command(program) == [sys.executable, str(environments.SCRIPTS / "codex.py")]
+    assert environments.programs(program) == tmp_path / "p" / "node_modules" / ".bin"
+    assert environments.programs(CLIENT) == tmp_path / "c" / "bin"
+
+
 def test_likelihoods_must_equal_transformers() -> None:
     """With transformers' own of the demonstration model, to 1e-3; none at all is a failure."""
     right = Reference().log_likelihood("One two", " three")
