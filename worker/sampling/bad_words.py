@@ -1,4 +1,4 @@
-"""The token sequences that a request forbids, indexed so that a step looks up few of them."""
+"""The token sequences that a request forbids, indexed so that a step looks at few of them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ from collections.abc import Iterable, Sequence
 
 from worker.scheduling.sequence import Sequence as Generation
 
-_KEPT = 1024
+_KEPT = 256
 """Requests whose index is kept. One that is dropped is built again."""
 
 
 class BadWords:
-    """The forbidden sequences of one request."""
+    """The forbidden sequences of one request, as a trie of the tokens before each last one, read backwards."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
-        self._after: dict[tuple[int, ...], list[int]] = {}
+        self._next: dict[tuple[int, int], int] = {}
+        """Node and token → node. The root, 0, is no node's child."""
+        self._last: dict[int, list[int]] = {}
+        """Node → the last tokens of the sequences whose beginning it is."""
         for tokens in sequences:
-            self._after.setdefault(tuple(tokens[:-1]), []).append(tokens[-1])
-        self._always = self._after.pop((), [])
-        self._lengths = sorted({len(tokens) for tokens in self._after})
+            node = 0
+            for token in reversed(tokens[:-1]):
+                node = self._next.setdefault((node, token), len(self._next) + 1)
+            self._last.setdefault(node, []).append(tokens[-1])
 
     def forbidden(self, output: Sequence[int]) -> list[int]:
-        """The tokens with which `output` would end in a forbidden sequence."""
-        tokens = self._always
-        for length in self._lengths:
-            if length > len(output):
+        """The tokens with which `output` would end in a forbidden sequence. Reads no more of it than matches."""
+        found, node = list(self._last.get(0, ())), 0
+        for token in reversed(output):
+            following = self._next.get((node, token))
+            if following is None:
                 break
-            tokens = tokens + self._after.get(tuple(output[-length:]), [])
-        return tokens
+            node = following
+            found += self._last.get(node, ())
+        return found
 
 
 class BadWordsIndex:
@@ -48,4 +54,5 @@ class BadWordsIndex:
             words = self._known[row.rid] = BadWords(row.sampling.bad_words)
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
+        self._known.move_to_end(row.rid)
         return words
