@@ -2,7 +2,8 @@
 
 Each file holds two turns and a tool call of one client, shortened, as `python -m ops.compat run` makes it send them:
 `client` with its version, and `requests`, each with `path`, `body`, `headers` where they matter, what the model answers
-(`says`, or `calls` with a tool's name and its arguments), and `warning` where the answer has that header.
+(`says`, or `calls` with a tool's name and its arguments), `ends` where that is no stop, and `warning` where the answer
+has that header.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from tests.servers import NEW, serving
 
 FILES = sorted((Path(__file__).parent / "captures").glob("*.json"))
 CONTEXT = 1 << 17
-Result = tuple[str, list[tuple[str, Any]], bool]
-"""Text, calls as names with arguments, and whether it ended with them."""
+Result = tuple[str, list[tuple[str, Any]], str]
+"""Text, calls as names with arguments, and the end: `stop`, `calls` or `length`."""
+ENDS = {"stop": "stop", "end_turn": "stop", "tool_calls": "calls", "tool_use": "calls", "length": "length"}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,11 @@ def test_what_a_client_sends_is_answered(speaker: tuple[ScriptedLeader, httpx.Cl
         assert answer.status_code == 200, answer.text
         assert answer.headers.get("warning") == request.get("warning")
         read = READERS[request["path"].partition("?")[0].removeprefix("/v1")]
-        assert read(answer, bool(body.get("stream"))) == (says, [tuple(call) for call in calls], bool(calls))
+        assert read(answer, bool(body.get("stream"))) == (
+            says,
+            [tuple(call) for call in calls],
+            request.get("ends", "calls" if calls else "stop"),
+        )
 
 
 def _call(call: list[Any]) -> str:
@@ -67,7 +73,7 @@ def _chat(answer: httpx.Response, stream: bool) -> Result:
         [choice] = answer.json()["choices"]
         message = choice["message"]
         calls = [call["function"] for call in message.get("tool_calls") or []]
-        return _ended(message["content"] or "", calls, choice["finish_reason"], ("stop", "tool_calls"))
+        return _ended(message["content"] or "", calls, choice["finish_reason"])
     found = [event for event in events(answer.text.splitlines()) if event.comment is None]
     assert found[-1].done and len({event.data["id"] for event in found[:-1]}) == 1
     choices = [event.data["choices"][0] for event in found[:-1] if event.data["choices"]]
@@ -79,7 +85,7 @@ def _chat(answer: httpx.Response, stream: bool) -> Result:
         calls[part["index"]]["arguments"] += part["function"].get("arguments") or ""
     [finish] = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
     text = "".join(choice["delta"].get("content") or "" for choice in choices)
-    return _ended(text, calls, finish, ("stop", "tool_calls"))
+    return _ended(text, calls, finish)
 
 
 def _response(answer: httpx.Response, stream: bool) -> Result:
@@ -91,9 +97,10 @@ def _response(answer: httpx.Response, stream: bool) -> Result:
         response = found[-1]["response"]
         deltas = "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta")
         assert deltas == "".join(_texts(response))
-    assert response["status"] == "completed"
     calls = [item for item in response["output"] if item["type"] == "function_call"]
-    return "".join(_texts(response)), [_parsed(call) for call in calls], bool(calls)
+    finish = "length" if response["incomplete_details"] else "tool_calls" if calls else "stop"
+    assert response["status"] == ("incomplete" if finish == "length" else "completed")
+    return _ended("".join(_texts(response)), calls, finish)
 
 
 def _texts(response: dict[str, Any]) -> list[str]:
@@ -116,13 +123,11 @@ def _message(answer: httpx.Response, stream: bool) -> Result:
     text = "".join(block["text"] for block in blocks if block["type"] == "text")
     used = [block for block in blocks if block["type"] == "tool_use"]
     calls = [{"name": block["name"], "arguments": block.get("json") or block["input"]} for block in used]
-    return _ended(text, calls, stop, ("end_turn", "tool_use"))
+    return _ended(text, calls, stop)
 
 
-def _ended(text: str, calls: list[Any], finish: str, reasons: tuple[str, str]) -> Result:
-    """The result, where `finish` is the reason of a text's end, or of calls."""
-    assert finish == reasons[bool(calls)]
-    return text, [_parsed(call) for call in calls], bool(calls)
+def _ended(text: str, calls: list[Any], finish: str) -> Result:
+    return text, [_parsed(call) for call in calls], ENDS[finish]
 
 
 def _parsed(call: dict[str, Any]) -> tuple[str, Any]:
@@ -130,4 +135,14 @@ def _parsed(call: dict[str, Any]) -> tuple[str, Any]:
     return call["name"], msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
 
 
-READERS = {"/chat/completions": _chat, "/responses": _response, "/messages": _message}
+def _completion(answer: httpx.Response, stream: bool) -> Result:
+    assert stream
+    found = [event for event in events(answer.text.splitlines()) if event.comment is None]
+    assert found[-1].done
+    [finish] = [
+        choice["finish_reason"] for event in found[:-1] for choice in event.data["choices"] if choice["finish_reason"]
+    ]
+    return _ended("".join(event.text for event in found), [], finish)
+
+
+READERS = {"/completions": _completion, "/chat/completions": _chat, "/responses": _response, "/messages": _message}
