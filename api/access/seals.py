@@ -17,6 +17,7 @@ from api.schemas.items import Unseal
 from api.schemas.responses import COMPACTION, SEALED
 from api.schemas.view import View
 from control import keys
+from control.errors import RedisUnavailable
 from control.redis.batches import Batches
 from control.redis.connection import optional_text, read
 
@@ -49,10 +50,14 @@ class Seals:
 
     async def _key(self) -> bytes:
         """The farm's key, which is read each time: a process must not go on with one that Redis has lost."""
-        fresh = secrets.token_hex(_KEY_BYTES)
-        make = read("SET", keys.SEAL, fresh, "NX", parse=bool)
-        _, known = await self._batches.run_every(_LANE, [make, read("GET", keys.SEAL, parse=optional_text)])
-        return bytes.fromhex(known or fresh)
+        get = read("GET", keys.SEAL, parse=optional_text)
+        known = await self._batches.run(_LANE, get)
+        if known is None:
+            make = read("SET", keys.SEAL, secrets.token_hex(_KEY_BYTES), "NX", parse=bool)
+            _, known = await self._batches.run_every(_LANE, [make, get])
+        if known is None:
+            raise RedisUnavailable("the key of sealed texts can't be read")
+        return bytes.fromhex(known)
 
 
 def _sealed(key: bytes, tenant: str, kind: str, text: str) -> str:

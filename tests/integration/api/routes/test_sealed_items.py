@@ -15,6 +15,7 @@ from tests.byte_model import byte_assets
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.leader import ScriptedLeader
 from tests.servers import NEW, Server, serving
+from tests.waiting import until
 
 TEMPLATE = """\
 {%- for message in messages %}{{- message.role + ': ' }}
@@ -139,6 +140,22 @@ def test_a_trigger_compacts_within_a_response(gpt: openai.OpenAI, leader: Script
     gpt.responses.create(model="tiny", input="Sure?", previous_response_id=last.response.id)
     assert prompt_of(leader) == f"user: Which tea?\nuser: Why?\n{SUMMARISED}user: Sure?\n"
     assert gpt.responses.retrieve(last.response.id).output[0].to_dict() == item.to_dict()
+
+
+def test_a_summary_is_shown_while_it_is_written(gpt: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """A response in the background that any process reads: what it has so far is sealed, too."""
+    leader.reply = summarises
+    leader.pause()
+    triggered: Any = [*TALK, {"type": "compaction_trigger"}]
+    begun = gpt.responses.create(model="tiny", input=triggered, background=True)
+    leader.step(9)
+    shown = until(lambda: gpt.responses.retrieve(begun.id).output)
+    assert [item.type for item in shown] == ["compaction"]
+    leader.resume()
+    done = until(lambda: (found := gpt.responses.retrieve(begun.id)).status == "completed" and found)
+    again: Any = [done.output[0].to_dict(), {"role": "user", "content": "Sure?"}]
+    gpt.responses.create(model="tiny", input=again)
+    assert prompt_of(leader) == f"{SUMMARISED}user: Sure?\n"
 
 
 def test_a_summary_that_says_nothing_is_one(gpt: openai.OpenAI, leader: ScriptedLeader) -> None:
