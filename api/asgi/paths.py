@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-PREFIX = "/v1"
+_PREFIXES = re.compile(r"^(?:/v1)+(?=/)")
 _WITH = frozenset(("chat", "completions", "embeddings", "messages", "models", "requests", "responses", "usage"))
 """First parts of the paths under `/v1`."""
 _WITHOUT = frozenset(
@@ -15,12 +17,10 @@ _WITHOUT = frozenset(
 
 def canonical(path: str) -> str:
     """The path of the route that is meant; other paths as they are. A prefix that comes twice counts once."""
-    rest = path
-    while rest.startswith(f"{PREFIX}/"):
-        rest = rest[len(PREFIX) :]
+    rest = _PREFIXES.sub("", path)
     first = rest[1:].partition("/")[0]
     if first in _WITH:
-        return PREFIX + rest
+        return f"/v1{rest}"
     return rest if first in _WITHOUT else path
 
 
@@ -29,7 +29,7 @@ def with_any_prefix(app: ASGIApp) -> ASGIApp:
 
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (path := canonical(scope["path"])) != scope["path"]:
-            scope["path"], scope["raw_path"] = path, path.encode()
+            scope["path"] = path
         await app(scope, receive, send)
 
     return route
