@@ -35,6 +35,8 @@ BODIES: dict[str, dict[str, Any]] = {
 STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 
+BUDGET = [name for name, row in TABLE.items() if row == Mapped(("thinking_token_budget",))]
+"""Names of what only a model with reasoning has."""
 HINTS = [name for name, row in TABLE.items() if isinstance(row, Hint)]
 REFUSED = [(name, row) for name, row in TABLE.items() if isinstance(row, Refused)]
 RENAMED: dict[str, tuple[str, Any, str, Any]] = {
@@ -108,7 +110,18 @@ def test_a_hint_is_accepted_without_a_word(http: httpx.Client, leader: ScriptedL
         assert (response.status_code, "warning" in response.headers) == (200, False), (path, response.text)
 
 
-@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if isinstance(row, Mapped)])
+@pytest.mark.parametrize("name", BUDGET)
+def test_another_name_of_the_thinking_budget(http: httpx.Client, leader: ScriptedLeader, name: str) -> None:
+    """The value is read as the budget, out of its range too; this model's answers have no reasoning."""
+    taken = http.post("/v1/chat/completions", json=chat("x") | {name: 3})
+    assert (taken.status_code, "warning" in taken.headers) == (200, False), taken.text
+    refused = http.post("/v1/chat/completions", json=chat("x") | {name: -2})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, row in TABLE.items() if isinstance(row, Mapped) and name not in BUDGET]
+)
 def test_another_name_has_the_same_effect(http: httpx.Client, leader: ScriptedLeader, name: str) -> None:
     """The leader gets the value; null is not given, and two names with two values are a 400 that names both."""
     path, value, param, sent = RENAMED[name]
