@@ -1,4 +1,4 @@
-"""What a request forbids or demands of the answer's tokens beside its grammar, and prompts with a gap, in token ids."""
+"""Constraints of a request on the answer's tokens beside its grammar, and prompts with a gap, in token ids."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def call_of(item: Item) -> tuple[str, str]:
 
 
 def result_of(item: Item) -> str:
-    """What a call's result says to the model."""
+    """The text of a call's result for the model."""
     output = item.get("output")
     if item["type"] == "apply_patch_call_output":
         return output or item["status"]

@@ -33,7 +33,7 @@ class StepTokens:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What constrains the next tokens of a step's rows, by sid: nothing in most steps."""
+    """Constraints on the next tokens of a step's rows, by sid; empty in most steps."""
 
     allowed: dict[int, torch.Tensor]
     """Tokens that grammars allow, by sid."""

@@ -1,4 +1,4 @@
-"""Training processes that take every step together: each on one thread with its own text, gradients averaged."""
+"""Averages the gradients of training processes, each on one thread with its own text, once a step."""
 
 import torch
 import torch.distributed as dist
@@ -6,10 +6,10 @@ from torch import nn
 
 
 class Shared:
-    """One process's seat in the group. Raises what torch.distributed raises when another process is gone.
+    """The membership of one process in the group. Raises torch.distributed's error when another process is gone.
 
-    Processes meet once a step, where threads inside one process would meet once an operation; on cores that others use
-    too, that is the difference between waiting now and then and waiting all the time.
+    Processes wait for each other once a step; threads of one process would once an operation, which costs more on
+    cores with other work.
     """
 
     def __init__(self, rank: int, size: int, meeting: str) -> None:

@@ -100,7 +100,7 @@ def prompt_of(leader: ScriptedLeader) -> str:
 
 
 def result(kind: str, call_id: str) -> dict[str, Any]:
-    """What an agent answers a call with."""
+    """The result with which an agent answers a call."""
     told = {"type": f"{kind}_output", "output": OUTPUTS[kind]}
     match kind:
         case "local_shell_call":

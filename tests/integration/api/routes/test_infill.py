@@ -94,7 +94,7 @@ def test_a_gap_that_can_not_be_filled_is_named(
 
 
 def test_llama_vim_is_answered(http: httpx.Client, coder: ScriptedLeader) -> None:
-    """What llama.vim sends with its default settings; fields without an effect are named in a header."""
+    """The request of llama.vim with its default settings; fields without an effect are named in a header."""
     answer = infill(
         http,
         input_extra=[{"text": "def f(): ...", "time": [1, 2], "filename": "f.py"}],

@@ -158,7 +158,7 @@ HISTORY: list[Any] = [
 
 
 def test_blocks_of_servers_tools_and_documents_in_the_history(http: httpx.Client, leader: ScriptedLeader) -> None:
-    """What can be read becomes text; what can't is left out, with a warning where it asked for something."""
+    """A readable part becomes text; any other is left out, with a warning where it asked for something."""
     response = send(http, messages=HISTORY)
     assert response.status_code == 200, response.text
     assert "container_upload" in response.headers["warning"] and "redacted" not in response.headers["warning"]

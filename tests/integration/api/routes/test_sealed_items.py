@@ -81,7 +81,7 @@ def test_two_turns_with_sealed_reasoning(gpt: openai.OpenAI, leader: ScriptedLea
 
 
 def test_a_foreign_seal_does_not_end_a_conversation(farm: Farm, gpt: openai.OpenAI, leader: ScriptedLeader) -> None:
-    """What OpenAI sealed, or the farm with a key that it lost, is left out; the header says so."""
+    """An item that OpenAI sealed, or the farm with a lost key, is left out; the header says so."""
     leader.reply = lambda _: "<think>Mint grows here.</think>Mint."
     first = gpt.responses.create(model="tiny", input="Which tea?", include=["reasoning.encrypted_content"])
     with connect(farm[0].url) as client:

@@ -109,7 +109,7 @@ def test_odd_bodies(body: bytes) -> None:
     ],
 )
 def test_other_errors_beside_an_unknown_field(body: bytes, code: str) -> None:
-    """What else is wrong is refused as ever."""
+    """Any other error is refused as before."""
     with pytest.raises(RequestError) as caught:
         parse_chat(body, Warnings())
     assert caught.value.code == code

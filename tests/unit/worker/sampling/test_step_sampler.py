@@ -109,7 +109,7 @@ def test_a_gpu_is_waited_for_once() -> None:
 
 @pytest.mark.parametrize("on_device", [None, True])
 def test_bad_words_hold_after_an_adoption_and_for_each_choice(on_device: bool | None) -> None:
-    """What is forbidden follows from the output alone: a new sampler that continues it forbids the same."""
+    """Forbidden tokens follow from the output alone: a new sampler that continues it forbids the same."""
     batch = rows(3, bad_words=[[0], [4, 1], [4, 3, 2]])
     batch[1].output, batch[2].output = [4], [4, 3]
     scores = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]]).expand(3, -1)
