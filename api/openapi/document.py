@@ -16,7 +16,9 @@ from litestar.openapi.plugins import OpenAPIRenderPlugin
 
 from api.openapi.answered import ANSWERED, Answered, answered
 from api.openapi.answers import Error
+from api.openapi.bounds import bound_number
 from api.openapi.reference import page
+from control.requests.bounds import RANGES
 
 JsonObject = dict[str, Any]
 
@@ -59,6 +61,9 @@ def complete(document: JsonObject) -> JsonObject:
         for method in _METHODS:
             if method in methods:
                 _complete_operation(methods[method], answered(method, path), references)
+                for parameter in methods[method].get("parameters", []):
+                    if parameter["name"] in RANGES:
+                        bound_number(parameter["schema"], RANGES[parameter["name"]])
     return found
 
 

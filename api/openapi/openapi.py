@@ -9,6 +9,8 @@ from typing import Any, cast
 import msgspec
 from litestar.openapi.spec import OpenAPI, OpenAPIMediaType, Operation, RequestBody
 
+from api.openapi.bounds import add_bounds
+
 _bodies: dict[type[msgspec.Struct], bool] = {}
 """Types of bodies; True for one that may have unknown fields."""
 
@@ -44,4 +46,5 @@ def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str,
     for kind, open_ended in _bodies.items():
         if open_ended:
             schemas[kind.__name__].pop("additionalProperties", None)
+    add_bounds(schemas)
     return dict(zip(_bodies, references, strict=True)), schemas

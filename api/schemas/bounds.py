@@ -14,6 +14,8 @@ MAX_PARTS = 4_096
 MAX_STOP_CHARACTERS = 1_024
 MAX_STOP_IDS = 1_024
 MAX_BIASES = 4_096
+MAX_PAIRS, MAX_PAIR_NAME, MAX_LABEL = 16, 64, 512
+"""OpenAI's bounds: pairs of metadata, characters of a name, and of a value or another label."""
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS_CHARACTERS = 1_024, 1_024, 65_536
 """Words, characters of one, and of all together."""
 MAX_BAD_WORD_TOKENS = 16_384

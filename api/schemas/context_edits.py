@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from api.schemas.client_warnings import Warnings
-from api.schemas.decoding import convert_part
 
 CLEAR_TOOL_USES, CLEAR_THINKING = "clear_tool_uses_20250919", "clear_thinking_20251015"
 
@@ -45,13 +44,12 @@ class ContextManagement(msgspec.Struct, kw_only=True):
     edits: list[Edit] | None = None
 
 
-def edits_of(given: Any, warnings: Warnings) -> list[Edit] | None:
+def edits_of(given: ContextManagement | None, warnings: Warnings) -> list[Edit] | None:
     """The edits to apply, in their order; None where the request has no `context_management`."""
     if given is None:
         return None
-    edits = convert_part(given, ContextManagement, "context_management").edits or []
     known: list[Edit] = []
-    for index, edit in enumerate(edits):
+    for index, edit in enumerate(given.edits or []):
         if edit.type in (CLEAR_TOOL_USES, CLEAR_THINKING):
             known.append(edit)
         else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import msgspec.inspect
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
-_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>[^`]*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
 
 _STEP = re.compile(r"\.?(\w+)|(\[[^\]]*\])")
@@ -40,6 +40,8 @@ _UNKNOWN_CODE = "unknown_parameter"
 
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _AROUND = 16
+_MOST_WHOLE = 2**53
+"""Floats up to this one are exact integers."""
 _LONGEST_ERROR = 1000
 
 
@@ -49,7 +51,12 @@ def decode_body(body: bytes, type_: type[T]) -> T:
     if not body.strip():
         raise RequestError("The request has no body; send a JSON object with Content-Type: application/json.")
     try:
-        return msgspec.json.decode(body, type=type_)
+        try:
+            return msgspec.json.decode(body, type=type_)
+        except msgspec.ValidationError as error:
+            if "got `float`" not in str(error):
+                raise
+            return msgspec.json.decode(msgspec.json.encode(_whole_numbers(msgspec.json.decode(body))), type=type_)
     except msgspec.ValidationError as error:
         raise _explain(error, type_) from None
     except RecursionError:
@@ -100,6 +107,17 @@ def _rename(members: dict[str, msgspec.Raw], name: str, given: msgspec.Raw, to: 
         if bytes(members.get(to, given)) not in (b"null", bytes(given)):
             raise RequestError(f"'{name}' and '{to}' are both set and differ; send one of them.", param=name)
         members[to] = given
+
+
+def _whole_numbers(value: Any) -> Any:
+    """The value with integers in place of floats without a fraction: 1.0 is an integer in JSON Schema."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < _MOST_WHOLE else value
+    if isinstance(value, list):
+        return [_whole_numbers(one) for one in cast(list[Any], value)]
+    if isinstance(value, dict):
+        return {name: _whole_numbers(one) for name, one in cast(dict[str, Any], value).items()}
+    return value
 
 
 def _half_character(body: bytes, error: str) -> re.Match[bytes] | None:

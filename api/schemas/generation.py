@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.schemas.bounds import check_bounds, check_number
+from api.schemas.bounds import MAX_LABEL, MAX_PAIR_NAME, MAX_PAIRS, check_bounds, check_number
 from control.errors import RequestError
 from control.requests.bounds import RANGES, Range, shown
 
@@ -147,14 +147,16 @@ def check_ranges(request: GenerationFields) -> None:
 def _check_labels(request: GenerationFields) -> None:
     """OpenAI's bounds on labels."""
     metadata = request.metadata or {}
-    if len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
+    long = any(len(key) > MAX_PAIR_NAME or len(value) > MAX_LABEL for key, value in metadata.items())
+    if len(metadata) > MAX_PAIRS or long:
         raise RequestError(
-            "'metadata' takes at most 16 pairs, with keys of up to 64 and values of up to 512 characters.",
+            f"'metadata' takes at most {MAX_PAIRS} pairs, with keys of up to {MAX_PAIR_NAME} and values of up to "
+            f"{MAX_LABEL} characters.",
             param="metadata",
         )
     for name in ("user", "cache_salt"):
-        if len(getattr(request, name) or "") > 512:
-            raise RequestError(f"'{name}' takes at most 512 characters.", param=name)
+        if len(getattr(request, name) or "") > MAX_LABEL:
+            raise RequestError(f"'{name}' takes at most {MAX_LABEL} characters.", param=name)
 
 
 def _check_shown(request: GenerationFields) -> None:

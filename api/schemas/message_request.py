@@ -10,7 +10,7 @@ from api.errors.message_errors import UNTHREADED
 from api.schemas.bounds import check_number
 from api.schemas.client_warnings import Warnings
 from api.schemas.content_blocks import Block, chat_messages, referenced, text_of
-from api.schemas.context_edits import edits_of
+from api.schemas.context_edits import ContextManagement, edits_of
 from api.schemas.converted import Converted, converse
 from api.schemas.decoding import decode_request
 from api.schemas.message_tools import offered_tools
@@ -62,7 +62,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     """The earlier name of `output_config.format`."""
-    context_management: Any = None
+    context_management: ContextManagement | None = None
     mcp_servers: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     # Hints without an effect on the answer: what can be reused is found without them, and there is one place to run.
@@ -95,7 +95,7 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     cache_salt: str | None = None
-    priority: str | None = None
+    priority: Literal["high", "normal", "low"] | None = None
     on_disconnect: str | int | float | None = None
     timeout: float | None = None
     deadline: float | None = None

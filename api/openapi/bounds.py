@@ -1,0 +1,111 @@
+"""Bounds of request bodies and parameters in the OpenAPI document, from the tables that hold the requests to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.schemas import bounds
+from control.requests.bounds import RANGES, Range
+
+JsonObject = dict[str, Any]
+
+_LABEL: JsonObject = {"maxLength": bounds.MAX_LABEL}
+_NOT_SERVED: JsonObject = {"enum": [None, "", [], {}]}
+"""A field that is known: only values that ask for nothing are taken."""
+_IDS: JsonObject = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+_BY_NAME: dict[str, dict[str, JsonObject]] = {
+    "model": {"string": {"maxLength": bounds.MAX_MODEL_NAME}},
+    "messages": {"array": {"minItems": 1, "maxItems": bounds.MAX_MESSAGES}},
+    "user": {"string": _LABEL},
+    "user_id": {"string": _LABEL},
+    "cache_salt": {"string": _LABEL},
+    "stop": {"string": {"maxLength": bounds.MAX_STOP_CHARACTERS}},
+    "stop_token_ids": {"array": {"maxItems": bounds.MAX_STOP_IDS}},
+    "bad_words": {
+        "array": {
+            "maxItems": bounds.MAX_BAD_WORDS,
+            "items": {"type": "string", "minLength": 1, "maxLength": bounds.MAX_BAD_WORD_CHARACTERS},
+        }
+    },
+    "metadata": {
+        "object": {
+            "maxProperties": bounds.MAX_PAIRS,
+            "propertyNames": {"maxLength": bounds.MAX_PAIR_NAME},
+            "additionalProperties": {"type": "string", **_LABEL},
+        }
+    },
+    "logit_bias": {
+        "object": {"maxProperties": bounds.MAX_BIASES, "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}
+    },
+    "on_disconnect": {"string": {"pattern": "^(cancel|continue|[0-9]{1,4})$"}},
+}
+"""What is added to a property of any body, by its name and the type of value."""
+
+_CHOICE: JsonObject = {
+    "anyOf": [{"type": "array", "items": {"type": "string", "minLength": 1}}, {"enum": [None, "", {}]}]
+}
+
+_OBJECT: JsonObject = {"anyOf": [{"type": "object"}, {"enum": [None, "", []]}]}
+_GENERATING = ("ChatRequest", "CompletionRequest", "InfillRequest")
+
+_BY_BODY: dict[tuple[str, str], JsonObject] = {
+    ("CompletionRequest", "prompt"): {
+        "anyOf": [
+            {"type": "string", "minLength": 1},
+            _IDS,
+            {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 128},
+            {"type": "array", "items": _IDS, "minItems": 1, "maxItems": 128},
+        ]
+    },
+    ("Message", "audio"): {"enum": [None, [], {}]},
+    ("MessageRequest", "thread"): {"type": "null"},
+    **{(body, "guided_choice"): _CHOICE for body in _GENERATING},
+    **{(body, name): _OBJECT for body in _GENERATING for name in ("response_format", "structured_outputs")},
+    **{("ResponseRequest", name): _NOT_SERVED for name in ("conversation", "prompt", "moderation", "image")},
+    ("ResponseRequest", "access_programs"): _NOT_SERVED,
+    ("DetokenizeRequest", "tokens"): {"type": "array", "items": {"type": "integer", "minimum": 0}},
+}
+"""What replaces a property of one body."""
+
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_UNLIMITED_BODIES = ("ChatRequest", "CompletionRequest", "ResponseRequest")
+
+
+def add_bounds(schemas: JsonObject) -> None:
+    """Add to each body's properties what their values must be."""
+    for body, schema in schemas.items():
+        for name, found in schema.get("properties", {}).items():
+            given = _BY_BODY.get((body, name))
+            if given is not None:
+                schema["properties"][name] = given | {key: found[key] for key in ("default",) if key in found}
+            elif name in _LIMITS:
+                _limit(found, Range(1, RANGES[name].most), unlimited=body in _UNLIMITED_BODIES)
+            elif name in RANGES:
+                bound_number(found, RANGES[name])
+            for kind, more in _BY_NAME.get(name, {}).items():
+                for branch in _branches(found, kind):
+                    branch.update(more)
+            if name == "logit_bias":
+                for branch in _branches(found, "object"):
+                    bound_number(branch["additionalProperties"], RANGES[name])
+
+
+def bound_number(schema: JsonObject, known: Range) -> None:
+    """Add a range to the numbers that a schema takes."""
+    for branch in [*_branches(schema, "integer"), *_branches(schema, "number")]:
+        branch["exclusiveMinimum" if known.above else "minimum"] = known.least
+        branch["maximum"] = known.most
+
+
+def _limit(schema: JsonObject, known: Range, *, unlimited: bool) -> None:
+    """A limit of tokens; -1 stands for none."""
+    bound_number(schema, known)
+    if unlimited:
+        schema["anyOf"] = [*schema["anyOf"], {"const": -1}]
+
+
+def _branches(schema: JsonObject, kind: str) -> list[JsonObject]:
+    """The parts of a schema that take values of this type."""
+    parts = [schema, *schema.get("anyOf", []), *schema.get("oneOf", [])]
+    return [each for each in parts if each.get("type") == kind]
