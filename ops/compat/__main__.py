@@ -15,8 +15,8 @@ from control.errors import FurrowError, SettingsError
 from control.messages import ModelSpec
 from ops.compat import environments
 from ops.compat.clients import CLIENTS, Client, client
+from ops.compat.leader_faults import KEEP_ALIVE_S, leader_faults
 from ops.compat.page import page
-from ops.compat.pausing import KEEP_ALIVE_S, pausing
 from ops.compat.runs import Run, run
 from ops.compat.samples import judged
 from ops.compat.scripted import scripted_farm
@@ -62,16 +62,16 @@ def run_clients(names: tuple[str, ...], base_url: str | None, write: bool) -> No
     with (
         tempfile.TemporaryDirectory(prefix="furrow-compat-") as data,
         scripted_farm(MODEL, Path(data)) as scripted_url,
-        _farm(base_url) as (url, pause_url),
+        _farm(base_url) as (url, fault_url),
     ):
-        runs = [_run_one(known, url, pause_url, f"{scripted_url}/v1") for known in chosen]
+        runs = [_run_one(known, url, fault_url, f"{scripted_url}/v1") for known in chosen]
     if write:
         PAGE.write_text(page(runs))
     sys.exit(any(done.faults for done in runs))
 
 
-def _run_one(chosen: Client, url: str, pause_url: str, scripted_url: str) -> Run:
-    more = {"pause_url": pause_url, "scripted_url": scripted_url}
+def _run_one(chosen: Client, url: str, fault_url: str, scripted_url: str) -> Run:
+    more = {"fault_url": fault_url, "scripted_url": scripted_url}
     done = judged(chosen, lambda samples: run(chosen, url, MODEL, samples=samples, **more))
     click.echo(f"{chosen.name} {done.version}")
     for result in done.results:
@@ -83,7 +83,7 @@ def _run_one(chosen: Client, url: str, pause_url: str, scripted_url: str) -> Run
 
 @contextmanager
 def _farm(base_url: str | None) -> Generator[tuple[str, str]]:
-    """The base URL, and the one that stops the leader: only of a farm that is started here."""
+    """The base URL, and that of `leader_faults`: only of a farm that is started here."""
     if base_url is not None:
         yield base_url, ""
         return
@@ -91,8 +91,8 @@ def _farm(base_url: str | None) -> Generator[tuple[str, str]]:
 
     spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), tp=2, devices=["cpu"] * 2, dtype="float64")
     options = ("--keep-alive", str(KEEP_ALIVE_S))
-    with private_farm(spec, (1,), *options) as (url, redis_url, _), pausing(redis_url, MODEL) as pause_url:
-        yield f"{url}/v1", pause_url
+    with private_farm(spec, (1,), *options) as (url, redis_url, _), leader_faults(redis_url, MODEL) as fault_url:
+        yield f"{url}/v1", fault_url
 
 
 def _chosen(names: tuple[str, ...]) -> list[Client]:

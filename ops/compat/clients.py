@@ -70,6 +70,29 @@ CLIENTS: tuple[Client, ...] = (
         script="litellm_python.py",
     ),
     Client(
+        name="litellm-proxy",
+        title="litellm's proxy",
+        packages=("litellm[proxy]", "anthropic"),
+        script="litellm_proxy.py",
+    ),
+    Client(
+        name="openai-agents",
+        title="OpenAI Agents SDK",
+        packages=("openai-agents",),
+        script="openai_agents.py",
+    ),
+    Client(
+        name="open-responses",
+        title="Open Responses' acceptance tests, with `openresponses-types`",
+        packages=("openresponses-types", "httpx"),
+        script="open_responses.py",
+        gaps={
+            "Image Input": "the demonstration model takes text only",
+            "Compaction Missing Required Model": "a request without `model` goes to the only model that is served",
+            "WebSocket Response": "Furrow serves no WebSocket; the suite's seven tests of it are not tried",
+        },
+    ),
+    Client(
         name="pydantic-ai",
         title="pydantic-ai",
         packages=("pydantic-ai-slim[openai]",),
@@ -111,6 +134,8 @@ CLIENTS: tuple[Client, ...] = (
     Client(name="codex", title="Codex", kind="node", packages=("@openai/codex",), script="codex.py"),
     Client(name="opencode", title="opencode", kind="node", packages=("opencode-ai",), script="opencode.py"),
     Client(name="aider", title="aider", packages=("aider-chat",), script="aider.py"),
+    Client(name="guidellm", title="guidellm", packages=("guidellm",), script="guidellm_run.py"),
+    Client(name="aiperf", title="aiperf", packages=("aiperf",), script="aiperf_run.py"),
 )
 
 

@@ -10,7 +10,8 @@ HEAD = """\
 `python -m ops.compat run --write` generates this page from runs of real clients against the demonstration model on two
 ranks. `python -m ops.compat install` installs each client into its own environment, below `FURROW_CLIENTS` (else the
 user's cache); the acceptance tests run the installed ones. A gap is a check that is known to fail; the run fails when
-it passes. In the check *stopped leader* a stream must be unchanged although its leader is stopped for 0.6 s.
+it passes. In the checks *stopped leader* and *killed leader* an answer must be unchanged although its leader is stopped
+for 0.6 s, or killed (`kill -9`), in its middle. A *tool loop* sends the answers back as the client made them.
 
 Coding agents run with their default prompts and tools on a model that takes orders in its prompt, behind the real API.
 Its leader's process is killed (`kill -9`) in the middle of an answer.

@@ -12,13 +12,17 @@ from typing import Literal
 from ops.compat import environments
 from ops.compat.clients import Client
 
-RUN_LIMIT_S = 300.0
+RUN_LIMIT_S = 600.0
 LOOPBACK_ONLY = {
     "HTTP_PROXY": "http://127.0.0.1:9",
     "HTTPS_PROXY": "http://127.0.0.1:9",
     "NO_PROXY": "127.0.0.1,localhost",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
 }
-"""A proxy that is not there, for programs that call home."""
+"""A proxy that is not there, for programs that call home, and the switches of those that have one."""
 
 Verdict = Literal["works", "gap", "broken", "closed"]
 """`gap`: it fails and is known to; `closed`: it is listed as a gap, and works."""
@@ -62,12 +66,12 @@ def run(
     model: str,
     *,
     samples: Path | None = None,
-    pause_url: str = "",
+    fault_url: str = "",
     scripted_url: str = "",
 ) -> Run:
     """Run the client's script against `base_url` (with /v1); `samples` is where a script may leave what it measured.
 
-    A POST to `pause_url` stops the model's leader for a moment; without one the checks of silent streams are left out.
+    `fault_url` is that of `leader_faults`; without one the checks of disturbed streams are left out.
     At `scripted_url` (with /v1) the model answers by orders; coding agents need it.
 
     A script that dies leaves its last words as the reason.
@@ -77,7 +81,7 @@ def run(
         "COMPAT_MODEL": model,
         "COMPAT_KEY": "none",
         "COMPAT_SAMPLES": str(samples or ""),
-        "COMPAT_PAUSE_URL": pause_url,
+        "COMPAT_FAULT_URL": fault_url,
         "COMPAT_SCRIPTED_URL": scripted_url,
         "COMPAT_BIN": str(environments.programs(client)),
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -8,7 +8,7 @@ import pytest
 
 from ops.compat import environments
 from ops.compat.clients import CLIENTS, Client
-from ops.compat.pausing import KEEP_ALIVE_S, pausing
+from ops.compat.leader_faults import KEEP_ALIVE_S, leader_faults
 from ops.compat.runs import run
 from ops.compat.samples import CHECK, judged
 from ops.compat.scripted import scripted_farm
@@ -31,7 +31,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"{url}/v1"
 
 
-@pytest.mark.timeout(330)
+@pytest.mark.timeout(630)
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 def test_a_client_passes_all_checks_but_its_listed_gaps(
     farm: Farm, impatient: ApiProcess, client: Client, request: pytest.FixtureRequest
@@ -40,8 +40,8 @@ def test_a_client_passes_all_checks_but_its_listed_gaps(
     if (why := environments.missing(client)) is not None:
         pytest.skip(why)
     url, scripted_url = f"{impatient.url}/v1", request.getfixturevalue("scripted")
-    with pausing(farm.redis_url, "demo") as pause_url:
-        more = {"pause_url": pause_url, "scripted_url": scripted_url}
+    with leader_faults(farm.redis_url, "demo") as fault_url:
+        more = {"fault_url": fault_url, "scripted_url": scripted_url}
         done = judged(client, lambda samples: run(client, url, "demo", samples=samples, **more))
     assert done.faults == []
     assert (CHECK in [result.check for result in done.results]) == (client.name == "lm-eval")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import anthropic
 import pydantic
-from checks import BASE_URL, KEY, LONG, MODEL, SILENT, check, disturbed, main, pausing
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ROUNDS, TURNS, check, main, undisturbed
 
 client = anthropic.Anthropic(base_url=BASE_URL.removesuffix("/v1"), api_key=KEY, max_retries=0, timeout=60)
 GREEDY = {"temperature": 0}
@@ -105,6 +105,25 @@ def runner() -> None:
     assert asked == ["Paris"]
 
 
+@check(LOOP)
+def loop() -> None:
+    """The answers' blocks are sent back as the client made them."""
+    said: list[Any] = []
+    for turn in TURNS:
+        said.append({"role": "user", "content": turn})
+        for _ in range(ROUNDS):
+            with client.messages.stream(model=MODEL, messages=said, tools=[WEATHER], max_tokens=400) as stream:
+                answer = stream.get_final_message()
+            said.append({"role": "assistant", "content": answer.content})
+            used = [block.id for block in answer.content if block.type == "tool_use"]
+            if not used:
+                break
+            results = [{"type": "tool_result", "tool_use_id": identity, "content": "sunny"} for identity in used]
+            said.append({"role": "user", "content": results})
+        assert answer.content[-1].text, said
+    assert any(block.type == "tool_use" for message in said[1::2] for block in message["content"]), said
+
+
 @check("models, listed and retrieved")
 def models() -> None:
     assert MODEL in [model.id for model in client.models.list()]
@@ -112,14 +131,11 @@ def models() -> None:
     assert model.type == "model" and model.created_at.year > 2000 and model.display_name
 
 
-@pausing(SILENT)
-def silent() -> None:
-    def texts() -> Iterator[str]:
-        said: Any = [{"role": "user", "content": LONG}]
-        with client.messages.stream(model=MODEL, messages=said, max_tokens=150, extra_body=GREEDY) as stream:
-            yield from stream.text_stream
-
-    assert disturbed(texts()) == "".join(texts())
+@undisturbed()
+def texts() -> Iterator[str]:
+    said: Any = [{"role": "user", "content": LONG}]
+    with client.messages.stream(model=MODEL, messages=said, max_tokens=150, extra_body=GREEDY) as stream:
+        yield from stream.text_stream
 
 
 main()

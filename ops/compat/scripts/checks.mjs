@@ -21,30 +21,48 @@ export async function terse() {
   return bias;
 }
 
-export const silent = "stopped leader";
+export const loop = "two turns and a tool loop, default settings";
+export const turns = ["What is the weather in Paris?", "What is 2 + 3?"];
 // A question whose answer is long enough to be disturbed in its middle.
 export const long = "Count from 1 to 60.";
+const faults = { "stopped leader": "pause", "killed leader": "kill" };
 
-// Check that a stream in whose middle the leader is stopped says the same; nothing where the run can't stop it.
-export function pausing(title, texts) {
-  const url = process.env.COMPAT_PAUSE_URL;
-  if (!url) return {};
-  const run = async () => {
-    let said = "";
-    let pausedAt = null;
-    for await (const text of texts()) {
-      said += text;
-      if (pausedAt === null && said.length > 5) {
-        await fetch(url, { method: "POST" });
-        pausedAt = performance.now();
-      }
+// Streams of which one must be hit by the fault: a slow reader may see the beginning of an answer after its end.
+const attempts = 3;
+
+// The text of a stream with a fault in its middle; `hit` where the stream waited for a leader after it.
+async function disturbed(texts, fault, url) {
+  let said = "";
+  let leader = null;
+  let at = 0;
+  for await (const text of texts) {
+    said += text;
+    if (leader === null && said.length > 5) {
+      leader = await (await fetch(`${url}/${fault}`, { method: "POST" })).text();
+      at = performance.now();
     }
-    assert(pausedAt !== null && performance.now() - pausedAt > 500, `a silence in ${said}`);
-    let whole = "";
-    for await (const text of texts()) whole += text;
-    assert(said === whole, `${said} is the whole text`);
-  };
-  return { [title]: run };
+  }
+  const hit = fault === "kill" ? (await (await fetch(url)).text()) !== leader : performance.now() - at > 500;
+  return { said, hit: leader !== null && hit };
+}
+
+// Checks that a stream is unchanged by each fault of the leader in its middle; none where the run has no faults.
+export function undisturbed(texts, name = "") {
+  const url = process.env.COMPAT_FAULT_URL;
+  const checks = {};
+  for (const [title, fault] of url ? Object.entries(faults) : []) {
+    checks[name ? `${name}: ${title}` : title] = async () => {
+      let whole = "";
+      for await (const text of texts()) whole += text;
+      for (let attempt = 0; attempt < attempts; attempt++) {
+        const { said, hit } = await disturbed(texts(), fault, url);
+        assert(said === whole, `${said} is the whole text`);
+        if (hit) return;
+      }
+      throw new Error("each answer had ended before the fault");
+    };
+  }
+  return checks;
 }
 
 export async function main(checks) {

@@ -10,18 +10,24 @@ import os
 import time
 import traceback
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any
 
 BASE_URL = os.environ["COMPAT_BASE_URL"]
 MODEL = os.environ["COMPAT_MODEL"]
 KEY = os.environ["COMPAT_KEY"]
 SAMPLES = os.environ.get("COMPAT_SAMPLES", "")
-PAUSE_URL = os.environ.get("COMPAT_PAUSE_URL", "")
-"""A POST to it stops the leader for 0.6 s; empty where the run can't do that."""
+FAULT_URL = os.environ.get("COMPAT_FAULT_URL", "")
+"""A POST to its /pause stops the leader for 0.6 s, to its /kill kills it; empty where the run can't do that."""
 SCRIPTED_URL = os.environ.get("COMPAT_SCRIPTED_URL", "")
 """The base URL of a farm whose model answers as `order` says; empty where there is none."""
-SILENT = "stopped leader"
+ATTEMPTS = 3
+"""Streams of which one must be hit by the fault: a slow reader may see the beginning of an answer after its end."""
+FAULTS = {"stopped leader": "pause", "killed leader": "kill"}
+LOOP = "two turns and a tool loop, default settings"
+TURNS = ("What is the weather in Paris?", "What is 2 + 3?")
+ROUNDS = 4
+"""Answers that a turn may take: calls of tools, then the text."""
 LONG = "Count from 1 to 60."
 """A question whose answer is long enough to be disturbed in its middle."""
 
@@ -38,26 +44,60 @@ def check(title: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     return register
 
 
-def pausing(title: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """As `check`, where the run can stop the leader; else the check is left out."""
-    return check(title) if PAUSE_URL else lambda function: function
+def undisturbed(name: str = "") -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Register a function that asks LONG and yields the answer's texts: each fault in its middle leaves it unchanged.
+
+    Nothing is registered where the run has no faults.
+    """
+
+    def register(texts: Callable[[], Any]) -> Callable[[], Any]:
+        for title, fault in FAULTS.items() if FAULT_URL else ():
+
+            @check(f"{name}: {title}" if name else title)
+            async def same(fault: str = fault) -> None:
+                whole = "".join([text async for text in _each(texts())])
+                for _ in range(ATTEMPTS):
+                    said, hit = await _disturbed(texts(), fault)
+                    assert said == whole, f"{said!r} is not {whole!r}"
+                    if hit:
+                        return
+                raise AssertionError("each answer had ended before the fault")
+
+        return texts
+
+    return register
 
 
-def pause() -> float:
-    """Stop the leader, which goes on 0.6 s later; the moment."""
-    with urllib.request.urlopen(urllib.request.Request(PAUSE_URL, b""), timeout=30):
-        return time.monotonic()
-
-
-def disturbed(texts: Iterable[str]) -> str:
-    """The text of a stream in whose middle the leader is stopped. Raises where the stream had no silence."""
-    said, paused_at = "", None
-    for text in texts:
+async def _disturbed(texts: Any, fault: str) -> tuple[str, bool]:
+    """The text of a stream with a fault in its middle; False where the stream did not wait for a leader after it."""
+    said, leader, at = "", 0, 0.0
+    async for text in _each(texts):
         said += text
-        if paused_at is None and len(said) > 5:
-            paused_at = pause()
-    assert paused_at is not None and time.monotonic() - paused_at > 0.5, f"no silence in {said!r}"
-    return said
+        if not leader and len(said) > 5:
+            leader, at = inject(fault), time.monotonic()
+    if fault == "kill":
+        return said, inject("") != leader
+    return said, leader > 0 and time.monotonic() - at > 0.5
+
+
+async def _each(texts: Iterable[str] | AsyncIterable[str]) -> Any:
+    """Of a plain iterable or an asynchronous one."""
+    if isinstance(texts, AsyncIterable):
+        async for text in texts:
+            yield text
+    else:
+        for text in texts:
+            yield text
+
+
+def inject(fault: str) -> int:
+    """The pid of the leader that was stopped ("pause") or is dead ("kill"), or, of no fault, of today's.
+
+    With "?busy" behind it the fault waits until the leader runs a request.
+    """
+    request = urllib.request.Request(f"{FAULT_URL}/{fault}", method="POST" if fault else "GET")
+    with urllib.request.urlopen(request, timeout=90) as answer:
+        return int(answer.read())
 
 
 def terse() -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import litellm
-from checks import BASE_URL, KEY, LONG, MODEL, SILENT, check, disturbed, main, pausing, terse
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ROUNDS, TURNS, check, main, terse, undisturbed
 
 ASK = [{"role": "user", "content": "What is a poisoned replica?"}]
 WHERE: Any = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": KEY, "num_retries": 0, "temperature": 0}
@@ -57,6 +57,25 @@ def tools() -> None:
     assert "city" in json.loads(call.function.arguments)
 
 
+@check(LOOP)
+def loop() -> None:
+    """The answers are sent back as litellm made them, with the fields that it adds."""
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    weather = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+    where = {key: WHERE[key] for key in ("model", "api_base", "api_key")}
+    said: list[Any] = []
+    for turn in TURNS:
+        said.append({"role": "user", "content": turn})
+        for _ in range(ROUNDS):
+            said.append(litellm.completion(messages=said, tools=[weather], **where).choices[0].message)
+            calls = said[-1].tool_calls or []
+            said += [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls]
+            if not calls:
+                break
+        assert said[-1].content, said
+    assert "tool" in [message["role"] for message in said], said
+
+
 @check("structured output by a JSON schema")
 def structured() -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
@@ -65,14 +84,11 @@ def structured() -> None:
     assert isinstance(json.loads(answer.choices[0].message.content)["ok"], bool)
 
 
-@pausing(SILENT)
-def silent() -> None:
-    def texts() -> Iterator[str]:
-        said = [{"role": "user", "content": LONG}]
-        for chunk in litellm.completion(messages=said, max_tokens=150, stream=True, **WHERE):
-            yield chunk.choices[0].delta.content or ""
-
-    assert disturbed(texts()) == "".join(texts())
+@undisturbed()
+def texts() -> Iterator[str]:
+    said = [{"role": "user", "content": LONG}]
+    for chunk in litellm.completion(messages=said, max_tokens=150, stream=True, **WHERE):
+        yield chunk.choices[0].delta.content or ""
 
 
 main()

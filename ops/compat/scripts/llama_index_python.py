@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from checks import BASE_URL, KEY, LONG, MODEL, SILENT, check, disturbed, main, pausing, terse
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, TURNS, check, main, terse, undisturbed
+from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.workflow import Context
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
@@ -40,19 +42,34 @@ async def asynchronous() -> None:
     assert (await llm().achat(ASK)).message.content
 
 
+@check(LOOP)
+async def loop() -> None:
+    """An agent's workflow, with the context of its first turn."""
+    asked: list[str] = []
+
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        asked.append(city)
+        return "sunny"
+
+    able = OpenAILike(model=MODEL, api_base=BASE_URL, api_key=KEY, is_chat_model=True, is_function_calling_model=True)
+    agent = FunctionAgent(tools=[get_weather], llm=able)
+    context = Context(agent)
+    for turn in TURNS:
+        assert str(await agent.run(turn, ctx=context))
+    assert asked
+
+
 @check("an object by a required tool")
 def structured() -> None:
     able = llm(is_function_calling_model=True, max_tokens=200, additional_kwargs={"logit_bias": terse()})
     assert isinstance(able.as_structured_llm(Answer).complete("Is it so?").raw, Answer)
 
 
-@pausing(SILENT)
-def silent() -> None:
-    def texts() -> Iterator[str]:
-        for part in llm(max_tokens=150).stream_chat([ChatMessage(role="user", content=LONG)]):
-            yield part.delta or ""
-
-    assert disturbed(texts()) == "".join(texts())
+@undisturbed()
+def texts() -> Iterator[str]:
+    for part in llm(max_tokens=150).stream_chat([ChatMessage(role="user", content=LONG)]):
+        yield part.delta or ""
 
 
 main()

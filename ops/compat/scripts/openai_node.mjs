@@ -1,6 +1,6 @@
 // The official client for Node.
 import OpenAI from "openai";
-import { apiKey, assert, baseURL, long, main, model, pausing, silent, terse } from "./checks.mjs";
+import { apiKey, assert, baseURL, long, loop, main, model, terse, turns, undisturbed } from "./checks.mjs";
 
 const client = new OpenAI({ baseURL, apiKey, maxRetries: 0, timeout: 60_000 });
 const messages = [{ role: "user", content: "What is a poisoned replica?" }];
@@ -95,6 +95,19 @@ await main({
     const final = await client.chat.completions.stream(fields).finalChatCompletion();
     assert("city" in JSON.parse(final.choices[0].message.tool_calls[0].function.arguments), "a city was streamed");
   },
+  [`chat: ${loop}`]: async () => {
+    const asked = [];
+    const get_weather = ({ city }) => (asked.push(city), "sunny");
+    const tool = { type: "function", function: { ...weather.function, function: get_weather, parse: JSON.parse } };
+    let said = [];
+    for (const content of turns) {
+      said.push({ role: "user", content });
+      const runner = client.chat.completions.runTools({ model, messages: said, tools: [tool] });
+      assert((await runner.finalContent()).length > 0, `${content} is answered`);
+      said = runner.messages;
+    }
+    assert(asked.length > 0, "the tool was called");
+  },
   "structured output by a JSON schema": async () => {
     const schema = { type: "object", properties: { ok: { type: "boolean" } }, required: ["ok"], additionalProperties: false };
     const answer = await client.chat.completions.create({
@@ -112,7 +125,7 @@ await main({
     for await (const event of stream) kinds.push(event.type);
     assert(kinds[0] === "response.created" && kinds.includes("response.output_text.delta"), `${kinds} is the order`);
   },
-  ...pausing(`chat: ${silent}`, chatTexts),
-  ...pausing(`completions: ${silent}`, completionTexts),
-  ...pausing(`responses: ${silent}`, responseTexts),
+  ...undisturbed(chatTexts, "chat"),
+  ...undisturbed(completionTexts, "completions"),
+  ...undisturbed(responseTexts, "responses"),
 });

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
-from checks import BASE_URL, KEY, LONG, MODEL, SILENT, check, disturbed, main, pausing, terse
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ROUNDS, TURNS, check, main, terse, undisturbed
 
 client = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0, timeout=60)
 ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
@@ -164,6 +164,41 @@ def results() -> None:
     assert answer.choices[0].message.role == "assistant"
 
 
+@check(f"chat: {LOOP}")
+def loop() -> None:
+    """The answers are sent back as the client made them."""
+    said: list[Any] = []
+    for turn in TURNS:
+        said.append({"role": "user", "content": turn})
+        for _ in range(ROUNDS):
+            with client.chat.completions.stream(model=MODEL, messages=said, tools=[WEATHER]) as stream:
+                message = stream.get_final_completion().choices[0].message
+            calls = message.tool_calls or []
+            said += [message, *({"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls)]
+            if not calls:
+                break
+        assert said[-1].content, said
+    assert any(isinstance(message, dict) and message["role"] == "tool" for message in said), said
+
+
+@check(f"responses: {LOOP}")
+def responses_loop() -> None:
+    """The whole output is sent back, without a stored response."""
+    said: list[Any] = []
+    tool: Any = {"type": "function", **WEATHER["function"]}
+    for turn in TURNS:
+        said.append({"role": "user", "content": turn})
+        for _ in range(ROUNDS):
+            answer = client.responses.create(model=MODEL, input=said, tools=[tool])
+            calls = [item for item in answer.output if item.type == "function_call"]
+            said += answer.output
+            said += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in calls]
+            if not calls:
+                break
+        assert answer.output_text, said
+    assert any(isinstance(item, dict) and "output" in item for item in said), said
+
+
 @check("structured output by a JSON schema")
 def structured() -> None:
     schema = {
@@ -220,29 +255,25 @@ def truncated() -> None:
 COUNT: Any = {"model": MODEL, "stream": True, "temperature": 0}
 
 
+@undisturbed("chat")
 def chat_texts() -> Iterator[str]:
     said: Any = [{"role": "user", "content": LONG}]
     for chunk in client.chat.completions.create(messages=said, max_tokens=150, **COUNT):
         yield chunk.choices[0].delta.content or ""
 
 
+@undisturbed("completions")
 def completion_texts() -> Iterator[str]:
     fields: Any = COUNT | {"prompt": LONG, "max_tokens": 150, "extra_body": {"min_tokens": 150}}
     for chunk in client.completions.create(**fields):
         yield chunk.choices[0].text
 
 
+@undisturbed("responses")
 def response_texts() -> Iterator[str]:
     for event in client.responses.create(input=LONG, max_output_tokens=150, **COUNT):
         if event.type == "response.output_text.delta":
             yield event.delta
-
-
-for name, texts in (("chat", chat_texts), ("completions", completion_texts), ("responses", response_texts)):
-
-    @pausing(f"{name}: {SILENT}")
-    def silent(texts: Callable[[], Iterator[str]] = texts) -> None:
-        assert disturbed(texts()) == "".join(texts())
 
 
 main()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import AsyncIterator
 
-from checks import BASE_URL, KEY, LONG, MODEL, SILENT, check, main, pause, pausing, terse
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, TURNS, check, main, terse, undisturbed
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -40,6 +40,21 @@ def history() -> None:
     assert len(second.all_messages()) == 4
 
 
+@check(LOOP)
+def loop() -> None:
+    asked: list[str] = []
+
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        asked.append(city)
+        return "sunny"
+
+    agent = Agent(model, tools=[get_weather])
+    first = agent.run_sync(TURNS[0])
+    second = agent.run_sync(TURNS[1], message_history=first.all_messages())
+    assert asked and first.output and second.output
+
+
 @check("output by a required tool")
 def tool_output() -> None:
     agent = Agent(model, output_type=ToolOutput(Answer))
@@ -56,20 +71,12 @@ def native_output() -> None:
     )
 
 
-@pausing(SILENT)
-async def silent() -> None:
-    async def ask(disturbing: bool) -> str:
-        said, paused_at = "", None
-        settings = {"max_tokens": 150, "temperature": 0}
-        async with Agent(model).run_stream(LONG, model_settings=settings) as result:
-            async for part in result.stream_text(delta=True, debounce_by=None):
-                said += part
-                if disturbing and paused_at is None and len(said) > 5:
-                    paused_at = pause()
-        assert not disturbing or (paused_at is not None and time.monotonic() - paused_at > 0.5), said
-        return said
-
-    assert await ask(True) == await ask(False)
+@undisturbed()
+async def texts() -> AsyncIterator[str]:
+    settings = {"max_tokens": 150, "temperature": 0}
+    async with Agent(model).run_stream(LONG, model_settings=settings) as result:
+        async for part in result.stream_text(delta=True, debounce_by=None):
+            yield part
 
 
 main()

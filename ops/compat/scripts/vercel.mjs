@@ -1,8 +1,8 @@
 // The Vercel AI SDK, through its provider for servers of OpenAI's kind.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateObject, generateText, streamText, tool } from "ai";
+import { generateObject, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
-import { apiKey, assert, baseURL, long, main, model, pausing, silent, terse } from "./checks.mjs";
+import { apiKey, assert, baseURL, long, loop, main, model, terse, turns, undisturbed } from "./checks.mjs";
 
 const farm = createOpenAICompatible({ name: "furrow", baseURL, apiKey, supportsStructuredOutputs: true, includeUsage: true });
 const base = { model: farm.chatModel(model), maxOutputTokens: 24, temperature: 0, maxRetries: 0 };
@@ -34,10 +34,24 @@ await main({
     const { toolCalls } = await generateText(fields);
     assert(typeof toolCalls[0].input.city === "string", "a city was named");
   },
+  [loop]: async () => {
+    const asked = [];
+    const execute = async ({ city }) => (asked.push(city), "sunny");
+    const weather = tool({ description: "The weather in a city", inputSchema: z.object({ city: z.string() }), execute });
+    const messages = [];
+    for (const content of turns) {
+      messages.push({ role: "user", content });
+      const fields = { model: farm.chatModel(model), messages, tools: { get_weather: weather }, stopWhen: stepCountIs(4) };
+      const result = streamText(fields);
+      assert((await result.text).length > 0, `${content} is answered`);
+      messages.push(...(await result.response).messages);
+    }
+    assert(asked.length > 0, "the tool was called");
+  },
   "an object by a JSON schema": async () => {
     const providerOptions = { furrow: { logit_bias: await terse() } };
     const { object } = await generateObject({ ...base, providerOptions, schema: z.object({ ok: z.boolean() }), prompt });
     assert(typeof object.ok === "boolean", "it is what the schema says");
   },
-  ...pausing(silent, () => streamText({ ...base, maxOutputTokens: 150, prompt: long }).textStream),
+  ...undisturbed(() => streamText({ ...base, maxOutputTokens: 150, prompt: long }).textStream),
 });

@@ -1,0 +1,100 @@
+"""Faults of a model's leader at a client's word, so that a check can see how its stream goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from control.keys import ModelKeys
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
+
+KEEP_ALIVE_S = 0.1
+"""Silence after which the API of such a run sends a comment: a stopped leader causes several."""
+PAUSE_S = 0.6
+BUSY_WITHIN_S = 60.0
+REPLICA = "r0"
+
+
+@contextmanager
+def leader_faults(redis_url: str, model: str) -> Generator[str]:
+    """Yields a base URL whose paths answer with the pid of the leader of `model`, which must run on this machine.
+
+    GET asks for it. POST /pause stops the leader for PAUSE_S, POST /kill kills it and returns when it is dead;
+    with ?busy both wait for a request that runs.
+    """
+    client = connect(redis_url)
+    threads: list[threading.Thread] = []
+
+    class Faults(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(leader_pid(client, model))
+
+        def do_POST(self) -> None:
+            path, _, query = self.path.partition("?")
+            if query == "busy":
+                _until(lambda: client.zcard(ModelKeys(model).replica(REPLICA).running) > 0, "runs no request")
+            pid = leader_pid(client, model)
+            if path == "/kill":
+                os.kill(pid, signal.SIGKILL)
+                _until(lambda: not _lives(pid), "did not die")
+            else:
+                os.kill(pid, signal.SIGSTOP)
+                threads.append(threading.Thread(target=_go_on, args=(pid,)))
+                threads[-1].start()
+            self._answer(pid)
+
+        def _answer(self, pid: int) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(str(pid).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Faults)
+    listening = threading.Thread(target=server.serve_forever, args=(0.05,))
+    listening.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        for thread in (listening, *threads):
+            thread.join()
+        client.close()
+
+
+def leader_pid(client: SyncRedis, model: str) -> int:
+    """The process of rank 0, as its heartbeat says. Raises LookupError where there is none."""
+    pid = client.hget(ModelKeys(model).replica(REPLICA).heartbeat(0), "pid")
+    if pid is None:
+        raise LookupError(f"Model {model!r} has no leader whose heart beats.")
+    return int(pid)
+
+
+def _until(holds: Callable[[], bool], else_: str) -> None:
+    end = time.monotonic() + BUSY_WITHIN_S
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError(f"The leader {else_} for {BUSY_WITHIN_S:g} s.")
+        time.sleep(0.005)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _go_on(pid: int) -> None:
+    time.sleep(PAUSE_S)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,72 @@
+"""OpenAI's Agents SDK: a tool, a handoff and a stream, on Responses (its default) and on chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import agents
+from agents import Agent, ModelSettings, Runner, function_tool
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, TURNS, check, main, undisturbed
+from openai import AsyncOpenAI
+
+agents.set_tracing_disabled(True)
+asked: list[str] = []
+
+
+@function_tool
+def get_weather(city: str) -> str:
+    """The weather in a city."""
+    asked.append(city)
+    return "sunny"
+
+
+def responses() -> agents.Model:
+    """With a client of its own, as each check has a loop of its own."""
+    return agents.OpenAIResponsesModel(MODEL, AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0))
+
+
+def chat() -> agents.Model:
+    return agents.OpenAIChatCompletionsModel(MODEL, AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0))
+
+
+def agent(model: agents.Model, **fields: Any) -> Agent:
+    return Agent(name="Helper", instructions="You are a helpful assistant.", model=model, **fields)
+
+
+for name, model in (("responses", responses), ("chat", chat)):
+
+    @check(f"{name}: {LOOP}")
+    async def loop(model: Any = model) -> None:
+        asked.clear()
+        helper, said = agent(model(), tools=[get_weather]), []
+        for turn in TURNS:
+            result = await Runner.run(helper, [*said, {"role": "user", "content": turn}], max_turns=4)
+            assert result.final_output, result
+            said = result.to_input_list()
+        assert asked
+
+    @check(f"{name}: a streamed tool loop")
+    async def streamed(model: Any = model) -> None:
+        result = Runner.run_streamed(agent(model(), tools=[get_weather]), TURNS[0], max_turns=4)
+        kinds = [event.item.type async for event in result.stream_events() if event.type == "run_item_stream_event"]
+        assert kinds[:2] == ["tool_call_item", "tool_call_output_item"], kinds
+        assert result.final_output
+
+    @check(f"{name}: a handoff")
+    async def handoff(model: Any = model) -> None:
+        other = Agent(name="Other", instructions="You are brief.", model=model())
+        forced = ModelSettings(tool_choice="required")
+        result = await Runner.run(agent(model(), handoffs=[other], model_settings=forced), "Hello", max_turns=3)
+        assert result.last_agent.name == "Other" and result.final_output
+
+    @undisturbed(name)
+    async def texts(model: Any = model) -> AsyncIterator[str]:
+        settings = ModelSettings(temperature=0, max_tokens=1000)
+        result = Runner.run_streamed(agent(model(), model_settings=settings), LONG)
+        async for event in result.stream_events():
+            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+                yield event.data.delta
+
+
+main()
