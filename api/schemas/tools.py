@@ -10,7 +10,7 @@ import msgspec
 
 from control.errors import RequestError
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1_024
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 LARK = "x-lark"

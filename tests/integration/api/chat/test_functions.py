@@ -83,7 +83,7 @@ CALL = {"name": "f", "arguments": "{}"}
         ({"functions": FUNCTIONS, "function_call": "required"}, "function_call"),
         ({"functions": [*FUNCTIONS, {"name": "a b"}]}, "functions[2].name"),
         ({"functions": [{"name": "f", "parameters": {"type": "string"}}]}, "functions[0].parameters"),
-        ({"functions": [{"name": f"f{index}"} for index in range(129)]}, "functions"),
+        ({"functions": [{"name": f"f{index}"} for index in range(1025)]}, "functions"),
         ({"messages": [*ASK, {"role": "function", "content": "x"}]}, "messages[1].name"),
         (
             {"messages": [{"role": "assistant", "function_call": CALL, "tool_calls": [{"id": "a", "function": CALL}]}]},

@@ -141,7 +141,7 @@ def test_what_is_wrong_is_named(tool: dict[str, Any], param: str) -> None:
 
 def test_too_many_tools_are_refused_before_they_are_read() -> None:
     """Hosted ones count, too: each would make a warning."""
-    with pytest.raises(RequestError, match="at most 128") as refused:
+    with pytest.raises(RequestError, match="at most 1024") as refused:
         read_tools([HOSTED[0]] * 200_000)
     assert refused.value.param == "tools"
 
