@@ -19,8 +19,8 @@ from control.redis.connection import (
     connect_blocking,
     run,
     run_all,
-    wait_until_ready,
 )
+from control.redis.readiness import wait_until_ready
 from control.redis.streams import read_streams
 from control.replicas.lease import acquire, holder
 from control.requests import Enqueue
