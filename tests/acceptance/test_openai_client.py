@@ -107,7 +107,7 @@ LONG = "word " * 140_000
         ({"n": "2"}, openai.BadRequestError, "'n'"),
         ({"messages": []}, openai.BadRequestError, "messages"),
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
-        ({"extra_body": {"flavour": "sweet"}}, openai.BadRequestError, "flavour"),
+        ({"extra_body": {"mirostat": 2}}, openai.BadRequestError, "mirostat"),
     ],
 )
 def test_refusals_name_what_is_wrong(

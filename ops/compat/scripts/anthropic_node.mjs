@@ -1,13 +1,20 @@
 // Anthropic's official client for Node.
 import Anthropic from "@anthropic-ai/sdk";
 import { betaTool } from "@anthropic-ai/sdk/helpers/beta/json-schema";
-import { apiKey, assert, baseURL, main, model } from "./checks.mjs";
+import { apiKey, assert, baseURL, long, main, model, undisturbed } from "./checks.mjs";
 
 const client = new Anthropic({ baseURL: baseURL.replace(/\/v1$/, ""), apiKey, maxRetries: 0, timeout: 60_000 });
 const messages = [{ role: "user", content: "What is a poisoned replica?" }];
 const base = { model, messages, max_tokens: 24, temperature: 0 };
 const input_schema = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
 const weather = { name: "get_weather", description: "The weather in a city", input_schema };
+
+async function* texts() {
+  const asked = { model, messages: [{ role: "user", content: long }], max_tokens: 400, temperature: 0 };
+  for await (const event of client.messages.stream(asked)) {
+    if (event.type === "content_block_delta") yield event.delta.text;
+  }
+}
 
 await main({
   "a message, whole": async () => {
@@ -51,4 +58,5 @@ await main({
     for await (const event of stream) if (event.type === "content_block_delta") break;
     assert(stream.controller.signal.aborted, "the stream was aborted");
   },
+  ...undisturbed(texts),
 });
