@@ -204,6 +204,8 @@ class Follower:
                 feed.missing_since = None
                 feed.quiet_reads += 1
                 feed.fields = followed.fields
+                if feed.fields.get("state") != "queued":
+                    feed.position = None
                 if not feed.recoverable:
                     feed.begin(origin_of(feed, followed, self._api, now_ms()))
                 more, whole = followed.more, not feed.recoverable

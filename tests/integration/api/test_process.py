@@ -77,6 +77,16 @@ def test_comments_while_it_waits(impatient: ApiProcess, leader: ScriptedLeader) 
         assert text_of(found) == "you said x"
 
 
+def test_a_claimed_request_has_no_queue_position(impatient: ApiProcess, leader: ScriptedLeader) -> None:
+    """A long prompt is computed for minutes before its first token; the log does not say that it is queued."""
+    leader.pause()
+    with httpx.stream("POST", f"{impatient.url}{CHAT}", json=chat("x", stream=True), timeout=40) as response:
+        warned = {"action": "request_waits", "rid": response.headers["x-request-id"], "queue_position": None}
+        until(lambda: [line for line in impatient.lines if warned.items() <= line.items()])
+        leader.resume()
+        assert text_of(events(response.iter_lines())) == "you said x"
+
+
 def test_a_full_queue_answers_429_with_retry_after(
     impatient: ApiProcess, leader: ScriptedLeader, redis_client: Any
 ) -> None:
