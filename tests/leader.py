@@ -67,6 +67,10 @@ class ScriptedLeader(scripted_leader.ScriptedLeader):
     def start(self) -> None:
         self._thread.start()
 
+    def prompt(self, at: int = -1) -> str:
+        """The prompt of a claimed request as text; of the last one by default."""
+        return self.tokenizer.decode(self.claimed[at].params.prompt)
+
     # --- what a test turns ---
 
     def pause(self) -> None:

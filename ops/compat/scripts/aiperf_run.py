@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
-from checks import BASE_URL, FAULT_URL, KEY, MODEL, check, inject, main
+from checks import BASE_URL, FAULT_URL, KEY, MODEL, check, main
+from disturbed_program import run_disturbed
 
 TOKENIZER = Path(__file__).parents[2] / "demo" / "model"
 REQUESTS, TOKENS = 4, 64
@@ -23,31 +22,12 @@ def measured(kind: str, *options: str, fault: str = "") -> list[dict[str, Any]]:
         command = [str(Path(sys.executable).with_name("aiperf")), "profile", "--model", MODEL, "--api-key", KEY]
         command += ["--url", BASE_URL.removesuffix("/v1"), "--endpoint-type", kind, "--streaming"]
         command += ["--tokenizer", str(TOKENIZER), "--isl", "32", "--osl", str(TOKENS)]
-        command += [
-            "--extra-inputs",
-            "ignore_eos:true",
-            "--use-server-token-count",
-            "--concurrency",
-            "1",
-            "--request-count",
-            str(REQUESTS),
-        ]
+        command += ["--extra-inputs", "ignore_eos:true", "--use-server-token-count"]
+        command += ["--concurrency", "1", "--request-count", str(REQUESTS)]
         command += ["--artifact-dir", folder, "--ui", "none", "--no-gpu-telemetry", "--export-level", "records"]
-        disturbing = threading.Thread(target=inject, args=(fault,)) if fault else None
         # Offline it would look for a tokenizer's folder among the downloaded ones.
         settings = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | {"HOME": folder}
-        with subprocess.Popen(
-            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env=settings
-        ) as process:
-            if disturbing:
-                disturbing.start()
-            try:
-                said, _ = process.communicate(timeout=120)
-            finally:
-                process.kill()
-        if disturbing:
-            disturbing.join()
-        assert process.returncode == 0, said[-280:]
+        run_disturbed([*command, *options], folder, fault, settings)
         [records] = Path(folder).rglob("profile_export.jsonl")
         return [json.loads(line) for line in records.read_text().splitlines()]
 

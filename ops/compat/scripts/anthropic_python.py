@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import anthropic
 import pydantic
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ROUNDS, TURNS, check, main, undisturbed
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, undisturbed
+from tool_loops import messages_loop
 
 client = anthropic.Anthropic(base_url=BASE_URL.removesuffix("/v1"), api_key=KEY, max_retries=0, timeout=60)
 GREEDY = {"temperature": 0}
@@ -107,21 +108,11 @@ def runner() -> None:
 
 @check(LOOP)
 def loop() -> None:
-    """The answers' blocks are sent back as the client made them."""
-    said: list[Any] = []
-    for turn in TURNS:
-        said.append({"role": "user", "content": turn})
-        for _ in range(ROUNDS):
-            with client.messages.stream(model=MODEL, messages=said, tools=[WEATHER], max_tokens=400) as stream:
-                answer = stream.get_final_message()
-            said.append({"role": "assistant", "content": answer.content})
-            used = [block.id for block in answer.content if block.type == "tool_use"]
-            if not used:
-                break
-            results = [{"type": "tool_result", "tool_use_id": identity, "content": "sunny"} for identity in used]
-            said.append({"role": "user", "content": results})
-        assert answer.content[-1].text, said
-    assert any(block.type == "tool_use" for message in said[1::2] for block in message["content"]), said
+    def ask(said: list[Any]) -> Any:
+        with client.messages.stream(model=MODEL, messages=said, tools=[WEATHER], max_tokens=400) as stream:
+            return stream.get_final_message()
+
+    messages_loop(ask)
 
 
 @check("models, listed and retrieved")

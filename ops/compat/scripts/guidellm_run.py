@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
-from checks import BASE_URL, FAULT_URL, MODEL, check, inject, main
+from checks import BASE_URL, FAULT_URL, MODEL, check, main
+from disturbed_program import run_disturbed
 
 TOKENIZER = Path(__file__).parents[2] / "demo" / "model"
 REQUESTS, TOKENS = 4, 64
@@ -25,19 +24,7 @@ def measured(form: str, fault: str = "") -> dict[str, Any]:
         command += ["--profile", "kind=synchronous", "--constraint", f"kind=max_requests,count={REQUESTS}"]
         command += ["--data", f"kind=synthetic_text,prompt_tokens=32,output_tokens={TOKENS},turns=2"]
         command += ["--tokenizer", f"kind=hf_auto,model={TOKENIZER}", "--output", f"kind=json,path={report}"]
-        disturbing = threading.Thread(target=inject, args=(fault,)) if fault else None
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
-        ) as process:
-            if disturbing:
-                disturbing.start()
-            try:
-                said, _ = process.communicate(timeout=120)
-            finally:
-                process.kill()
-        if disturbing:
-            disturbing.join()
-        assert process.returncode == 0, said[-280:]
+        run_disturbed(command, folder, fault)
         [found] = json.loads(report.read_text())["benchmarks"]
         return found
 

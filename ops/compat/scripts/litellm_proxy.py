@@ -18,7 +18,8 @@ from typing import Any
 
 import anthropic
 import openai
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ROUNDS, TURNS, check, main, undisturbed
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, TURNS, check, main, undisturbed
+from tool_loops import chat_loop, messages_loop
 
 PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SECRET = f"sk-{secrets.token_hex(32)}"
@@ -82,36 +83,21 @@ with proxy() as url:
     @check(f"chat: {LOOP}")
     def loop() -> None:
         weather: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
-        said: list[Any] = []
-        for turn in TURNS:
-            said.append({"role": "user", "content": turn})
-            for _ in range(ROUNDS):
-                answer = client.chat.completions.create(model="farm", messages=said, tools=[weather])
-                message = answer.choices[0].message
-                calls = message.tool_calls or []
-                said += [message, *({"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls)]
-                if not calls:
-                    break
-            assert said[-1].content, said
-        assert any(isinstance(message, dict) and message["role"] == "tool" for message in said), said
+
+        def ask(said: list[Any]) -> Any:
+            return client.chat.completions.create(model="farm", messages=said, tools=[weather]).choices[0].message
+
+        chat_loop(ask)
 
     @check(f"messages: {LOOP}")
     def messages() -> None:
         """The proxy translates Messages itself."""
         weather: Any = {"name": "get_weather", "input_schema": PARAMETERS}
-        said: list[Any] = []
-        for turn in TURNS:
-            said.append({"role": "user", "content": turn})
-            for _ in range(ROUNDS):
-                answer = claude.messages.create(model="farm", messages=said, tools=[weather], max_tokens=400)
-                said.append({"role": "assistant", "content": answer.content})
-                used = [block.id for block in answer.content if block.type == "tool_use"]
-                if not used:
-                    break
-                results = [{"type": "tool_result", "tool_use_id": identity, "content": "sunny"} for identity in used]
-                said.append({"role": "user", "content": results})
-            assert answer.content[-1].text, said
-        assert any(block.type == "tool_use" for message in said[1::2] for block in message["content"]), said
+
+        def ask(said: list[Any]) -> Any:
+            return claude.messages.create(model="farm", messages=said, tools=[weather], max_tokens=400)
+
+        messages_loop(ask)
 
     @check("errors with the server's message")
     def errors() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import litellm
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ROUNDS, TURNS, check, main, terse, undisturbed
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, terse, undisturbed
+from tool_loops import chat_loop
 
 ASK = [{"role": "user", "content": "What is a poisoned replica?"}]
 WHERE: Any = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": KEY, "num_retries": 0, "temperature": 0}
@@ -63,17 +64,7 @@ def loop() -> None:
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     weather = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
     where = {key: WHERE[key] for key in ("model", "api_base", "api_key")}
-    said: list[Any] = []
-    for turn in TURNS:
-        said.append({"role": "user", "content": turn})
-        for _ in range(ROUNDS):
-            said.append(litellm.completion(messages=said, tools=[weather], **where).choices[0].message)
-            calls = said[-1].tool_calls or []
-            said += [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls]
-            if not calls:
-                break
-        assert said[-1].content, said
-    assert "tool" in [message["role"] for message in said], said
+    chat_loop(lambda said: litellm.completion(messages=said, tools=[weather], **where).choices[0].message)
 
 
 @check("structured output by a JSON schema")

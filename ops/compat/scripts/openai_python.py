@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ROUNDS, TURNS, check, main, terse, undisturbed
+from tool_loops import chat_loop
 
 client = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0, timeout=60)
 ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
@@ -166,19 +167,11 @@ def results() -> None:
 
 @check(f"chat: {LOOP}")
 def loop() -> None:
-    """The answers are sent back as the client made them."""
-    said: list[Any] = []
-    for turn in TURNS:
-        said.append({"role": "user", "content": turn})
-        for _ in range(ROUNDS):
-            with client.chat.completions.stream(model=MODEL, messages=said, tools=[WEATHER]) as stream:
-                message = stream.get_final_completion().choices[0].message
-            calls = message.tool_calls or []
-            said += [message, *({"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls)]
-            if not calls:
-                break
-        assert said[-1].content, said
-    assert any(isinstance(message, dict) and message["role"] == "tool" for message in said), said
+    def ask(said: list[Any]) -> Any:
+        with client.chat.completions.stream(model=MODEL, messages=said, tools=[WEATHER]) as stream:
+            return stream.get_final_completion().choices[0].message
+
+    chat_loop(ask)
 
 
 @check(f"responses: {LOOP}")

@@ -24,10 +24,6 @@ def leader_of_module(server: Server) -> Iterator[ScriptedLeader]:
         yield leader
 
 
-def prompt_of(leader: ScriptedLeader) -> str:
-    return leader.tokenizer.decode(leader.claimed[-1].params.prompt)
-
-
 def test_a_call_in_the_older_form_and_its_result(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """The template sees tools; the message that comes is sent back as it is, with a result of role function."""
     leader.reply = lambda prompt: (
@@ -35,7 +31,7 @@ def test_a_call_in_the_older_form_and_its_result(client: openai.OpenAI, leader: 
     )
     asked: Any = {"model": "tiny", "functions": FUNCTIONS, "function_call": "auto"}
     first = client.chat.completions.create(**asked, messages=ASK).choices[0]
-    assert json.loads(prompt_of(leader).splitlines()[0].removeprefix("<tools>")) == WEATHER
+    assert json.loads(leader.prompt().splitlines()[0].removeprefix("<tools>")) == WEATHER
     assert (first.finish_reason, first.message.content, first.message.tool_calls) == ("function_call", None, None)
     call = first.message.function_call
     assert call is not None and (call.name, call.arguments) == ("get_weather", PARIS)
@@ -43,7 +39,7 @@ def test_a_call_in_the_older_form_and_its_result(client: openai.OpenAI, leader: 
     second = client.chat.completions.create(**asked, messages=messages).choices[0]
     assert (second.message.content, second.finish_reason) == ("It rains.", "stop")
     history = 'assistant: <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>\n'
-    assert f"{history}tool: <tool_response>rain</tool_response>\n" in prompt_of(leader)
+    assert f"{history}tool: <tool_response>rain</tool_response>\n" in leader.prompt()
 
 
 def test_a_stream_in_the_older_form(client: openai.OpenAI, leader: ScriptedLeader) -> None:
@@ -67,7 +63,7 @@ def test_a_named_function_is_demanded_and_none_offers_nothing(client: openai.Ope
     assert leader.claimed[-1].params.sampling.grammar is not None
     assert choice.message.function_call is not None and choice.finish_reason == "stop"
     client.chat.completions.create(model="tiny", messages=ASK, functions=FUNCTIONS, function_call="none")
-    assert "<tools>" not in prompt_of(leader)
+    assert "<tools>" not in leader.prompt()
 
 
 CALL = {"name": "f", "arguments": "{}"}

@@ -34,15 +34,11 @@ def leader_of_module(server: Server) -> Iterator[ScriptedLeader]:
     leader.stop()
 
 
-def prompt_of(leader: ScriptedLeader) -> str:
-    return leader.tokenizer.decode(leader.claimed[-1].params.prompt)
-
-
 def test_chat_holds_only_the_continuation(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """The prompt ends within the message; whole and streamed, for each choice; with `echo` the message comes first."""
     leader.reply = lambda _: " warm."
     whole = client.chat.completions.create(model="tiny", messages=BEGUN, n=2, extra_body=CONTINUED)
-    assert prompt_of(leader) == "user: How is it in Paris?\nassistant: It is"
+    assert leader.prompt() == "user: How is it in Paris?\nassistant: It is"
     assert [choice.message.content for choice in whole.choices] == [" warm.", " warm."]
     echoed = client.chat.completions.create(model="tiny", messages=BEGUN, extra_body=CONTINUED | {"echo": True})
     assert echoed.choices[0].message.content == "It is warm."
@@ -62,10 +58,10 @@ def test_a_new_turn_follows_an_assistants_message_without_the_parameter(
     """As at OpenAI and in vLLM. Without a generation prompt the template ends after the last message."""
     leader.reply = lambda _: "so</think>warm."
     turn = client.chat.completions.create(model="tiny", messages=BEGUN)
-    assert prompt_of(leader).endswith("assistant: It is\nassistant: <think>\n")
+    assert leader.prompt().endswith("assistant: It is\nassistant: <think>\n")
     assert turn.choices[0].message.content == "warm."
     client.chat.completions.create(model="tiny", messages=BEGUN, extra_body={"add_generation_prompt": False})
-    assert prompt_of(leader).endswith("assistant: It is\n")
+    assert leader.prompt().endswith("assistant: It is\n")
 
 
 def test_reasoning_and_calls_that_the_message_has_begun(client: openai.OpenAI, leader: ScriptedLeader) -> None:
@@ -113,16 +109,16 @@ def test_a_last_turn_of_the_assistant_is_continued(claude: Any, leader: Scripted
     """Whole and streamed; count_tokens counts the same prompt; an empty turn begins nothing."""
     leader.reply = lambda _: " warm."
     message = claude.messages.create(model="tiny", max_tokens=50, messages=BEGUN)
-    assert prompt_of(leader) == "user: How is it in Paris?\nassistant: It is"
+    assert leader.prompt() == "user: How is it in Paris?\nassistant: It is"
     assert [(block.type, block.text) for block in message.content] == [("text", " warm.")]
     assert claude.messages.count_tokens(model="tiny", messages=BEGUN).input_tokens == message.usage.input_tokens
     blocks = [*ASK, {"role": "assistant", "content": [{"type": "text", "text": "It"}, {"type": "text", "text": " is"}]}]
     with claude.messages.stream(model="tiny", max_tokens=50, messages=blocks) as stream:
         assert "".join(stream.text_stream) == " warm."
-    assert prompt_of(leader).endswith("assistant: It is")
+    assert leader.prompt().endswith("assistant: It is")
     for empty in ("", [], [{"type": "text", "text": ""}]):
         claude.messages.create(model="tiny", max_tokens=50, messages=[*ASK, {"role": "assistant", "content": empty}])
-        assert prompt_of(leader).startswith("user: How is it in Paris?\nassistant: <think>")
+        assert leader.prompt().startswith("user: How is it in Paris?\nassistant: <think>")
 
 
 USE = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}}

@@ -26,10 +26,6 @@ def leader_of_module(server: Server) -> Iterator[ScriptedLeader]:
         yield leader
 
 
-def prompt_of(leader: ScriptedLeader) -> str:
-    return leader.tokenizer.decode(leader.claimed[-1].params.prompt)
-
-
 def streamed(chunks: list[Any]) -> tuple[str, str, list[dict[str, str]], str | None]:
     """The sums of a stream: text, reasoning, calls, finish reason; each call begins with its id, type and name."""
     text = reasoning = ""
@@ -60,7 +56,7 @@ def test_a_tool_call_has_no_content_and_its_own_finish_reason(client: openai.Ope
     [call] = message.tool_calls
     assert call.type == "function"
     assert (call.function.name, call.function.arguments) == ("get_weather", PARIS)
-    shown = prompt_of(leader).splitlines()
+    shown = leader.prompt().splitlines()
     assert json.loads(shown[0].removeprefix("<tools>")) == WEATHER
     assert json.loads(shown[1])["function"]["parameters"] == {"type": "object", "properties": {}}
 
@@ -121,7 +117,7 @@ def test_a_conversation_with_results(client: openai.OpenAI, leader: ScriptedLead
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "rain"}
     second = client.chat.completions.create(model="tiny", messages=[*ASK, first, result], tools=[WEATHER])  # type: ignore[list-item]
     assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("It rains.", "stop")
-    assert prompt_of(leader).endswith(
+    assert leader.prompt().endswith(
         f'assistant: <tool_call>{{"name": "get_weather", "arguments": {PARIS}}}</tool_call>\n'
         "tool: <tool_response>rain</tool_response>\nassistant: "
     )
@@ -171,7 +167,7 @@ def test_without_tools_nothing_is_a_call(client: openai.OpenAI, leader: Scripted
     forbidden = client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER], tool_choice="none")
     for choice in (plain, forbidden.choices[0]):
         assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (said, None, "stop")
-    assert "<tools>" not in prompt_of(leader)
+    assert "<tools>" not in leader.prompt()
 
 
 def test_reasoning_is_apart_from_the_answer_and_counted(client: openai.OpenAI, leader: ScriptedLeader) -> None:
@@ -197,15 +193,15 @@ def test_reasoning_is_apart_from_the_answer_and_counted(client: openai.OpenAI, l
 def test_reasoning_effort_sets_the_switch_of_the_template(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """The effort sets the template's own switch; the reasoning of earlier turns is taken back."""
     client.chat.completions.create(model="tiny", messages=ASK, reasoning_effort="none")
-    assert "</think>" in prompt_of(leader)
+    assert "</think>" in leader.prompt()
     client.chat.completions.create(model="tiny", messages=ASK, reasoning_effort="high")
-    assert "</think>" not in prompt_of(leader)
+    assert "</think>" not in leader.prompt()
     client.chat.completions.create(
         model="tiny",
         messages=[*ASK, {"role": "assistant", "content": "Yes.", "reasoning": "so"}, *ASK],  # type: ignore[list-item]
         extra_body={"chat_template_kwargs": {"enable_thinking": False}},
     )
-    assert "</think>" in prompt_of(leader)
+    assert "</think>" in leader.prompt()
 
 
 def test_stop_strings_and_logprobs(client: openai.OpenAI, leader: ScriptedLeader) -> None:
@@ -250,7 +246,7 @@ def test_only_allowed_tools_are_offered(client: openai.OpenAI, leader: ScriptedL
         tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
     )
     grammar = leader.claimed[-1].params.sampling.grammar
-    assert "get_weather" not in prompt_of(leader) and grammar is not None and "get_weather" not in grammar.text
+    assert "get_weather" not in leader.prompt() and grammar is not None and "get_weather" not in grammar.text
     assert answer.choices[0].finish_reason == "tool_calls"
 
 

@@ -12,10 +12,6 @@ from tests.byte_model import CONTEXT
 from tests.leader import ScriptedLeader
 
 
-def prompt_of(leader: ScriptedLeader) -> str:
-    return leader.tokenizer.decode(leader.claimed[-1].params.prompt)
-
-
 def talk(turns: int, size: int) -> list[Any]:
     """So many questions and answers of `size` characters each, and a last question."""
     said = [{"role": role, "content": f"{turn}" * size} for turn in range(turns) for role in ("user", "assistant")]
@@ -30,7 +26,7 @@ def test_the_oldest_turns_go(client: openai.OpenAI, leader: ScriptedLeader) -> N
     assert refused.value.code == "context_length_exceeded"
     response = client.responses.create(**asked, truncation="auto")
     assert (response.truncation, response.output_text) == ("auto", "you said last")
-    prompt = prompt_of(leader)
+    prompt = leader.prompt()
     assert prompt.startswith(f"system: Be short.\nuser: {'5' * 300}\nassistant: {'5' * 300}\n")
     assert prompt.endswith("\nuser: last\n")
     assert leader.claimed[-1].params.sampling.max_tokens == 1000
@@ -46,9 +42,9 @@ def test_what_fits_is_left_alone(client: openai.OpenAI, leader: ScriptedLeader) 
     """Without a limit of its own a prompt may take all but one token, as it may without truncation."""
     asked: Any = {"model": "tiny", "input": talk(6, 330)}
     client.responses.create(**asked)
-    whole = prompt_of(leader)
+    whole = leader.prompt()
     client.responses.create(**asked, truncation="auto")
-    assert prompt_of(leader) == whole
+    assert leader.prompt() == whole
 
 
 def test_a_conversation_that_grows(client: openai.OpenAI, leader: ScriptedLeader) -> None:
@@ -60,7 +56,7 @@ def test_a_conversation_that_grows(client: openai.OpenAI, leader: ScriptedLeader
         )
         assert response.status == "completed"
         last = response.id
-    assert prompt_of(leader) == f"user: {'3' * 1500}\n"
+    assert leader.prompt() == f"user: {'3' * 1500}\n"
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(model="tiny", input="x" * 5000, truncation="auto")
     assert (refused.value.param, refused.value.code) == ("input", "context_length_exceeded")

@@ -95,10 +95,6 @@ def http(leading: tuple[ScriptedLeader, ApiProcess]) -> Iterator[httpx.Client]:
         yield client
 
 
-def prompt_of(leader: ScriptedLeader) -> str:
-    return leader.tokenizer.decode(leader.claimed[-1].params.prompt)
-
-
 def result(kind: str, call_id: str) -> dict[str, Any]:
     """The result with which an agent answers a call."""
     told = {"type": f"{kind}_output", "output": OUTPUTS[kind]}
@@ -135,10 +131,10 @@ def test_a_call_is_an_item_of_its_tools_kind(gpt: openai.OpenAI, leader: Scripte
     leader.reply = lambda _: "All done."
     answer: Any = result(kind, streamed.call_id)
     by_id = gpt.responses.create(model="tiny", input=[answer], previous_response_id=last.response.id, tools=TOOLS)
-    prompt = prompt_of(leader)
+    prompt = leader.prompt()
     history: Any = [{"role": "user", "content": "go"}, streamed.to_dict(), answer]
     by_items = gpt.responses.create(model="tiny", input=history, tools=TOOLS, store=False)
-    assert by_id.output_text == by_items.output_text == "All done." and prompt_of(leader) == prompt
+    assert by_id.output_text == by_items.output_text == "All done." and leader.prompt() == prompt
     assert f'<tool_call>{{"name": "{SAID[kind][0]}", "arguments": ' in prompt
     assert prompt.count("<tool_response>") == 1
 
@@ -170,7 +166,7 @@ def test_a_stream_of_calls_resumes_anywhere(http: httpx.Client, leader: Scripted
 def test_what_is_offered_and_what_is_not(http: httpx.Client, leader: ScriptedLeader) -> None:
     """The model sees functions; hosted tools are named in a warning, and are not among the response's tools."""
     answer = http.post("/v1/responses", json={"model": "tiny", "input": "go", "tools": TOOLS})
-    offered = prompt_of(leader).partition("<tools>")[2].partition("</tools>")[0].splitlines()
+    offered = leader.prompt().partition("<tools>")[2].partition("</tools>")[0].splitlines()
     assert [json.loads(line)["function"]["name"] for line in offered if line] == [
         "plan", "patch", "mcp__mail__plan", "local_shell", "shell", "apply_patch",
     ]  # fmt: skip
@@ -181,7 +177,7 @@ def test_what_is_offered_and_what_is_not(http: httpx.Client, leader: ScriptedLea
 
 def test_only_hosted_tools_are_no_tools(http: httpx.Client, leader: ScriptedLeader) -> None:
     answer = http.post("/v1/responses", json={"model": "tiny", "input": "go", "tools": HOSTED, "tool_choice": "auto"})
-    assert answer.status_code == 200 and "<tools>" not in prompt_of(leader)
+    assert answer.status_code == 200 and "<tools>" not in leader.prompt()
     refused = http.post(
         "/v1/responses", json={"model": "tiny", "input": "go", "tools": HOSTED, "tool_choice": HOSTED[0]}
     )

@@ -11,25 +11,15 @@ import pytest
 
 from tests.integration.api.calling import leader_with_tools
 from tests.integration.api.conftest import ApiProcess
+from tests.integration.api.messages import HELLO, WEATHER, send
 from tests.leader import ScriptedLeader
 from tests.servers import Server
-
-HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-WEATHER = {"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 
 
 @pytest.fixture(scope="module")
 def leader_of_module(server: Server) -> Iterator[ScriptedLeader]:
     with leader_with_tools(server) as leader:
         yield leader
-
-
-def send(http: httpx.Client, **fields: Any) -> httpx.Response:
-    return http.post("/v1/messages", json={"model": "tiny", "max_tokens": 99, "messages": HELLO} | fields)
-
-
-def prompt_of(leader: ScriptedLeader) -> str:
-    return leader.tokenizer.decode(leader.claimed[-1].params.prompt)
 
 
 def uses(count: int) -> list[Any]:
@@ -66,7 +56,7 @@ def test_old_results_are_cleared_and_reported(http: httpx.Client, leader: Script
         "cleared_tool_uses": 3,
         "cleared_input_tokens": original["input_tokens"] - left,
     }
-    shown = prompt_of(leader)
+    shown = leader.prompt()
     assert shown.count(NOTE) == 3 and "r2r2" not in shown and "r3r3" in shown and '"c0"' in shown
     counted = http.post(counts, json={"model": "tiny", **asked, "context_management": management}).json()
     assert counted == {
@@ -100,14 +90,14 @@ def test_when_results_are_cleared(http: httpx.Client, leader: ScriptedLeader, ed
     """Anthropic's rules: a trigger, a number that stays, tools that are spared, a least number of tokens."""
     answer = send(http, messages=uses(5), tools=[WEATHER], context_management={"edits": [edit]}).json()
     assert sum(one["cleared_tool_uses"] for one in answer["context_management"]["applied_edits"]) == cleared
-    assert prompt_of(leader).count(NOTE) == cleared
+    assert leader.prompt().count(NOTE) == cleared
 
 
 def test_inputs_and_thoughts_are_cleared_too(http: httpx.Client, leader: ScriptedLeader) -> None:
     """Arguments where it is asked for; of thoughts all but the newest turns' go; `all` keeps them."""
     edit = CLEAR | {"clear_tool_inputs": True}
     send(http, messages=uses(5), tools=[WEATHER], context_management={"edits": [edit]})
-    assert '"c1"' not in prompt_of(leader) and '"c2"' in prompt_of(leader)
+    assert '"c1"' not in leader.prompt() and '"c2"' in leader.prompt()
     thinking = {"type": "clear_thinking_20251015"}
     turns = [*uses(1), {"role": "assistant", "content": "a"}, *uses(1), *uses(1)]
     for keep, cleared in ((None, 2), ({"type": "thinking_turns", "value": 2}, 1), ("all", 0), ({"type": "all"}, 0)):

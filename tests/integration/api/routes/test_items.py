@@ -124,7 +124,7 @@ def test_results_go_back_to_a_response(gpt: openai.OpenAI, caller: ScriptedLeade
     caller.reply = lambda _: "Cold."
     second = gpt.responses.create(model="tiny", input=results, previous_response_id=first.id, tools=[FUNCTION])
     assert second.output_text == "Cold."
-    prompt = caller.tokenizer.decode(caller.claimed[-1].params.prompt)
+    prompt = caller.prompt()
     assert prompt.index("Weather?") < prompt.index('"arguments": {"city": "Rome"}') < prompt.index("cold in")
     assert prompt.count("<tool_response>") == 2
 
@@ -166,7 +166,7 @@ def test_results_go_back_to_a_message(claude: Any, caller: ScriptedLeader) -> No
     turns = [*ASK, {"role": "assistant", "content": first.content}, {"role": "user", "content": results}]
     second = claude.messages.create(model="tiny", max_tokens=500, messages=turns, tools=[TOOL])
     assert second.content[0].text == "Cold."
-    prompt = caller.tokenizer.decode(caller.claimed[-1].params.prompt)
+    prompt = caller.prompt()
     assert "<tool_response>cold</tool_response>" in prompt
     assert "<tool_response>Error: away</tool_response>" in prompt
     assert prompt.index("Error: away") < prompt.index("And now?")
@@ -178,5 +178,5 @@ def test_thinking_is_off_unless_asked_for(claude: Any, caller: ScriptedLeader) -
     for thinking, off in ((None, True), ({"type": "disabled"}, True), ({"type": "adaptive"}, False)):
         given = {} if thinking is None else {"thinking": thinking}
         claude.messages.create(model="tiny", max_tokens=500, messages=ASK, **given)
-        prompt = caller.tokenizer.decode(caller.claimed[-1].params.prompt)
+        prompt = caller.prompt()
         assert prompt.endswith("</think>\n\n") is off

@@ -10,11 +10,10 @@ import httpx
 import pytest
 
 from tests.integration.api.calling import called, leader_with_tools
+from tests.integration.api.messages import HELLO, WEATHER, send
 from tests.leader import ScriptedLeader
 from tests.servers import Server
 
-HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-WEATHER = {"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
 
 
@@ -24,16 +23,8 @@ def leader_of_module(server: Server) -> Iterator[ScriptedLeader]:
         yield leader
 
 
-def send(http: httpx.Client, **fields: Any) -> httpx.Response:
-    return http.post("/v1/messages", json={"model": "tiny", "max_tokens": 99, "messages": HELLO} | fields)
-
-
-def prompt_of(leader: ScriptedLeader) -> str:
-    return leader.tokenizer.decode(leader.claimed[-1].params.prompt)
-
-
 def offered(leader: ScriptedLeader) -> dict[str, Any]:
-    shown = prompt_of(leader)
+    shown = leader.prompt()
     lines = shown[len("<tools>") : shown.index("</tools>")].splitlines() if shown.startswith("<tools>") else []
     return {tool["name"]: tool for line in lines for tool in [json.loads(line)["function"]]}
 
@@ -114,7 +105,7 @@ def test_a_deferred_tool_is_offered_once_a_search_has_found_it(http: httpx.Clien
     turns = [*HELLO, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     assert send(http, tools=tools, messages=turns).status_code == 200
     assert set(offered(leader)) == {"get_weather", "search"}
-    assert "tool: <tool_response>get_weather</tool_response>" in prompt_of(leader)
+    assert "tool: <tool_response>get_weather</tool_response>" in leader.prompt()
     send(http, tools=[*tools, {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}])
     assert set(offered(leader)) == {"get_weather", "search"}
 
@@ -162,7 +153,7 @@ def test_blocks_of_servers_tools_and_documents_in_the_history(http: httpx.Client
     response = send(http, messages=HISTORY)
     assert response.status_code == 200, response.text
     assert "container_upload" in response.headers["warning"] and "redacted" not in response.headers["warning"]
-    assert prompt_of(leader).startswith(
+    assert leader.prompt().startswith(
         "user: What is new?\n"
         'assistant: I search.\n[web_search {"query":"news"}]\n[result: T\nhttps://n]\n'
         "[look {}]\n[result: seen]\nMuch.\n"

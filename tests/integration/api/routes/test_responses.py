@@ -31,18 +31,13 @@ REQUIRED = {
 """The fields that the Open Responses document requires."""
 
 
-def prompt_of(leader: ScriptedLeader, at: int = -1) -> str:
-    """The prompt that the leader got, as text."""
-    return leader.tokenizer.decode(leader.claimed[at].params.prompt)
-
-
 def test_a_response_has_openais_fields_and_usage(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """One body with OpenAI's fields: the text in a message item, the usage, and what the request said."""
     response = client.responses.create(
         model="tiny", input="hello", instructions="Be short.", metadata={"a": "b"}, max_output_tokens=50, user="me"
     )
     assert (response.object, response.status, response.output_text) == ("response", "completed", "you said hello")
-    assert prompt_of(leader) == "system: Be short.\nuser: hello\n"
+    assert leader.prompt() == "system: Be short.\nuser: hello\n"
     assert response.instructions == "Be short." and response.metadata == {"a": "b"}
     assert (response.max_output_tokens, response.user, response.parallel_tool_calls) == (50, "me", True)
     assert response.output[0].type == "message" and response.output[0].status == "completed"
@@ -161,8 +156,8 @@ def test_a_conversation_goes_on(client: openai.OpenAI, leader: ScriptedLeader) -
     first = client.responses.create(model="tiny", input="one", instructions="I.")
     second = client.responses.create(model="tiny", input="two", previous_response_id=first.id)
     third = client.responses.create(model="tiny", input="three", previous_response_id=second.id, instructions="II.")
-    assert prompt_of(leader, 1) == "user: one\nassistant: you said one\nuser: two\n"
-    assert prompt_of(leader, 2) == (
+    assert leader.prompt(1) == "user: one\nassistant: you said one\nuser: two\n"
+    assert leader.prompt(2) == (
         "system: II.\nuser: one\nassistant: you said one\nuser: two\nassistant: you said two\nuser: three\n"
     )
     assert third.previous_response_id == second.id
@@ -180,7 +175,7 @@ def test_items_of_earlier_answers_as_input(client: openai.OpenAI, leader: Script
     reference: Any = {"type": "item_reference", "id": first.output[0].id}
     client.responses.create(model="tiny", input=[given[0], reference, {"role": "user", "content": "two"}])
     for at in (1, 2):
-        assert prompt_of(leader, at) == "user: one\nassistant: you said one\nuser: two\n"
+        assert leader.prompt(at) == "user: one\nassistant: you said one\nuser: two\n"
 
 
 def test_what_is_not_stored_is_not_there(client: openai.OpenAI, leader: ScriptedLeader) -> None:

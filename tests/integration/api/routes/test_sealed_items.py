@@ -54,10 +54,6 @@ def gpt(farm: Farm) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def prompt_of(leader: ScriptedLeader) -> str:
-    return leader.tokenizer.decode(leader.claimed[-1].params.prompt)
-
-
 def summarises(prompt: str) -> str:
     return SUMMARY if "Write a summary of our conversation so far" in prompt else "Yes."
 
@@ -77,7 +73,7 @@ def test_two_turns_with_sealed_reasoning(gpt: openai.OpenAI, leader: ScriptedLea
     items: Any = [{"role": "user", "content": "Which tea?"}, sealed, done[1].item.to_dict()]
     items.append({"role": "user", "content": "Why?"})
     gpt.responses.create(input=items, **asked)
-    assert "assistant: <think>Mint grows here.</think>Mint.\nuser: Why?" in prompt_of(leader)
+    assert "assistant: <think>Mint grows here.</think>Mint.\nuser: Why?" in leader.prompt()
 
 
 def test_a_foreign_seal_does_not_end_a_conversation(farm: Farm, gpt: openai.OpenAI, leader: ScriptedLeader) -> None:
@@ -90,7 +86,7 @@ def test_a_foreign_seal_does_not_end_a_conversation(farm: Farm, gpt: openai.Open
     foreign = {**thoughts, "encrypted_content": "gAAAAABo-not-ours=="}
     items: Any = [*TALK[:1], thoughts, foreign, *TALK[1:3]]
     raw = gpt.responses.with_raw_response.create(model="tiny", input=items)
-    assert raw.parse().status == "completed" and "<think>" not in prompt_of(leader)
+    assert raw.parse().status == "completed" and "<think>" not in leader.prompt()
     assert "input[1].encrypted_content" in raw.headers["warning"]
     assert "input[2].encrypted_content" in raw.headers["warning"]
 
@@ -99,13 +95,13 @@ def test_a_compacted_conversation_goes_on(gpt: openai.OpenAI, leader: ScriptedLe
     """The model writes the summary; OpenAI's client sends the output back in place of the conversation."""
     leader.reply = summarises
     compacted = gpt.responses.compact(model="tiny", input=TALK, instructions="Be short.")
-    assert prompt_of(leader).startswith("system: Be short.\nuser: Which tea?\nassistant: Mint.\nuser: Why?")
+    assert leader.prompt().startswith("system: Be short.\nuser: Which tea?\nassistant: Mint.\nuser: Why?")
     assert compacted.object == "response.compaction" and compacted.usage.output_tokens > len(SUMMARY)
     assert [item.type for item in compacted.output] == ["message", "message", "compaction"]
     assert SUMMARY not in compacted.to_json(warnings=False)
     again: Any = [*(item.to_dict(warnings=False) for item in compacted.output), {"role": "user", "content": "Sure?"}]
     assert gpt.responses.create(model="tiny", input=again, store=False).output_text == "Yes."
-    assert prompt_of(leader) == f"user: Which tea?\nuser: Why?\n{SUMMARISED}user: Sure?\n"
+    assert leader.prompt() == f"user: Which tea?\nuser: Why?\n{SUMMARISED}user: Sure?\n"
 
 
 def test_a_conversation_beyond_the_context_is_compacted(gpt: openai.OpenAI, leader: ScriptedLeader) -> None:
@@ -121,7 +117,7 @@ def test_compaction_of_a_stored_conversation(gpt: openai.OpenAI, leader: Scripte
     leader.reply = summarises
     first = gpt.responses.create(model="tiny", input=TALK[:3])
     compacted = gpt.responses.compact(model="tiny", previous_response_id=first.id)
-    assert "user: Why?\nassistant: Yes.\nuser: Write a summary" in prompt_of(leader)
+    assert "user: Why?\nassistant: Yes.\nuser: Write a summary" in leader.prompt()
     assert [item.type for item in compacted.output] == ["message", "message", "compaction"]
 
 
@@ -138,7 +134,7 @@ def test_a_trigger_compacts_within_a_response(gpt: openai.OpenAI, leader: Script
     [item] = last.response.output
     assert item.type == "compaction" and SUMMARY not in last.response.to_json()
     gpt.responses.create(model="tiny", input="Sure?", previous_response_id=last.response.id)
-    assert prompt_of(leader) == f"user: Which tea?\nuser: Why?\n{SUMMARISED}user: Sure?\n"
+    assert leader.prompt() == f"user: Which tea?\nuser: Why?\n{SUMMARISED}user: Sure?\n"
     assert gpt.responses.retrieve(last.response.id).output[0].to_dict() == item.to_dict()
 
 
@@ -155,7 +151,7 @@ def test_a_summary_is_shown_while_it_is_written(gpt: openai.OpenAI, leader: Scri
     done = until(lambda: (found := gpt.responses.retrieve(begun.id)).status == "completed" and found)
     again: Any = [done.output[0].to_dict(), {"role": "user", "content": "Sure?"}]
     gpt.responses.create(model="tiny", input=again)
-    assert prompt_of(leader) == f"{SUMMARISED}user: Sure?\n"
+    assert leader.prompt() == f"{SUMMARISED}user: Sure?\n"
 
 
 def test_a_summary_that_says_nothing_is_one(gpt: openai.OpenAI, leader: ScriptedLeader) -> None:
