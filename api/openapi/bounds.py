@@ -40,7 +40,7 @@ _BY_NAME: dict[str, dict[str, JsonObject]] = {
     },
     "on_disconnect": {"string": {"pattern": "^(cancel|continue|[0-9]{1,4})$"}},
 }
-"""What is added to a property of any body, by its name and the type of value."""
+"""Additions to a property of any body, by its name and the type of value."""
 
 _CHOICE: JsonObject = {
     "anyOf": [{"type": "array", "items": {"type": "string", "minLength": 1}}, {"enum": [None, "", {}]}]
@@ -66,7 +66,7 @@ _BY_BODY: dict[tuple[str, str], JsonObject] = {
     ("ResponseRequest", "access_programs"): _NOT_SERVED,
     ("DetokenizeRequest", "tokens"): {"type": "array", "items": {"type": "integer", "minimum": 0}},
 }
-"""What replaces a property of one body."""
+"""Replacements of a property of one body."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _UNLIMITED_BODIES = ("ChatRequest", "CompletionRequest", "ResponseRequest")

@@ -42,7 +42,7 @@ RULES: dict[str, str] = {
     "functions or tools": r"^'functions' and 'tool(s|_choice)' are both set",
     "one constraint": r"both constrain the answer",
     "names of tools": r"(must be 1 to 128 letters|is there twice)",
-    # What the model can take.
+    # Limits of the model.
     "parts that are no text": r"(takes text parts only|this model takes text, and thinking|documents of plain text)",
     "the vocabulary": r"has (token )?id -?\d+; this model's ids|^'logit_bias' names token",
     "the context": r"^This model's maximum context length is",
@@ -58,7 +58,7 @@ RULES: dict[str, str] = {
     "a key that lasts": r"^the key would expire at",
     "a change that changes something": r"^Say what to change of the key",
     "names of classes, types and devices": r"^(priority cap|--quant|'dtype'|device) .*is unknown",
-    # What is not there.
+    # Models and requests that do not exist.
     "a key's usage": r"^Usage is counted per API key",
     "embeddings": r"gives no embeddings",
 }
