@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from api.access.headers import anthropic_ratelimit_headers, ratelimit_headers
@@ -162,10 +163,10 @@ async def _prepared(
     prompts = await _encoded(texts, body, served)
 
     def admitted() -> list[GenerationRequest]:
-        wanted: dict[str, Any] = {"bad_words": bad_words(body, served.vocabulary)}
-        wanted |= {"reasoning": reasoning_budget(body, reading, served.vocabulary)}
-        wanted |= {"stop_ids": gap_marks(body, served)}
-        return [admit(body, prompt, served.assets, grammar, strict=strict, **wanted) for prompt in prompts]
+        words, ends = bad_words(body, served.vocabulary), gap_marks(body, served)
+        budget = reasoning_budget(body, reading, served.vocabulary)
+        admit_one = partial(admit, body, bad_words=words, reasoning=budget, stop_ids=ends, strict=strict)
+        return [admit_one(prompt, served.assets, grammar) for prompt in prompts]
 
     members = await off_loop(size, admitted)
     _check_scores(body, members)

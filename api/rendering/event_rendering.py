@@ -122,7 +122,7 @@ def renderer_of(
     resume: Cursor | None = None,
     seal: Seal | None = None,
 ) -> StreamRenderer:
-    """The renderer of the endpoint that the request came to; `seal` is needed where `needs_seal`."""
+    """The renderer of the endpoint that the request came to; `seal` is that of `Seals.sealer_for`."""
     if view.endpoint in ("responses", "messages"):
         return EventRenderer(rid, view, vocabulary, prompt_tokens, resume, seal)
     if view.endpoint == "infill":
