@@ -14,7 +14,7 @@ from worker.native import compiled
 
 log = structlog.get_logger()
 
-SOURCE = Path(__file__).with_name("native.cpp")
+SOURCE = Path(__file__).parent / "source" / "native.cpp"
 SWITCH = "FURROW_NATIVE"
 """Environment variable; with 0 torch computes everything."""
 

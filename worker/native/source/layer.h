@@ -1,4 +1,4 @@
-// A model as Python describes it: flat structs of numbers and addresses (layout.py has the same). Nothing here owns memory.
+// A model as Python describes it: flat structs of numbers and addresses (library.py has the same). Nothing here owns memory.
 #pragma once
 
 #include <cstdint>

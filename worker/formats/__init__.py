@@ -1,0 +1,1 @@
+"""Formats of stored weights: their names, blocks and sizes; no torch."""

@@ -1,0 +1,40 @@
+"""Formats that keep a run of weights of one output in a block with its own scale.
+
+The layouts are those of ggml's `block_q…` structs (github.com/ggml-org/ggml, src/ggml-common.h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One format. `ggml_type` is its number in a GGUF file, `weights` and `bytes` are those of one block."""
+
+    name: str
+    ggml_type: int
+    weights: int
+    bytes: int
+
+    def row_bytes(self, inputs: int) -> int:
+        """Bytes of one output's weights; `inputs` is a multiple of `weights`."""
+        return inputs // self.weights * self.bytes
+
+
+BLOCK_FORMATS: dict[str, BlockFormat] = {
+    name: BlockFormat(name, number, weights, size)
+    for name, number, weights, size in (
+        ("q4_0", 2, 32, 18),
+        ("q4_1", 3, 32, 20),
+        ("q5_0", 6, 32, 22),
+        ("q5_1", 7, 32, 24),
+        ("q8_0", 8, 32, 34),
+        ("q2_k", 10, 256, 84),
+        ("q3_k", 11, 256, 110),
+        ("q4_k", 12, 256, 144),
+        ("q5_k", 13, 256, 176),
+        ("q6_k", 14, 256, 210),
+    )
+}
+BY_GGML_TYPE: dict[int, BlockFormat] = {one.ggml_type: one for one in BLOCK_FORMATS.values()}
