@@ -11,10 +11,13 @@ from worker.kv.base import CacheLayout
 from worker.layers.linear import NativeLinear
 from worker.layers.norms import FusedRMSNorm
 from worker.layers.parallel import RowParallelLinear, VocabParallelHead
-from worker.native.library import Layer, Linear, Model, Norm
+from worker.native.library import GELU_TANH, SILU, Layer, Linear, Model, Norm, Rotary
 
-FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
-"""Norm, attention, sum, norm, gated feed-forward, sum; rotary embeddings over whole heads, halves as pairs."""
+FAMILIES = {"gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
+"""Attention, then a gated feed-forward network, each added to its input and with an RMS norm before or after it; rotary
+embeddings over whole heads, halves as pairs."""
+
+ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH}
 
 WHOLE_VECTORS = 16
 """A head's width must be a multiple of this many numbers."""
@@ -32,17 +35,17 @@ class Plan:
         config, body = model.config, model.model
         if config.model_type not in FAMILIES:
             raise NotNative(f"{config.model_type} has parts that are not written in C++")
-        _require(config.hidden_act == "silu", f"its activation is {config.hidden_act}")
+        activation = getattr(config, "hidden_activation", None) or config.hidden_act
+        _require(activation in ACTIVATIONS, f"its activation is {activation}")
         _require(layout.head_dim % WHOLE_VECTORS == 0, f"its heads are {layout.head_dim} wide")
         head = model.get_output_embeddings()
         self.head = _native(head.head if isinstance(head, VocabParallelHead) else head)
         self.threads = self.head.threads
+        rotaries = Rotaries(body.rotary_emb, layout.head_dim)
         self._layers = (Layer * layout.layers)(
-            *(_layer(one, window) for one, window in zip(body.layers, layout.windows, strict=True))
+            *(_layer(one, window, rotaries) for one, window in zip(body.layers, layout.windows, strict=True))
         )
-        rotary, attention = body.rotary_emb, body.layers[0].self_attn
-        self._frequencies: Tensor = rotary.inv_freq.float().contiguous()
-        _require(2 * self._frequencies.numel() == layout.head_dim, "only a part of its heads is rotated")
+        self._rotaries, self._frequencies = rotaries.structs, rotaries.frequencies
         self.model = Model(
             layers=ctypes.addressof(self._layers),
             depth=layout.layers,
@@ -51,19 +54,50 @@ class Plan:
             shared_heads=layout.kv_heads,
             head_dim=layout.head_dim,
             inner=self._layers[0].down.inputs,
-            frequencies=self._frequencies.data_ptr(),
-            rotary_scale=rotary.attention_scaling,
-            attention_scale=attention.scaling,
+            rotaries=ctypes.addressof(self._rotaries),
+            rotary_count=len(self._rotaries),
+            attention_scale=body.layers[0].self_attn.scaling,
+            attention_cap=getattr(config, "attn_logit_softcapping", None) or 0.0,
+            logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
+            activation=ACTIVATIONS[activation],
             last=_norm(body.norm),
             head=self.head.struct,
         )
 
 
-def _layer(layer: Any, window: int | None) -> Layer:
+class Rotaries:
+    """The rotary embeddings of a model: one, or one for each type of layer."""
+
+    def __init__(self, rotary: Any, head_dim: int) -> None:
+        self._types: list[str] = getattr(rotary, "layer_types", [])
+        prefixes = [f"{kind}_" for kind in self._types] or [""]
+        self.frequencies: list[Tensor] = [
+            getattr(rotary, f"{prefix}inv_freq").float().contiguous() for prefix in prefixes
+        ]
+        _require(all(2 * one.numel() == head_dim for one in self.frequencies), "only a part of its heads is rotated")
+        self.structs = (Rotary * len(prefixes))(
+            *(
+                Rotary(one.data_ptr(), getattr(rotary, f"{prefix}attention_scaling"))
+                for one, prefix in zip(self.frequencies, prefixes, strict=True)
+            )
+        )
+
+    def index(self, attention: Any) -> int:
+        """The place of an attention's embedding among `structs`; -1 where its heads are not rotated."""
+        if not getattr(attention, "use_rope", True):
+            return -1
+        return self._types.index(attention.layer_type) if self._types else 0
+
+
+def _layer(layer: Any, window: int | None, rotaries: Rotaries) -> Layer:
     attention, feed_forward = layer.self_attn, layer.mlp
+    # The families that norm the output of sublayers have another name for the norm before the feed-forward network.
+    both_sides = hasattr(layer, "pre_feedforward_layernorm")
     return Layer(
         before_attention=_norm(layer.input_layernorm),
-        before_feed_forward=_norm(layer.post_attention_layernorm),
+        after_attention=_norm(layer.post_attention_layernorm if both_sides else None),
+        before_feed_forward=_norm(layer.pre_feedforward_layernorm if both_sides else layer.post_attention_layernorm),
+        after_feed_forward=_norm(layer.post_feedforward_layernorm if both_sides else None),
         query=_norm(getattr(attention, "q_norm", None)),
         key=_norm(getattr(attention, "k_norm", None)),
         query_key_value=_joined(attention, "q_proj_k_proj_v_proj"),
@@ -71,6 +105,7 @@ def _layer(layer: Any, window: int | None) -> Layer:
         gate_up=_joined(feed_forward, "gate_proj_up_proj"),
         down=_native(feed_forward.down_proj).struct,
         window=window or 0,
+        rotary=rotaries.index(attention),
     )
 
 

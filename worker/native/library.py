@@ -19,6 +19,7 @@ SWITCH = "FURROW_NATIVE"
 """Environment variable; with 0 torch computes everything."""
 
 FLOAT32, BFLOAT16, FLOAT16, INT8 = range(4)
+SILU, GELU_TANH = range(2)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.int8: INT8}
 
 
@@ -38,10 +39,16 @@ class Norm(ctypes.Structure):
     _fields_ = [("weight", c_void_p), ("epsilon", c_float)]
 
 
+class Rotary(ctypes.Structure):
+    _fields_ = [("frequencies", c_void_p), ("scale", c_float)]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         ("before_attention", Norm),
+        ("after_attention", Norm),
         ("before_feed_forward", Norm),
+        ("after_feed_forward", Norm),
         ("query", Norm),
         ("key", Norm),
         ("query_key_value", Linear),
@@ -49,6 +56,7 @@ class Layer(ctypes.Structure):
         ("gate_up", Linear),
         ("down", Linear),
         ("window", c_int64),
+        ("rotary", c_int64),
     ]
 
 
@@ -61,9 +69,12 @@ class Model(ctypes.Structure):
         ("shared_heads", c_int64),
         ("head_dim", c_int64),
         ("inner", c_int64),
-        ("frequencies", c_void_p),
-        ("rotary_scale", c_float),
+        ("rotaries", c_void_p),
+        ("rotary_count", c_int64),
         ("attention_scale", c_float),
+        ("attention_cap", c_float),
+        ("logit_cap", c_float),
+        ("activation", c_int32),
         ("last", Norm),
         ("head", Linear),
     ]

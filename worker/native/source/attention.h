@@ -24,7 +24,7 @@ struct Task {
   int64_t stride, out_stride, dim, heads, tokens;
   int64_t position;  // of the first token
   int64_t window;    // 0: sees everything
-  float scale;
+  float scale, cap;  // cap 0: scores stay
 };
 
 inline int64_t first_seen(const Task& task, int64_t token) {
@@ -132,8 +132,11 @@ inline void attend(const Task& task, float* scratch) {
   }
   for (int64_t token = 0; token < task.tokens; ++token) {
     const int64_t first = first_seen(task, token), seen = task.position + token + 1 - first;
-    for (int64_t head = 0; head < task.heads; ++head)
-      soften(scores + (token * task.heads + head) * room, first - start, seen, room);
+    for (int64_t head = 0; head < task.heads; ++head) {
+      float* own = scores + (token * task.heads + head) * room;
+      if (task.cap) cap_all(own, room, task.cap);
+      soften(own, first - start, seen, room);
+    }
     const float* values = task.values + first * task.dim;
     for (int64_t head = 0; head < task.heads; head += 2) {
       const float* weights = scores + (token * task.heads + head) * room + first - start;

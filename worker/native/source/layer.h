@@ -7,6 +7,9 @@ namespace furrow {
 
 enum Kind : int32_t { FLOAT32, BFLOAT16, FLOAT16, INT8 };
 
+// Of the gate of a feed-forward network.
+enum Activation : int32_t { SILU, GELU_TANH };
+
 // y = x · Wᵀ + b, or without the bias where it is null.
 struct Linear {
   const void* weights;  // packed: see product.h
@@ -22,10 +25,18 @@ struct Norm {
   float epsilon;
 };
 
+// Rotary embeddings of one kind of layer: frequencies of pairs that lie half a head apart.
+struct Rotary {
+  const float* frequencies;  // head_dim / 2
+  float scale;               // of sines and cosines
+};
+
+// Any norm may be absent. `after_…` norms the output of a sublayer before it is added.
 struct Layer {
-  Norm before_attention, before_feed_forward, query, key;
+  Norm before_attention, after_attention, before_feed_forward, after_feed_forward, query, key;
   Linear query_key_value, attention_out, gate_up, down;
   int64_t window;  // positions that a token sees, itself included; 0: all
+  int64_t rotary;  // index into the model's; -1: the layer's heads are not rotated
 };
 
 // Sums `count` floats over the ranks, in place. Anything but 0 is a failure.
@@ -34,8 +45,11 @@ using Reduce = int (*)(void* group, float* data, int64_t count);
 struct Model {
   const Layer* layers;
   int64_t depth, hidden, heads, shared_heads, head_dim, inner;
-  const float* frequencies;  // head_dim / 2: the rotary embedding's
-  float rotary_scale, attention_scale;
+  const Rotary* rotaries;
+  int64_t rotary_count;
+  float attention_scale;
+  float attention_cap, logit_cap;  // x becomes cap · tanh(x / cap); 0: stays
+  Activation activation;
   Norm last;
   Linear head;
 };

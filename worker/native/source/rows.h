@@ -19,23 +19,41 @@ inline void normalize(const Norm& norm, const float* x, int64_t count, float* ou
   for (; at < count; ++at) out[at] = x[at] * scale * norm.weight[at];
 }
 
-// silu(gate) · up, from both side by side.
+// activation(x) as x / (1 + e^-slope). GELU_TANH: 0.5 · (1 + tanh(u)) is 1 / (1 + e^-2u), where u = √(2/π) · (x + 0.044715 x³).
+template <Activation KIND>
+inline Floats slope(Floats x) {
+  if constexpr (KIND == SILU) return x;
+  return x * fma(all(0.0713548163f) * x, x, all(1.5957691216f));
+}
+
+template <Activation KIND>
+inline float slope(float x) {
+  return KIND == SILU ? x : x * (0.0713548163f * x * x + 1.5957691216f);
+}
+
+// activation(gate) · up, from both side by side.
+template <Activation KIND>
 inline void gate(const float* both, int64_t count, float* out) {
   int64_t at = 0;
   for (; at + LANES <= count; at += LANES) {
     const Floats x = load(both + at);
-    store(out + at, x / (all(1.0f) + exponential(all(0.0f) - x)) * load(both + count + at));
+    store(out + at, x / (all(1.0f) + exponential(all(0.0f) - slope<KIND>(x))) * load(both + count + at));
   }
-  for (; at < count; ++at) out[at] = both[at] / (1.0f + std::exp(-both[at])) * both[count + at];
+  for (; at < count; ++at) out[at] = both[at] / (1.0f + std::exp(-slope<KIND>(both[at]))) * both[count + at];
+}
+
+inline void gate(Activation activation, const float* both, int64_t count, float* out) {
+  if (activation == SILU) return gate<SILU>(both, count, out);
+  gate<GELU_TANH>(both, count, out);
 }
 
 // The sines and cosines of a position: (cosines of dim / 2, sines of dim / 2).
-inline void angles(const Model& model, int64_t position, float* out) {
-  const int64_t half = model.head_dim / 2;
+inline void angles(const Rotary& rotary, int64_t dim, int64_t position, float* out) {
+  const int64_t half = dim / 2;
   for (int64_t i = 0; i < half; ++i) {
-    const float angle = static_cast<float>(position) * model.frequencies[i];
-    out[i] = std::cos(angle) * model.rotary_scale;
-    out[half + i] = std::sin(angle) * model.rotary_scale;
+    const float angle = static_cast<float>(position) * rotary.frequencies[i];
+    out[i] = std::cos(angle) * rotary.scale;
+    out[half + i] = std::sin(angle) * rotary.scale;
   }
 }
 

@@ -152,6 +152,19 @@ inline Floats exponential(Floats x) {
   return zero_where_below(all(-87.0f), x, value);
 }
 
+// cap · tanh(x / cap): as cap · (1 - 2 / (e^(2x / cap) + 1)), to about one part in 10^7 of the cap.
+inline Floats capped(Floats x, float cap) {
+  const Floats power = exponential(x * all(2.0f / cap));
+  return all(cap) - all(2.0f * cap) / (power + all(1.0f));
+}
+
+// The same for `count` numbers in place.
+inline void cap_all(float* values, int64_t count, float cap) {
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) store(values + at, capped(load(values + at), cap));
+  for (; at < count; ++at) values[at] = cap * std::tanh(values[at] / cap);
+}
+
 template <int STRIDE, int HIGH, int... LANE>
 inline Floats exchanged(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
   if constexpr (HIGH)

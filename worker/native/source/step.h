@@ -18,7 +18,7 @@ class Scratch {
     attended = take<float>(tokens * model.heads * model.head_dim);
     both = take<float>(tokens * 2 * model.inner);
     gated = take<float>(tokens * model.inner);
-    turns = take<float>(tokens * model.head_dim);
+    turns = take<float>(tokens * model.rotary_count * model.head_dim);
     const int64_t widest = std::max({model.hidden, model.heads * model.head_dim, model.inner});
     quantized = {take<uint8_t>(most * byte_stride(widest) + LANES), take<float>(most)};
     int64_t longest = 0;
@@ -59,7 +59,11 @@ struct Piece {
 class Step {
  public:
   Step(const Model& model, const Batch& batch, char* memory, int threads)
-      : layers_(model.layers, model.layers + model.depth), model_(model), batch_(batch), scratch_(memory, model, batch, threads) {
+      : layers_(model.layers, model.layers + model.depth),
+        rotaries_(model.rotaries, model.rotaries + model.rotary_count),
+        model_(model),
+        batch_(batch),
+        scratch_(memory, model, batch, threads) {
     for (int64_t i = 0; i < batch.span_count; ++i)
       for (int64_t first = 0; first < batch.spans[i].count; first += TOKENS)
         pieces_.push_back({batch.spans[i], first, std::min(TOKENS, batch.spans[i].count - first)});
@@ -69,21 +73,23 @@ class Step {
   int failure() const { return failure_.load(); }
 
   void forward(Hand& hand) {
-    each_token(hand, [&](int64_t token) { angles(model_, batch_.positions[token], turns(token)); });
+    each_token(hand, [&](int64_t token) {
+      for (size_t i = 0; i < rotaries_.size(); ++i) angles(rotaries_[i], model_.head_dim, batch_.positions[token], turns(token, i));
+    });
     for (int64_t depth = 0; depth < model_.depth; ++depth) {
       const Layer& layer = layers_[depth];
       normalize_all(hand, layer.before_attention);
       multiply(hand, layer.query_key_value, scratch_.normed, scratch_.projected);
       each_span_token(hand, [&](const Span& span, int64_t token) { store_token(layer, depth, span, token); });
       attend_all(hand, layer, depth);
-      add(hand, layer.attention_out, scratch_.attended);
+      add(hand, layer.attention_out, scratch_.attended, layer.after_attention);
       if (failure_.load(std::memory_order_relaxed)) return;
       normalize_all(hand, layer.before_feed_forward);
       multiply(hand, layer.gate_up, scratch_.normed, scratch_.both);
       each_token(hand, [&](int64_t token) {
-        gate(scratch_.both + token * 2 * model_.inner, model_.inner, scratch_.gated + token * model_.inner);
+        gate(model_.activation, scratch_.both + token * 2 * model_.inner, model_.inner, scratch_.gated + token * model_.inner);
       });
-      add(hand, layer.down, scratch_.gated);
+      add(hand, layer.down, scratch_.gated, layer.after_feed_forward);
       if (failure_.load(std::memory_order_relaxed)) return;
     }
     hand.each(batch_.sampled_count, 1, [&](int64_t from, int64_t to) {
@@ -91,11 +97,18 @@ class Step {
         normalize(model_.last, hidden(batch_.sampled[row]), model_.hidden, scratch_.normed + row * model_.hidden);
     });
     product(hand, model_.head, scratch_.normed, batch_.sampled_count, batch_.logits, false, scratch_.quantized);
+    if (model_.logit_cap)
+      hand.each(batch_.sampled_count, 1, [&](int64_t from, int64_t to) {
+        for (int64_t row = from; row < to; ++row)
+          cap_all(batch_.logits + row * model_.head.outputs, model_.head.outputs, model_.logit_cap);
+      });
   }
 
  private:
   float* hidden(int64_t token) const { return batch_.hidden + token * model_.hidden; }
-  float* turns(int64_t token) const { return scratch_.turns + token * model_.head_dim; }
+  float* turns(int64_t token, int64_t rotary) const {
+    return scratch_.turns + (token * model_.rotary_count + rotary) * model_.head_dim;
+  }
   int64_t width() const { return (model_.heads + 2 * model_.shared_heads) * model_.head_dim; }
 
   template <typename Work>
@@ -124,15 +137,17 @@ class Step {
     product(hand, linear, x, batch_.tokens, out, false, scratch_.quantized);
   }
 
-  // Adds the sum of the ranks' parts of a product to the hidden rows.
-  void add(Hand& hand, const Linear& linear, const float* x) {
-    if (!batch_.reduce) return product(hand, linear, x, batch_.tokens, batch_.hidden, true, scratch_.quantized);
+  // Adds the sum of the ranks' parts of a product, normed where `norm` is present, to the hidden rows.
+  void add(Hand& hand, const Linear& linear, const float* x, const Norm& norm) {
+    if (!batch_.reduce && !norm.weight) return product(hand, linear, x, batch_.tokens, batch_.hidden, true, scratch_.quantized);
     multiply(hand, linear, x, scratch_.normed);
-    hand.each(1, 1, [&](int64_t, int64_t) {
-      failure_ = batch_.reduce(batch_.group, scratch_.normed, batch_.tokens * model_.hidden);
-    });
+    if (batch_.reduce)
+      hand.each(1, 1, [&](int64_t, int64_t) {
+        failure_ = batch_.reduce(batch_.group, scratch_.normed, batch_.tokens * model_.hidden);
+      });
     each_token(hand, [&](int64_t token) {
-      const float* sum = scratch_.normed + token * model_.hidden;
+      float* sum = scratch_.normed + token * model_.hidden;
+      if (norm.weight) normalize(norm, sum, model_.hidden, sum);
       for (int64_t i = 0; i < model_.hidden; ++i) hidden(token)[i] += sum[i];
     });
   }
@@ -146,7 +161,7 @@ class Step {
       const bool query = head < model_.heads;
       const Norm& norm = query ? layer.query : layer.key;
       if (norm.weight) normalize(norm, row, dim, row);
-      rotate(row, turns(token), dim);
+      if (layer.rotary >= 0) rotate(row, turns(token, layer.rotary), dim);
       if (!query) std::memcpy(keys + (head - model_.heads) * span.head_stride, row, dim * sizeof(float));
     }
     for (int64_t head = 0; head < model_.shared_heads; ++head, row += dim)
@@ -170,11 +185,13 @@ class Step {
     task.out = scratch_.attended + (token * model_.heads + shared * heads) * dim;
     task.stride = width(), task.out_stride = model_.heads * dim;
     task.dim = dim, task.heads = heads, task.tokens = piece.count;
-    task.position = span.offset + piece.first, task.window = layer.window, task.scale = model_.attention_scale;
+    task.position = span.offset + piece.first, task.window = layer.window;
+    task.scale = model_.attention_scale, task.cap = model_.attention_cap;
     return task;
   }
 
   const std::vector<Layer> layers_;
+  const std::vector<Rotary> rotaries_;
   const Model model_;
   const Batch batch_;
   const Scratch scratch_;

@@ -74,7 +74,7 @@ def test_it_says_what_torch_says(
 
 
 @pytest.mark.parametrize("quant", list(NEAR))
-@pytest.mark.parametrize("family", ["mistral", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma3_text", "mistral", "qwen3"])
 def test_a_sequence_has_the_same_bits_in_any_company(
     family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +134,7 @@ def test_a_sequence_gone_bad_is_seen(checkpoint: Checkpoint, monkeypatch: pytest
     assert found[1].isnan().all()
 
 
-@pytest.mark.parametrize("family", ["gemma2", "granite", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["cohere2", "granite", "qwen3_moe"])
 def test_other_families_are_left_to_torch(family: str, checkpoint: Checkpoint) -> None:
     """A family with other parts runs as before, and the log says why."""
     with capture_logs() as logs:
@@ -144,10 +144,10 @@ def test_other_families_are_left_to_torch(family: str, checkpoint: Checkpoint) -
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("quant", [None, "int8"])
-def test_two_ranks_step_together(quant: str | None, checkpoint: Checkpoint, ranks: RankGroup) -> None:
+@pytest.mark.parametrize(("family", "quant"), [("qwen3", None), ("qwen3", "int8"), ("gemma3_text", None)])
+def test_two_ranks_step_together(family: str, quant: str | None, checkpoint: Checkpoint, ranks: RankGroup) -> None:
     """Two ranks that sum inside of their steps answer as one does, after as many exchanges on each."""
-    folder, jobs = checkpoint("qwen3"), write([Job(1, PROMPT, 16, 6), Job(2, PROMPT[:9], 8, 6, start=2)])
+    folder, jobs = checkpoint(family), write([Job(1, PROMPT, 16, 6), Job(2, PROMPT[:9], 8, 6, start=2)])
     alone = load(folder, collective=Solo(), dtype="float32", quant=quant)
     expected = play(Engine(alone, SlabStore(alone.cache_layout, 4096), Solo()), jobs)
     ranks.form(2)
