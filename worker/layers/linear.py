@@ -3,55 +3,51 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import torch
 from torch import Tensor, nn
 
 from worker.native import library
-from worker.native.library import KINDS, Linear, Threads
-from worker.native.zeros import zeros
-
-CHUNK = 8192
-"""Outputs that are packed at once, so that no second copy of the whole is made in another type."""
-
-LARGEST_HALF = torch.finfo(torch.float16).max
+from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads
+from worker.native.matrix import PackedMatrix
 
 
 class NativeLinear(nn.Module):
     """y = x · Wᵀ + b in float32. x (…, inputs) → y (…, outputs); the bits of a row don't depend on the others.
 
-    `kind` is the type of the stored weights: float32, bfloat16 or float16, widened as they are read, or int8. With int8
-    a weight has one scale per output and an activation one per row; sums are exact integers. NaN or infinity in a row
-    gives NaN in that row alone.
+    Weights of 32 or 16 bits are widened as they are read. With int8 a weight has one scale per output and an activation
+    one per row; sums are exact integers. NaN or infinity in a row gives NaN in that row alone.
     """
 
-    def __init__(self, parts: list[Tensor], bias: Tensor | None, kind: torch.dtype, threads: Threads) -> None:
-        """`parts` (outputs, inputs) of layers that share their input, as stored."""
+    def __init__(self, parts: list[Tensor], bias: Tensor | None, kinds: list[torch.dtype], threads: Threads) -> None:
+        """`parts` (outputs, inputs) of layers that share their input, as stored; `kinds[i]` is the type in which
+        `parts[i]` is kept: float32, bfloat16, float16 or int8. Raises ValueError where the kinds change more than
+        twice from part to part."""
         super().__init__()
-        panel: int = threads.library.furrow_panel()
-        self.outputs, self.inputs, self.kind = sum(part.shape[0] for part in parts), parts[0].shape[1], kind
+        self.outputs, self.inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
         self.threads = threads
-        room = -(-self.outputs // panel) * panel
-        steps = -(-self.inputs // 4) * 4 if kind == torch.int8 else self.inputs
-        self._weights = zeros(room * steps, kind)
-        self._scales, self._sums = torch.zeros(room), torch.zeros(room, dtype=torch.int32)
+        self._matrices: list[PackedMatrix] = []
+        first = 0
+        for kind, run in itertools.groupby(zip(parts, kinds, strict=True), lambda pair: pair[1]):
+            self._matrices.append(PackedMatrix([part for part, _ in run], kind, first, threads))
+            first += self._matrices[-1].outputs
+        if len(self._matrices) > MOST_MATRICES:
+            raise ValueError(f"{len(self._matrices)} kinds of weights in one product; {MOST_MATRICES} fit")
         self.bias = None
         if bias is not None:
-            padded = torch.zeros(room)
+            padded = torch.zeros(self.outputs + threads.library.furrow_panel())
             padded[: self.outputs] = bias
             self.bias = nn.Parameter(padded, requires_grad=False)
         self.struct = Linear(
-            weights=self._weights.data_ptr(),
-            scales=self._scales.data_ptr(),
-            sums=self._sums.data_ptr(),
+            matrices=(Matrix * MOST_MATRICES)(*(matrix.struct for matrix in self._matrices)),
             bias=None if self.bias is None else self.bias.data_ptr(),
             inputs=self.inputs,
             outputs=self.outputs,
-            kind=KINDS[kind],
+            count=len(self._matrices),
         )
         self._address = ctypes.addressof(self.struct)
-        self.packed_bytes = self._weights.nbytes + self._scales.nbytes + self._sums.nbytes
-        self._pack(parts)
+        self.packed_bytes = sum(matrix.bytes for matrix in self._matrices)
 
     def forward(self, inputs: Tensor) -> Tensor:
         rows = inputs.contiguous()
@@ -69,19 +65,6 @@ class NativeLinear(nn.Module):
         out = torch.empty(*ids.shape, self.inputs)
         self.threads.library.furrow_look_up(self._address, wanted.data_ptr(), wanted.numel(), out.data_ptr())
         return out
-
-    def _pack(self, parts: list[Tensor]) -> None:
-        source = torch.float32 if self.kind == torch.int8 else self.kind
-        first = 0
-        for part in parts:
-            for rows in part.split(CHUNK):
-                if source == torch.float16:
-                    rows = rows.clamp(-LARGEST_HALF, LARGEST_HALF)  # saturates rather than overflows
-                stored = rows.to(source).contiguous()
-                self.threads.library.furrow_pack(
-                    self.threads.address, self._address, stored.data_ptr(), rows.shape[0], first
-                )
-                first += rows.shape[0]
 
 
 class SharedEmbedding(nn.Module):

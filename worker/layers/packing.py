@@ -46,7 +46,7 @@ def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Pack
     if threads is not None:
 
         def native(parts: list[Tensor], bias: Tensor | None) -> nn.Module:
-            return NativeLinear(parts, bias, _kept_as(parts, quant), threads)
+            return NativeLinear(parts, bias, [_kept_as(part, quant) for part in parts], threads)
 
         return Packing(native, packed=True, quantized=quant is not None, shares_tables=quant != "int8")
     if quant is not None:
@@ -67,13 +67,12 @@ def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Pack
     return Packing(dense, packed=False, quantized=False)
 
 
-def _kept_as(parts: list[Tensor], quant: str | None) -> torch.dtype:
+def _kept_as(part: Tensor, quant: str | None) -> torch.dtype:
     """16 bits of the checkpoint stay what they are: they lose nothing, and float32 would only be more to read."""
-    stored = parts[0].dtype
     if quant == "int8":
         return torch.int8
-    if stored in (torch.float16, torch.bfloat16) and all(part.dtype == stored for part in parts):
-        return stored
+    if part.dtype in (torch.float16, torch.bfloat16):
+        return part.dtype
     return torch.float16 if quant == "f16" else torch.float32
 
 

@@ -23,15 +23,27 @@ SILU, GELU_TANH = range(2)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.int8: INT8}
 
 
-class Linear(ctypes.Structure):
+MOST_MATRICES = 3
+
+
+class Matrix(ctypes.Structure):
     _fields_ = [
         ("weights", c_void_p),
         ("scales", c_void_p),
         ("sums", c_void_p),
+        ("first", c_int64),
+        ("outputs", c_int64),
+        ("kind", c_int32),
+    ]
+
+
+class Linear(ctypes.Structure):
+    _fields_ = [
+        ("matrices", Matrix * MOST_MATRICES),
         ("bias", c_void_p),
         ("inputs", c_int64),
         ("outputs", c_int64),
-        ("kind", c_int32),
+        ("count", c_int32),
     ]
 
 
@@ -117,7 +129,10 @@ def library() -> ctypes.CDLL | None:
         loaded.furrow_pool.argtypes, loaded.furrow_pool.restype = [c_int32], c_void_p
         loaded.furrow_pool_end.argtypes, loaded.furrow_pool_end.restype = [address], None
         loaded.furrow_pool_progress.argtypes, loaded.furrow_pool_progress.restype = [address], address
-        loaded.furrow_pack.argtypes, loaded.furrow_pack.restype = [address] * 3 + [number] * 2, None
+        loaded.furrow_pack.argtypes, loaded.furrow_pack.restype = (
+            [address, address, number, address, number, number],
+            None,
+        )
         loaded.furrow_look_up.argtypes, loaded.furrow_look_up.restype = [address, address, number, address], None
         loaded.furrow_product.argtypes = [address, address, address, number, address, address]
         loaded.furrow_product.restype = None

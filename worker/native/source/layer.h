@@ -10,14 +10,24 @@ enum Kind : int32_t { FLOAT32, BFLOAT16, FLOAT16, INT8 };
 // Of the gate of a feed-forward network.
 enum Activation : int32_t { SILU, GELU_TANH };
 
-// y = x · Wᵀ + b, or without the bias where it is null.
-struct Linear {
+// Outputs [first, first + outputs) of a linear layer, with weights of one kind.
+struct Matrix {
   const void* weights;  // packed: see product.h
-  const float* scales;  // INT8: by output, what a product of integers is worth
-  const int32_t* sums;  // INT8: by output, what OFFSET (simd.h) adds to each sum of products
-  const float* bias;
-  int64_t inputs, outputs;
+  const float* scales;  // INT8: by output, the value of one unit of its integer sums
+  const int32_t* sums;  // INT8: by output, what OFFSET (simd.h) adds to its integer sums
+  int64_t first, outputs;
   Kind kind;
+};
+
+constexpr int MOST_MATRICES = 3;  // query, key and value
+
+// y = x · Wᵀ + b, or without the bias where it is null. W is `count` matrices, one below the other: layers that share their input
+// are one product, and the tensors of a file may be of several kinds.
+struct Linear {
+  Matrix matrices[MOST_MATRICES];
+  const float* bias;  // readable for PANEL outputs beyond the last
+  int64_t inputs, outputs;
+  int32_t count;
 };
 
 struct Norm {

@@ -13,8 +13,9 @@ Pool* furrow_pool(int32_t threads) { return new Pool(threads); }
 void furrow_pool_end(Pool* pool) { delete pool; }
 const void* furrow_pool_progress(const Pool* pool) { return pool->progress(); }
 
-void furrow_pack(Pool* pool, const Linear* linear, const void* rows, int64_t count, int64_t first) {
-  pool->run([=, layer = *linear](Hand& hand) { pack(hand, layer, rows, count, first); });
+// `first`: among the matrix's outputs.
+void furrow_pack(Pool* pool, const Matrix* matrix, int64_t inputs, const void* rows, int64_t count, int64_t first) {
+  pool->run([=, one = *matrix](Hand& hand) { pack(hand, one, inputs, rows, count, first); });
 }
 
 void furrow_look_up(const Linear* linear, const int64_t* ids, int64_t count, float* out) {
@@ -29,7 +30,7 @@ void furrow_product(Pool* pool, const Linear* linear, const float* x, int64_t ro
 }
 
 int64_t furrow_product_room(const Linear* linear, int64_t rows) {
-  if (linear->kind != INT8) return 0;
+  if (!has(*linear, INT8)) return 0;
   return rows * (byte_stride(linear->inputs) + static_cast<int64_t>(sizeof(float))) + LANES + 64;
 }
 

@@ -8,75 +8,84 @@
 namespace furrow {
 
 // Where the weight of an output for an input lies, counted in stored numbers.
-inline int64_t position(const Linear& linear, int64_t output, int64_t input) {
-  const int64_t per = linear.kind == INT8 ? Int8::PER : 1, steps = (linear.inputs + per - 1) / per;
+inline int64_t position(Kind kind, int64_t inputs, int64_t output, int64_t input) {
+  const int64_t per = kind == INT8 ? Int8::PER : 1, steps = (inputs + per - 1) / per;
   return ((output / PANEL * steps + input / per) * PANEL + output % PANEL) * per + input % per;
 }
 
 // A block of inputs of some outputs of one panel, `from` … `to`. Rows are often a power of two apart and would throw each
 // other out of the cache, so a few numbers of each are fetched together.
 template <typename T>
-void place_block(const Linear& linear, const T* rows, int64_t from, int64_t to, int64_t input, T* packed) {
+void place_block(Kind kind, int64_t inputs, const T* rows, int64_t from, int64_t to, int64_t input, T* packed) {
   constexpr int64_t BLOCK = 64 / sizeof(T);
   T fetched[PANEL][BLOCK];
-  const int64_t count = std::min(BLOCK, linear.inputs - input);
+  const int64_t count = std::min(BLOCK, inputs - input);
   for (int64_t row = 0; row < to - from; ++row)
-    std::memcpy(fetched[row], rows + row * linear.inputs + input, count * sizeof(T));
-  T* out = packed + position(linear, from, input);
+    std::memcpy(fetched[row], rows + row * inputs + input, count * sizeof(T));
+  T* out = packed + position(kind, inputs, from, input);
   for (int64_t i = 0; i < count; ++i, out += PANEL)
     for (int64_t row = 0; row < to - from; ++row) out[row] = fetched[row][i];
 }
 
-// Rows of numbers that stay as they are become the outputs from `first` on.
+// Rows of numbers that stay as they are become the matrix's outputs from `first` on.
 template <typename T>
-void place(Hand& hand, const Linear& linear, const T* rows, int64_t count, int64_t first) {
-  T* packed = static_cast<T*>(const_cast<void*>(linear.weights));
+void place(Hand& hand, const Matrix& matrix, int64_t inputs, const T* rows, int64_t count, int64_t first) {
+  T* packed = static_cast<T*>(const_cast<void*>(matrix.weights));
   const int64_t front = first / PANEL, back = (first + count - 1) / PANEL;
   hand.each(back - front + 1, 1, [&](int64_t begin, int64_t end) {
     for (int64_t panel = front + begin; panel < front + end; ++panel) {
       const int64_t from = std::max(first, panel * PANEL), to = std::min(first + count, (panel + 1) * PANEL);
-      for (int64_t input = 0; input < linear.inputs; input += 64 / sizeof(T))
-        place_block(linear, rows + (from - first) * linear.inputs, from, to, input, packed);
+      for (int64_t input = 0; input < inputs; input += 64 / sizeof(T))
+        place_block(matrix.kind, inputs, rows + (from - first) * inputs, from, to, input, packed);
     }
   });
 }
 
 // One output's weights in ± 127 of the largest of them; `bytes` is room for them, rounded up to whole vectors.
-inline void place_bytes(const Linear& linear, const float* row, int64_t output, uint8_t* bytes) {
+inline void place_bytes(const Matrix& matrix, int64_t inputs, const float* row, int64_t output, uint8_t* bytes) {
   float largest_of_row;
-  scaled_bytes<0>(row, linear.inputs, byte_stride(linear.inputs), bytes, &largest_of_row);
+  scaled_bytes<0>(row, inputs, byte_stride(inputs), bytes, &largest_of_row);
   const auto* values = reinterpret_cast<const int8_t*>(bytes);
-  const int32_t sum = std::accumulate(values, values + linear.inputs, 0);
-  auto* packed = static_cast<int8_t*>(const_cast<void*>(linear.weights)) + position(linear, output, 0);
-  for (int64_t input = 0; input < linear.inputs; input += Int8::PER, packed += PANEL * Int8::PER)
+  const int32_t sum = std::accumulate(values, values + inputs, 0);
+  auto* packed = static_cast<int8_t*>(const_cast<void*>(matrix.weights)) + position(INT8, inputs, output, 0);
+  for (int64_t input = 0; input < inputs; input += Int8::PER, packed += PANEL * Int8::PER)
     std::memcpy(packed, values + input, Int8::PER);
-  const_cast<int32_t*>(linear.sums)[output] = OFFSET * sum;
-  const_cast<float*>(linear.scales)[output] = largest_of_row / 127.0f / 127.0f;
+  const_cast<int32_t*>(matrix.sums)[output] = OFFSET * sum;
+  const_cast<float*>(matrix.scales)[output] = largest_of_row / 127.0f / 127.0f;
 }
 
-inline void pack(Hand& hand, const Linear& linear, const void* rows, int64_t count, int64_t first) {
-  if (linear.kind == FLOAT32) return place(hand, linear, static_cast<const float*>(rows), count, first);
-  if (linear.kind != INT8) return place(hand, linear, static_cast<const uint16_t*>(rows), count, first);
+inline void pack(Hand& hand, const Matrix& matrix, int64_t inputs, const void* rows, int64_t count, int64_t first) {
+  if (matrix.kind == FLOAT32) return place(hand, matrix, inputs, static_cast<const float*>(rows), count, first);
+  if (matrix.kind != INT8) return place(hand, matrix, inputs, static_cast<const uint16_t*>(rows), count, first);
   hand.each(count, 64, [&](int64_t from, int64_t to) {
-    std::vector<uint8_t> bytes(byte_stride(linear.inputs) + LANES);
+    std::vector<uint8_t> bytes(byte_stride(inputs) + LANES);
     for (int64_t row = from; row < to; ++row)
-      place_bytes(linear, static_cast<const float*>(rows) + row * linear.inputs, first + row, bytes.data());
+      place_bytes(matrix, inputs, static_cast<const float*>(rows) + row * inputs, first + row, bytes.data());
   });
+}
+
+// The weights of one output of a matrix as floats; not from INT8.
+inline void look_up(const Matrix& matrix, int64_t inputs, int64_t output, float* out) {
+  for (int64_t input = 0; input < inputs; ++input) {
+    const int64_t at = position(matrix.kind, inputs, output, input);
+    if (matrix.kind == FLOAT32) {
+      out[input] = static_cast<const float*>(matrix.weights)[at];
+    } else {
+      alignas(64) uint16_t lanes[LANES] = {static_cast<const uint16_t*>(matrix.weights)[at]};
+      alignas(64) float wide[LANES];
+      store(wide, matrix.kind == FLOAT16 ? load_half(lanes) : load_bfloat(lanes));
+      out[input] = wide[0];
+    }
+  }
 }
 
 // The weights of the outputs `ids`, each as a row of `inputs` floats; not from INT8.
 inline void look_up(const Linear& linear, const int64_t* ids, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i)
-    for (int64_t input = 0; input < linear.inputs; ++input, ++out) {
-      const int64_t at = position(linear, ids[i], input);
-      if (linear.kind == FLOAT32) {
-        *out = static_cast<const float*>(linear.weights)[at];
-      } else {
-        alignas(64) uint16_t lanes[LANES] = {static_cast<const uint16_t*>(linear.weights)[at]};
-        alignas(64) float wide[LANES];
-        store(wide, linear.kind == FLOAT16 ? load_half(lanes) : load_bfloat(lanes));
-        *out = wide[0];
-      }
+    for (int one = 0; one < linear.count; ++one) {
+      const Matrix& matrix = linear.matrices[one];
+      if (ids[i] >= matrix.first && ids[i] < matrix.first + matrix.outputs)
+        look_up(matrix, linear.inputs, ids[i] - matrix.first, out + i * linear.inputs);
     }
 }
 

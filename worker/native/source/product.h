@@ -21,7 +21,13 @@ constexpr int64_t LEAST_BYTES = 64 * 1024, MOST_BYTES = 256 * 1024;  // of weigh
 constexpr int64_t AHEAD_BYTES = 3 * 1024;   // see `ask_ahead`
 constexpr int64_t LINE_BYTES = 64;
 
-inline int64_t panels(const Linear& linear) { return (linear.outputs + PANEL - 1) / PANEL; }
+inline int64_t panels(const Matrix& matrix) { return (matrix.outputs + PANEL - 1) / PANEL; }
+
+inline int64_t panels(const Linear& linear) {
+  int64_t sum = 0;
+  for (int i = 0; i < linear.count; ++i) sum += panels(linear.matrices[i]);
+  return sum;
+}
 
 // A kind of weights: `PER` of them are taken together, with one `Input`; `Sum` holds a vector of sums.
 struct Wide {
@@ -60,14 +66,13 @@ struct Rows {
   int64_t rows, stride;
 };
 
-inline Floats finished(Floats sum, const Linear& linear, int64_t output, float) {
-  return linear.bias ? sum + load(linear.bias + output) : sum;
-}
+// `bias`: of the outputs from `output` on, or null.
+inline Floats finished(Floats sum, const Matrix&, int64_t, const float* bias, float) { return bias ? sum + load(bias) : sum; }
 
-inline Floats finished(Ints sum, const Linear& linear, int64_t output, float scale) {
-  if (OFFSET) sum = minus(sum, load(linear.sums + output));  // every activation was OFFSET too large
-  const Floats product = to_floats(sum) * load(linear.scales + output);
-  return linear.bias ? fma(product, all(scale), load(linear.bias + output)) : product * all(scale);
+inline Floats finished(Ints sum, const Matrix& matrix, int64_t output, const float* bias, float scale) {
+  if (OFFSET) sum = minus(sum, load(matrix.sums + output));  // every activation was OFFSET too large
+  const Floats product = to_floats(sum) * load(matrix.scales + output);
+  return bias ? fma(product, all(scale), load(bias)) : product * all(scale);
 }
 
 // Adds to what `out` holds where `add`. A panel may reach beyond the outputs.
@@ -89,9 +94,9 @@ inline void ask_ahead(const typename K::Stored* weights) {
 }
 
 template <typename K, int ROWS>
-void tile(const Linear& linear, const Rows& inputs, int64_t row, int64_t panel, float* out, bool add) {
+void tile(const Linear& linear, const Matrix& matrix, const Rows& inputs, int64_t row, int64_t panel, float* out, bool add) {
   const int64_t steps = (linear.inputs + K::PER - 1) / K::PER;
-  const auto* weights = static_cast<const typename K::Stored*>(linear.weights) + panel * steps * PANEL * K::PER;
+  const auto* weights = static_cast<const typename K::Stored*>(matrix.weights) + panel * steps * PANEL * K::PER;
   const auto* values = static_cast<const typename K::Input*>(inputs.data) + row * inputs.stride;
   typename K::Sum sums[ROWS][2];
 #pragma GCC unroll 8
@@ -105,17 +110,18 @@ void tile(const Linear& linear, const Rows& inputs, int64_t row, int64_t panel, 
       sums[i][1] = K::add(values[i * inputs.stride + step], high, sums[i][1]);
     }
   }
-  const int64_t output = panel * PANEL;
+  const int64_t output = panel * PANEL, first = matrix.first + output, room = matrix.outputs - output;
+  const float* bias = linear.bias ? linear.bias + first : nullptr;
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i) {
-    float* place = out + (row + i) * linear.outputs + output;
+    float* place = out + (row + i) * linear.outputs + first;
     const float scale = inputs.scales ? inputs.scales[row + i] : 1.0f;
-    put(place, finished(sums[i][0], linear, output, scale), linear.outputs - output, add);
-    put(place + LANES, finished(sums[i][1], linear, output + LANES, scale), linear.outputs - output - LANES, add);
+    put(place, finished(sums[i][0], matrix, output, bias, scale), room, add);
+    put(place + LANES, finished(sums[i][1], matrix, output + LANES, bias ? bias + LANES : nullptr, scale), room - LANES, add);
   }
 }
 
-using Tile = void (*)(const Linear&, const Rows&, int64_t, int64_t, float*, bool);
+using Tile = void (*)(const Linear&, const Matrix&, const Rows&, int64_t, int64_t, float*, bool);
 
 template <typename K, int... ROWS>
 constexpr std::array<Tile, sizeof...(ROWS)> tiles(std::integer_sequence<int, ROWS...>) {
@@ -131,11 +137,11 @@ inline Tile tile_for(Kind kind, int64_t rows) {
 }
 
 // One panel for all rows, in tiles of nearly equal size.
-inline void panel_product(const Linear& linear, const Rows& inputs, int64_t panel, float* out, bool add) {
+inline void panel_product(const Linear& linear, const Matrix& matrix, const Rows& inputs, int64_t panel, float* out, bool add) {
   const int64_t parts = (inputs.rows + TILE - 1) / TILE;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t from = inputs.rows * part / parts, to = inputs.rows * (part + 1) / parts;
-    tile_for(linear.kind, to - from)(linear, inputs, from, panel, out, add);
+    tile_for(matrix.kind, to - from)(linear, matrix, inputs, from, panel, out, add);
   }
 }
 
@@ -168,28 +174,45 @@ struct Quantized {
 
 inline int64_t byte_stride(int64_t inputs) { return (inputs + 3) / 4 * 4; }
 
+inline bool has(const Linear& linear, Kind kind) {
+  for (int i = 0; i < linear.count; ++i)
+    if (linear.matrices[i].kind == kind) return true;
+  return false;
+}
+
+// Of one panel.
+inline int64_t panel_bytes(const Linear& linear, Kind kind) {
+  constexpr int64_t BYTES[] = {4, 2, 2, 1};
+  return PANEL * linear.inputs * BYTES[kind];
+}
+
 // Panels for a thread at a time. Memory is read faster in long runs, but where a piece is a large part of a product, or somebody else
 // takes the processor in the middle of one, the others wait for it.
 inline int64_t piece_of(const Linear& linear, int threads) {
-  constexpr int64_t BYTES[] = {4, 2, 2, 1};
-  const int64_t panel = PANEL * linear.inputs * BYTES[linear.kind], whole = panels(linear) * panel;
+  int64_t whole = 0;
+  for (int i = 0; i < linear.count; ++i)
+    whole += panels(linear.matrices[i]) * panel_bytes(linear, linear.matrices[i].kind);
+  const int64_t panel = std::max<int64_t>(1, whole / panels(linear));
   return std::max<int64_t>(1, std::clamp(whole / (4 * threads), LEAST_BYTES, MOST_BYTES) / panel);
 }
 
 // out (rows, outputs) = x (rows, inputs) · Wᵀ, by all threads; added to `out` where `add`.
 inline void product(Hand& hand, const Linear& linear, const float* x, int64_t rows, float* out, bool add, Quantized room) {
-  Rows inputs{x, nullptr, rows, linear.inputs};
-  if (linear.kind == INT8) {
-    const int64_t stride = byte_stride(linear.inputs);
+  const Rows floats{x, nullptr, rows, linear.inputs};
+  const int64_t stride = byte_stride(linear.inputs);
+  const Rows bytes{room.bytes, room.scales, rows, stride / 4};
+  if (has(linear, INT8))
     hand.each(rows, 1, [&](int64_t from, int64_t to) {
       for (int64_t row = from; row < to; ++row)
         scaled_bytes<OFFSET>(x + row * linear.inputs, linear.inputs, stride, room.bytes + row * stride, room.scales + row);
     });
-    inputs = {room.bytes, room.scales, rows, stride / 4};
-  }
-  const int64_t piece = piece_of(linear, hand.threads());
-  hand.each(panels(linear), piece, [&](int64_t from, int64_t to) {
-    for (int64_t panel = from; panel < to; ++panel) panel_product(linear, inputs, panel, out, add);
+  hand.each(panels(linear), piece_of(linear, hand.threads()), [&](int64_t from, int64_t to) {
+    int64_t front = 0;  // panels of the matrices before
+    for (int i = 0; i < linear.count; front += panels(linear.matrices[i]), ++i) {
+      const Matrix& matrix = linear.matrices[i];
+      for (int64_t panel = std::max(from, front); panel < std::min(to, front + panels(matrix)); ++panel)
+        panel_product(linear, matrix, matrix.kind == INT8 ? bytes : floats, panel - front, out, add);
+    }
   });
 }
 

@@ -23,7 +23,7 @@ THREADS = threads_here()
 
 
 def native(kind: torch.dtype) -> Make:
-    return lambda weight, bias: NativeLinear([weight], bias, kind, THREADS)
+    return lambda weight, bias: NativeLinear([weight], bias, [kind], THREADS)
 
 
 COMPILED: dict[str, tuple[Make, float]] = {
@@ -161,8 +161,23 @@ def test_parts_are_rows_of_one_layer() -> None:
     parts = [weights(outputs, 48)[0] for outputs in (70, 13, 40)]
     inputs = rows(3, 48)
     for kind in (torch.float32, torch.int8):
-        alone = [NativeLinear([part], None, kind, THREADS)(inputs) for part in parts]
-        assert torch.equal(NativeLinear(parts, None, kind, THREADS)(inputs), torch.cat(alone, dim=-1))
+        alone = [NativeLinear([part], None, [kind], THREADS)(inputs) for part in parts]
+        assert torch.equal(NativeLinear(parts, None, [kind] * 3, THREADS)(inputs), torch.cat(alone, dim=-1))
+
+
+@pytest.mark.skipif(THREADS is None, reason="no compiler")
+def test_parts_of_several_kinds_are_one_product() -> None:
+    """Parts that are kept in different types give, with a bias, what each gives alone."""
+    outputs = (70, 13, 40)
+    parts, kinds = [weights(count, 48)[0] for count in outputs], [torch.int8, torch.bfloat16, torch.int8]
+    bias, inputs = weights(sum(outputs), 1)[1], rows(9, 48)
+    alone = [
+        NativeLinear([part], some, [kind], THREADS)(inputs)
+        for part, some, kind in zip(parts, bias.split(outputs), kinds, strict=True)
+    ]
+    assert torch.equal(NativeLinear(parts, bias, kinds, THREADS)(inputs), torch.cat(alone, dim=-1))
+    with pytest.raises(ValueError, match="4 kinds of weights in one product; 3 fit"):
+        NativeLinear([*parts, parts[0]], None, [*kinds, torch.float32], THREADS)
 
 
 @pytest.mark.skipif(THREADS is None, reason="no compiler")
@@ -171,7 +186,7 @@ def test_an_embedding_reads_the_packed_rows(kind: torch.dtype) -> None:
     """A row that is looked up in a packed head is the weight, to the last bit that is kept."""
     weight, _ = weights(131, 48)
     ids = torch.tensor([[0, 130], [31, 32]])
-    assert torch.equal(NativeLinear([weight], None, kind, THREADS).look_up(ids), weight.to(kind).float()[ids])
+    assert torch.equal(NativeLinear([weight], None, [kind], THREADS).look_up(ids), weight.to(kind).float()[ids])
 
 
 def test_packing_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
