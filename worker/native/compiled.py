@@ -1,6 +1,8 @@
 """C++ sources compiled on the host, once for each version of a source, and kept in the user's cache.
 
-Without a compiler, or if it fails, callers use another implementation.
+A library for this processor is kept once it has passed its own check in a child process, because on some virtual
+machines a processor's flags promise instructions that fault. If it fails, it is compiled with fewer instructions.
+Without a compiler, or if all fails, callers use another implementation.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import structlog
@@ -23,48 +27,83 @@ import structlog
 log = structlog.get_logger()
 
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
-FOR_THIS_PROCESSOR = ("-march=native", "-O2")
-"""Without the first, another host may use what the same cache keeps. Such sources say themselves what is to be unrolled
-and how it uses vectors; more optimising would only take longer."""
+_MODEST = ("-O2",)
+"""Sources for this processor say themselves what is to be unrolled and how they use vectors; more optimising would only
+take longer."""
+_NEWER = ("avx512fp16", "avx512bf16", "avx512vnni", "avxvnni", "amx-tile", "amx-int8", "amx-bf16")
+INSTRUCTIONS: dict[str, tuple[str, ...]] = {
+    "all": ("-march=native", *_MODEST),
+    "no VNNI, 16-bit arithmetic or AMX": ("-march=native", *(f"-mno-{name}" for name in _NEWER), *_MODEST),
+    "AVX2": ("-mavx2", "-mfma", "-mf16c", *_MODEST),
+}
+"""Instructions of the processor that a library may use → the compiler's flags, tried in this order."""
 COMPILE_WITHIN_S = 60.0
+CHECK_WITHIN_S = 20.0
+_CHECK = """
+import ctypes, sys
+check = ctypes.CDLL(sys.argv[1]).furrow_check
+check.restype = ctypes.c_char_p
+wrong = check()
+sys.exit(wrong.decode() if wrong else 0)
+"""
+
+
+class CheckFailed(Exception):
+    """A library does not work on this processor; the message says how that was seen."""
+
 
 _libraries: dict[Path, ctypes.CDLL | None] = {}
 _lock = threading.Lock()
 
 
 def library(source: Path, *, for_this_processor: bool = False) -> ctypes.CDLL | None:
-    """The loaded library of `source` and the headers beside it; None if it can't be compiled. May take some seconds the
-    first time. A library for this processor does not run on a lesser one."""
+    """The loaded library of `source` and the headers below its folder; None if it can't be compiled, or fails its check
+    with any set of instructions. May take some seconds the first time. A library for this processor does not run on a
+    lesser one; it exports `furrow_check`, which returns null or the first wrong result."""
     with _lock:
         if source not in _libraries:
-            try:
-                _libraries[source] = _load(source, FOR_THIS_PROCESSOR if for_this_processor else ())
-            except (OSError, subprocess.SubprocessError) as error:
-                output = getattr(error, "stderr", None) or b""
-                log.warning(
-                    "compilation failed",
-                    source=source.name,
-                    error=str(error),
-                    output=output.decode()[-2000:],
-                    action="compile",
-                )
-                _libraries[source] = None
+            _libraries[source] = _first(source, INSTRUCTIONS if for_this_processor else {"": ()})
         return _libraries[source]
 
 
+def _first(source: Path, variants: Mapping[str, tuple[str, ...]]) -> ctypes.CDLL | None:
+    """The first of the variants (instructions → the compiler's flags) that compiles and passes its check."""
+    for instructions, flags in variants.items():
+        try:
+            return _load(source, flags)
+        except CheckFailed as error:
+            log.warning(
+                "C++ code fails on this processor",
+                instructions=instructions,
+                reason=str(error),
+                remedy="fewer instructions are used, or torch; please report this line and the processor's name",
+                action="check_library",
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            output = (getattr(error, "stderr", None) or b"").decode()[-2000:]
+            log.warning("compilation failed", source=source.name, error=str(error), output=output, action="compile")
+            if not isinstance(error, subprocess.CalledProcessError):
+                break
+    return None
+
+
 def _load(source: Path, more_flags: tuple[str, ...]) -> ctypes.CDLL | None:
+    """Raises CheckFailed, OSError or SubprocessError; None without a compiler."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     words = (
         source.read_bytes(),
-        *(header.read_bytes() for header in sorted(source.parent.glob("*.h"))),
+        *(header.read_bytes() for header in sorted(source.parent.rglob("*.h"))),
         " ".join(FLAGS + more_flags).encode(),
         (_processor() if more_flags else platform.machine()).encode(),
         platform.libc_ver()[1].encode(),
     )
     name = f"{source.stem}-{hashlib.sha256(b'|'.join(words)).hexdigest()[:24]}.so"
     kept = _cache() / name
+    refused = kept.with_suffix(".refused")
     if kept.exists():
         return ctypes.CDLL(str(kept))
+    if refused.exists():
+        raise CheckFailed(refused.read_text().strip())
     if compiler is None:
         return None
     try:
@@ -73,15 +112,35 @@ def _load(source: Path, more_flags: tuple[str, ...]) -> ctypes.CDLL | None:
     except OSError:  # a home that can't be written to: compiled anew by each process
         folder = None
     with _alone(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
-        if kept.exists():  # by whom this waited for
+        if kept.exists():  # another process compiled it meanwhile
             return ctypes.CDLL(str(kept))
         fresh = Path(scratch) / name
         command = [compiler, *FLAGS, *more_flags, "-o", str(fresh), str(source)]
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_WITHIN_S)
+        if more_flags and (reason := failure(fresh)):
+            if folder is not None:
+                refused.write_text(f"{reason}\n")
+            raise CheckFailed(reason)
         loaded = ctypes.CDLL(str(fresh))
         if folder is not None:
             fresh.replace(kept)  # whole or not at all, however many compile it at the same time
         return loaded
+
+
+def failure(built: Path, within_s: float = CHECK_WITHIN_S) -> str:
+    """Why the library `built` does not work on this processor; "" if it does. Its check runs in a child process, which
+    an instruction that faults ends, and imports nothing but ctypes."""
+    try:
+        # -I and -S: neither the environment nor site-packages are read, so the child is there within milliseconds.
+        child = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _CHECK, str(built)], capture_output=True, timeout=within_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"its check did not end within {within_s:g} s"
+    if child.returncode < 0:
+        return f"its check ended by {signal.Signals(-child.returncode).name}"
+    said = child.stderr.decode(errors="replace").strip().splitlines()
+    return (said or [f"its check ended with status {child.returncode}"])[-1] if child.returncode else ""
 
 
 @contextlib.contextmanager

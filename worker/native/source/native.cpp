@@ -1,5 +1,6 @@
 // A rank's products and forwards on this processor, as Python calls them (library.py).
 
+#include "check/forward.h"
 #include "packing.h"
 #include "step.h"
 
@@ -42,5 +43,15 @@ int furrow_step(Pool* pool, const Model* model, const Batch* batch, char* room) 
   const auto step = std::make_shared<Step>(*model, *batch, room, pool->threads());
   pool->run([step](Hand& hand) { step->forward(hand); });
   return step->failure();
+}
+
+// Null where this library computes on this processor what plain loops do, else the first difference. It is called in a
+// process of its own, which an instruction that the processor lacks ends.
+const char* furrow_check() {
+  static std::string why;
+  Pool pool(2);
+  why = check::products(pool);
+  if (why.empty()) why = check::Forward(pool).run();
+  return why.empty() ? nullptr : why.c_str();
 }
 }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from worker.native import compiled
+from worker.native import compiled, library
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -72,3 +73,106 @@ def test_a_home_that_can_t_be_written_to_keeps_nothing(source: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(occupied))
     assert answer(compiled.library(source)) == 42
     assert os.path.isfile(occupied)  # noqa: PTH113  # as it was
+
+
+CHECKED = """
+extern "C" const char* furrow_check() {
+#if defined(__AVX512F__) || defined(__AVX512VNNI__)
+%s
+#endif
+  return nullptr;
+}
+extern "C" int answer() {
+#ifdef __AVX512F__
+  return 512;
+#else
+  return 2;
+#endif
+}
+"""
+
+needs_vectors = pytest.mark.skipif(
+    not Path("/proc/cpuinfo").exists() or "avx2" not in Path("/proc/cpuinfo").read_text(), reason="no AVX2 here"
+)
+
+
+def checked(source: Path, faulty: str) -> tuple[int, list[str]]:
+    """The answer of the library that was taken in the end, and the reasons why others were not."""
+    source.write_text(CHECKED % faulty)
+    with capture_logs() as logs:
+        found = answer(compiled.library(source, for_this_processor=True))
+    return found, [line["reason"] for line in logs if line["action"] == "check_library"]
+
+
+@needs_compiler
+@needs_vectors
+@pytest.mark.parametrize(
+    ("faulty", "reason"),
+    [
+        ("__builtin_trap();", "its check ended by SIG"),
+        ('return "a product gives 3 instead of 2";', "a product gives 3 instead of 2"),
+        ("for (volatile int i = 0;; ) i = i + 1;", "its check did not end within 1 s"),
+        ("*(volatile int*)8 = 1;", "its check ended by SIGSEGV"),
+    ],
+)
+def test_instructions_that_fail_are_left_out(
+    source: Path, faulty: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end a child process and not this one; fewer are used, and the next process knows that at once."""
+    monkeypatch.setattr(compiled.failure, "__defaults__", (1.0,))
+    found, reasons = checked(source, faulty)
+    if not reasons:
+        pytest.skip("this processor has no AVX-512, so nothing was wrong with it")
+    assert found == 2
+    assert all(said.startswith(reason) for said in reasons)
+    monkeypatch.setattr(compiled, "_libraries", {})
+    monkeypatch.setattr(compiled, "failure", None)  # would be called if anything was compiled again
+    assert checked(source, faulty) == (2, reasons)
+
+
+@needs_compiler
+@needs_vectors
+def test_a_library_that_works_has_all_instructions(source: Path) -> None:
+    """Nothing is left out where nothing is wrong."""
+    found, reasons = checked(source, "")
+    assert reasons == []
+    assert found == (512 if "avx512f" in Path("/proc/cpuinfo").read_text() else 2)
+
+
+@needs_compiler
+@needs_vectors
+def test_where_every_set_of_instructions_fails_there_is_no_library(source: Path) -> None:
+    """Torch computes then; the reason is said for each set."""
+    source.write_text('extern "C" const char* furrow_check() { return "wrong"; }')
+    with capture_logs() as logs:
+        assert compiled.library(source, for_this_processor=True) is None
+    assert [line["instructions"] for line in logs] == list(compiled.INSTRUCTIONS)
+
+
+MUTATIONS = {
+    "product.h": ("minus(sum, load(matrix.sums + output))", "sum"),
+    "attention.h": ("task.position + token + 1 - task.window", "task.position + token + 2 - task.window"),
+    "rows.h": ("x * cosine - y * sine", "x * cosine + y * sine"),
+}
+
+
+@needs_compiler
+@needs_vectors
+@pytest.mark.parametrize("name", [None, *MUTATIONS])
+def test_the_check_finds_what_is_wrong(name: str | None, tmp_path: Path) -> None:
+    """The control passes; a wrong integer sum, a window that is off by one and a wrong rotation are found."""
+    sources = tmp_path / "source"
+    shutil.copytree(library.SOURCE.parent, sources)
+    if name is not None:
+        old, new = MUTATIONS[name]
+        text = (sources / name).read_text()
+        assert text.count(old) >= 1
+        (sources / name).write_text(text.replace(old, new))
+    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-march=native"]
+    built = tmp_path / "library.so"
+    subprocess.run(["c++", *flags, "-o", built, sources / "native.cpp"], check=True, capture_output=True, timeout=50)
+    reason = compiled.failure(built)
+    if name == "product.h" and "vnni" not in Path("/proc/cpuinfo").read_text():
+        assert reason == ""  # nothing is subtracted there
+    else:
+        assert (" gives " in reason) == (name is not None), reason
