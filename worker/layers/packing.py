@@ -34,6 +34,9 @@ class Packing:
     shares_tables: bool = False
     """True if an embedding can be looked up in the head that `pack` made of the same table."""
 
+    native: bool = False
+    """True if the layers are those of the C++ step."""
+
     def keeps_stored_rows(self, table: Tensor) -> bool:
         """True if an embedding stays apart from the head, in the 16 bits in which it is stored. A packed head allows no
         look-up; a float32 table beside it would double the memory."""
@@ -48,7 +51,7 @@ def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Pack
         def native(parts: list[Tensor], bias: Tensor | None) -> nn.Module:
             return NativeLinear(parts, bias, [_kept_as(part, quant) for part in parts], threads)
 
-        return Packing(native, packed=True, quantized=quant is not None, shares_tables=quant != "int8")
+        return Packing(native, packed=True, quantized=quant is not None, shares_tables=quant != "int8", native=True)
     if quant is not None:
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             raise SettingsError(f"--quant {quant} needs an x86 processor with AVX2; leave it out on this host")

@@ -1,4 +1,7 @@
-"""Builds one rank's shard of a model: transformers' modelling code, each parameter read only as far as it is kept."""
+"""Builds one rank's shard of a model, each parameter read only as far as it is kept.
+
+transformers is imported only for a model whose modules it has to make: the import takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 
 from control.errors import SettingsError
@@ -18,11 +22,15 @@ from worker.layers.norms import fuse_norms
 from worker.layers.packing import packing
 from worker.layers.sharding import ShardPlan
 from worker.models.checkpoint import Checkpoint
-from worker.models.meta_model import configuration, meta_model
+from worker.models.native.config import native_config
+from worker.models.native.modules import CausalModel, native_meta_model
+from worker.models.native.unsupported import NotNative
 from worker.models.served import ServedModel
 from worker.models.weight_loader import WeightLoader
 from worker.repository import validation
 from worker.repository.files import ModelFiles, inspect
+
+log = structlog.get_logger()
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
@@ -42,29 +50,56 @@ def load(
     files = source if isinstance(source, ModelFiles) else inspect(source)
     validation.check(files.config, collective.world_size, quant=quant)
     check_quant(quant, dtype, [device])
-    config = configuration(files.config)
     where = torch.device(device)
-    chosen = resolve_dtype(dtype, where, config)
-    model = meta_model(config, chosen, where)
-    plan = ShardPlan.of_config(config, validation.kv_heads(files.config), collective.rank, collective.world_size)
-    link = parallel.Link(collective)
-    with Checkpoint(files.weights) as checkpoint:
-        family, kept = validation.family_of(files.config), packing(quant, chosen, where)
-        WeightLoader(model, checkpoint, plan, family, chosen, where, link, kept, tell).fill()
-    if chosen == torch.float32 and where.type == "cpu":
+    chosen = resolve_dtype(dtype, where, files.config)
+    kept = packing(quant, chosen, where)
+
+    def fill(model: Any) -> ServedModel:
+        """`model`, a meta model, with this rank's weights."""
+        plan = ShardPlan.of_config(
+            model.config, validation.kv_heads(files.config), collective.rank, collective.world_size
+        )
+        link = parallel.Link(collective)
+        with Checkpoint(files.weights) as checkpoint:
+            family = validation.family_of(files.config)
+            WeightLoader(model, checkpoint, plan, family, chosen, where, link, kept, tell).fill()
+        _fuse(model, chosen, where)
+        return ServedModel(model, link, _cache_layout(model.config, plan, chosen, where), model.config.vocab_size)
+
+    if kept.native and (native := _native_meta_model(files.config, collective.world_size)) is not None:
+        served = fill(native)
+        if served.is_native:
+            return served
+        log.warning("a model is loaded again with transformers", action="load_again")
+    from worker.models.meta_model import configuration, meta_model  # only here: it imports transformers
+
+    return fill(meta_model(configuration(files.config), chosen, where))
+
+
+def _native_meta_model(config: dict[str, Any], world_size: int) -> CausalModel | None:
+    """The meta model of a family whose forward is C++, or None where transformers has to make it."""
+    try:
+        return native_meta_model(native_config(config, world_size), config)
+    except NotNative as reason:
+        log.debug("transformers makes the modules", reason=str(reason), action="choose_modules")
+        return None
+
+
+def _fuse(model: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Replace transformers' modules by faster ones."""
+    if dtype == torch.float32 and device.type == "cpu" and not isinstance(model, CausalModel):
         fuse_norms(model)
-    if where.type == "cuda" and importlib.util.find_spec("triton") is not None:
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from worker.models.kernels import fuse  # only here: on a CPU neither Triton nor its kernels are loaded
 
         fuse(model)
-    return ServedModel(model, link, _cache_layout(config, plan, chosen, where), config.vocab_size)
 
 
-def resolve_dtype(name: str, device: torch.device, config: Any = None) -> torch.dtype:
+def resolve_dtype(name: str, device: torch.device, config: dict[str, Any] | None = None) -> torch.dtype:
     """`auto` is float32 on a CPU, where 16-bit products are slow, and the checkpoint's own type elsewhere."""
     if name == "auto":
-        own = getattr(config, "dtype", None)
-        return torch.float32 if device.type == "cpu" else own if isinstance(own, torch.dtype) else torch.bfloat16
+        own = (config or {}).get("dtype") or (config or {}).get("torch_dtype")
+        return torch.float32 if device.type == "cpu" else DTYPES.get(str(own), torch.bfloat16)
     if name not in DTYPES:
         raise SettingsError(f"Unknown dtype '{name}'. Use auto, {', '.join(DTYPES)}.")
     return DTYPES[name]

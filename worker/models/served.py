@@ -16,7 +16,7 @@ from worker.kv.base import CacheLayout
 from worker.kv.slab_step import SlabStep
 from worker.layers.parallel import Link
 from worker.models.batch import Batch
-from worker.models.forward import native_forward
+from worker.models.native.forward import native_forward
 
 SCORED_AT_ONCE = 64
 """Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""
@@ -42,6 +42,11 @@ class ServedModel:
         self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters()) + sum(
             getattr(part, "packed_bytes", 0) for part in self.parts()
         )
+
+    @property
+    def is_native(self) -> bool:
+        """True if the forward is C++."""
+        return self._native is not None
 
     def parts(self) -> Iterator[nn.Module]:
         return self._module.modules()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from control.errors import ModelFilesError
 from worker.layers import fusing, parallel
 from worker.layers.dense import DenseLinear, stacked
 from worker.layers.embedding import HalfEmbedding
@@ -98,18 +99,34 @@ class WeightLoader:
         name, role = f"{module}.{leaf}", self.plan.role(module)
         for ours, stored in self.family.renamed:
             name = name.replace(ours, stored)
+        shape, dim = list(parameter.shape), None
         if role == "colwise":
-            return self.checkpoint.read(name, 0, [self.plan.interval(module, parameter.shape[0])])
-        if role == "rowwise" and leaf == "weight":
-            return self.checkpoint.read(name, 1, [self.plan.interval(module, parameter.shape[1])])
-        return self.checkpoint.read(name)
+            dim = 0
+        elif role == "rowwise" and leaf == "weight":
+            dim = 1
+        if dim is None or self.plan.world_size == 1:
+            return _checked(name, self.checkpoint.read(name), shape)
+        start, stop = self.plan.interval(module, shape[dim])
+        shape[dim] = stop - start
+        return _checked(name, self.checkpoint.read(name, dim, [(start, stop)]), shape)
 
     def _vocabulary(self, name: str, module: Any) -> Tensor:
         """The rank's rows as stored, padded with zeros to the width that all ranks share."""
         start, stop, width = padded_share(module.weight.shape[0], self.plan.rank, self.plan.world_size)
-        rows = self.checkpoint.read(name, 0, [(start, stop)])
+        whole = self.plan.world_size == 1
+        rows = self.checkpoint.read(name) if whole else self.checkpoint.read(name, 0, [(start, stop)])
+        _checked(name, rows, [stop - start, *module.weight.shape[1 : rows.dim()]])
         missing = width - rows.shape[0]
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
     def _parameter(self, stored: Tensor) -> nn.Parameter:
         return nn.Parameter(stacked([stored], self.dtype, self.device), requires_grad=False)
+
+
+def _checked(name: str, read: Tensor, shape: list[int]) -> Tensor:
+    if list(read.shape) != shape:
+        raise ModelFilesError(
+            f"Tensor {name} has the shape {list(read.shape)}, but config.json asks for {shape}; "
+            "is this the checkpoint of its config?"
+        )
+    return read

@@ -82,6 +82,18 @@ def test_a_tensor_that_is_missing(checkpoint: Checkpoint, tmp_path: Path) -> Non
         load(folder, collective=Solo())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_tensor_of_another_shape(world_size: int, dtype: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """A tensor that is smaller than its configuration says is refused by name and shapes, sharded or not."""
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "narrow")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"][:, :48].contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelFilesError, match=r"layers\.1\.mlp\.up_proj\.weight has the shape \[\d+, 48\], but .* 64"):
+        load(folder, collective=Membership(0, world_size), dtype=dtype)
+
+
 def test_the_gates_hold_in_a_rank_too(checkpoint: Checkpoint) -> None:
     """A rank that is told to load what can't be sharded refuses before it reads a weight."""
     with pytest.raises(UnsupportedArchitecture, match="divided among 3 ranks"):

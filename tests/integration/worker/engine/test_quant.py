@@ -27,6 +27,7 @@ from worker.layers import int8, packing
 from worker.models.batch import Row, flatten
 from worker.models.loading import load
 from worker.models.served import ServedModel
+from worker.native.library import SWITCH
 from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]
@@ -119,8 +120,9 @@ def test_perplexity_of_held_out_text(quant: str) -> None:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_every_rms_norm_is_fused(family: str, checkpoint: Checkpoint) -> None:
+def test_every_rms_norm_is_fused(family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """No family's norm slips through to the slower form: whichever formula it has, torch's own stands for it."""
+    monkeypatch.setenv(SWITCH, "0")
     model = load(checkpoint(family), collective=Solo())
     names = [type(part).__name__ for part in model.parts() if "RMSNorm" in type(part).__name__]
     assert set(names) <= {"FusedRMSNorm"}

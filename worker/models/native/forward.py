@@ -15,7 +15,8 @@ from worker.kv.base import CacheLayout
 from worker.kv.slab_step import SlabStep
 from worker.layers.parallel import Link
 from worker.models.batch import Batch
-from worker.models.plan import NotNative, Plan
+from worker.models.native.plan import Plan
+from worker.models.native.unsupported import NotNative
 from worker.native import library
 
 log = structlog.get_logger()

@@ -11,6 +11,7 @@ from worker.kv.base import CacheLayout
 from worker.layers.linear import NativeLinear
 from worker.layers.norms import FusedRMSNorm
 from worker.layers.parallel import RowParallelLinear, VocabParallelHead
+from worker.models.native.unsupported import NotNative, require
 from worker.native.library import GELU_TANH, SILU, Layer, Linear, Model, Norm, Rotary
 
 FAMILIES = {"gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
@@ -23,10 +24,6 @@ WHOLE_VECTORS = 16
 """A head's width must be a multiple of this many numbers."""
 
 
-class NotNative(Exception):
-    """A model that is left to torch; the message says why."""
-
-
 class Plan:
     """A model as the compiled step reads it. Keeps alive what the struct points to."""
 
@@ -36,8 +33,8 @@ class Plan:
         if config.model_type not in FAMILIES:
             raise NotNative(f"{config.model_type} has parts that are not written in C++")
         activation = getattr(config, "hidden_activation", None) or config.hidden_act
-        _require(activation in ACTIVATIONS, f"its activation is {activation}")
-        _require(layout.head_dim % WHOLE_VECTORS == 0, f"its heads are {layout.head_dim} wide")
+        require(activation in ACTIVATIONS, f"its activation is {activation}")
+        require(layout.head_dim % WHOLE_VECTORS == 0, f"its heads are {layout.head_dim} wide")
         head = model.get_output_embeddings()
         self.head = _native(head.head if isinstance(head, VocabParallelHead) else head)
         self.threads = self.head.threads
@@ -74,7 +71,7 @@ class Rotaries:
         self.frequencies: list[Tensor] = [
             getattr(rotary, f"{prefix}inv_freq").float().contiguous() for prefix in prefixes
         ]
-        _require(all(2 * one.numel() == head_dim for one in self.frequencies), "only a part of its heads is rotated")
+        require(all(2 * one.numel() == head_dim for one in self.frequencies), "only a part of its heads is rotated")
         self.structs = (Rotary * len(prefixes))(
             *(
                 Rotary(one.data_ptr(), getattr(rotary, f"{prefix}attention_scaling"))
@@ -123,12 +120,7 @@ def _joined(parent: Any, name: str) -> Linear:
 
 def _native(linear: Any) -> NativeLinear:
     if isinstance(linear, RowParallelLinear):
-        _require(linear.bias is None, "a bias is added after the ranks' sum")
+        require(linear.bias is None, "a bias is added after the ranks' sum")
         linear = linear.partial
-    _require(isinstance(linear, NativeLinear), f"its {type(linear).__name__} is torch's")
+    require(isinstance(linear, NativeLinear), f"its {type(linear).__name__} is torch's")
     return linear
-
-
-def _require(held: bool, otherwise: str) -> None:
-    if not held:
-        raise NotNative(otherwise)

@@ -1,0 +1,43 @@
+"""The libraries that a process imports: each takes seconds and hundreds of MiB."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from worker.native.library import library
+
+Checkpoint = Callable[[str], Path]
+
+LOAD = """
+import sys
+from pathlib import Path
+from worker.collective import Solo
+from worker.models.loading import load
+import worker.rank.process
+model = load(Path(sys.argv[1]), collective=Solo(), dtype=sys.argv[2], quant=sys.argv[3] or None)
+print(sorted(set(sys.modules) & {"torch", "transformers"}))
+"""
+
+
+def imported(program: str, *arguments: str) -> str:
+    found = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120, check=True
+    )
+    return found.stdout.splitlines()[-1]
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+def test_a_rank_whose_model_runs_in_cpp_imports_no_transformers(checkpoint: Checkpoint) -> None:
+    assert imported(LOAD, str(checkpoint("qwen3")), "float32", "int8") == "['torch']"
+
+
+@pytest.mark.parametrize("module", ["worker.agent.agent", "worker.supervision.supervisor", "api.server", "ops.cli"])
+def test_processes_without_a_model_import_no_torch(module: str) -> None:
+    program = f"import sys, {module}; print(sorted(set(sys.modules) & {{'torch', 'transformers'}}))"
+    assert imported(program) == "[]"

@@ -1,0 +1,50 @@
+"""The model types whose forward is C++.
+
+A layer is: norm, attention, sum, norm, gated feed-forward, sum. Rotary embeddings turn whole heads, halves as pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+ROLES = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+"""The tensor-parallel plan of these families, in the form of transformers' `base_model_tp_plan`."""
+
+
+@dataclass(frozen=True)
+class NativeFamily:
+    """`fields` are the fields of config.json that the model type reads beside those that all have, with the values that
+    transformers' class has where config.json omits them. A field that is not among them has no effect."""
+
+    fields: dict[str, Any]
+    query_key_value_bias: bool = False
+    """True if these projections always have a bias. The field `attention_bias` gives one to them and to the output."""
+    head_norms: bool = False
+    """True if each head of query and key has a norm."""
+
+
+_COMMON: dict[str, Any] = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "head_dim": None}
+_WINDOWS: dict[str, Any] = {
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+_LLAMA: dict[str, Any] = {"intermediate_size": 11008, "attention_bias": False, "mlp_bias": False}
+_QWEN3: dict[str, Any] = {"intermediate_size": 22016, "attention_bias": False, "head_dim": 128}
+
+FAMILIES: dict[str, NativeFamily] = {
+    "llama": NativeFamily(_COMMON | _LLAMA),
+    "mistral": NativeFamily(_COMMON | {"intermediate_size": 14336, "sliding_window": 4096}),
+    "qwen2": NativeFamily(_COMMON | _WINDOWS | {"intermediate_size": 22016}, query_key_value_bias=True),
+    "qwen3": NativeFamily(_COMMON | _WINDOWS | _QWEN3, head_norms=True),
+}

@@ -1,0 +1,119 @@
+"""Frequencies of rotary embeddings, to the bit as transformers computes them (`modeling_rope_utils.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from control.errors import ModelFilesError
+from worker.models.native.unsupported import require
+
+DEFAULT_THETA = 10_000.0
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """A position's angles are its product with `inv_freq` (head dim / 2,) float32; their cosine and sine are multiplied
+    by `attention_scaling`. The names are transformers'."""
+
+    inv_freq: Tensor
+    attention_scaling: float
+
+
+def rotary(config: dict[str, Any], head_dim: int) -> Rotary:
+    """The rotary embedding that config.json describes. Raises NotNative for a kind that is left to torch,
+    ModelFilesError for a parameter that is missing or no number."""
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise ModelFilesError(f"config.json has rotary parameters {given!r}; an object is needed.")
+    parameters = {"rope_theta": config.get("rope_theta", DEFAULT_THETA)} | given
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    require(kind in _KINDS, f"its rotary embedding is of type {kind}")
+    nested = [name for name, value in given.items() if isinstance(value, dict)]
+    require(not nested, f"its rotary embeddings differ by layer ({', '.join(nested)})")
+    part = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    require(part in (None, 1), f"only {part} of its heads is rotated")
+    original = config.get("original_max_position_embeddings")
+    if original is None:
+        original = parameters.get("original_max_position_embeddings", config["max_position_embeddings"])
+    parameters["original_max_position_embeddings"] = original
+    return _KINDS[kind](_Parameters(parameters, config["max_position_embeddings"]), head_dim)
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    given: dict[str, Any]
+    max_positions: int
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.given.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ModelFilesError(f"config.json has {name} = {value!r} among the rotary parameters; give a number.")
+        return value
+
+
+def _plain(theta: float, head_dim: int) -> Tensor:
+    return 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
+
+
+def _default(parameters: _Parameters, head_dim: int) -> Rotary:
+    return Rotary(_plain(parameters.number("rope_theta"), head_dim), 1.0)
+
+
+def _linear(parameters: _Parameters, head_dim: int) -> Rotary:
+    return Rotary(_plain(parameters.number("rope_theta"), head_dim) / parameters.number("factor"), 1.0)
+
+
+def _llama3(parameters: _Parameters, head_dim: int) -> Rotary:
+    """Low frequencies divided by `factor`, high ones as they are, a smooth passage between."""
+    frequencies = _plain(parameters.number("rope_theta"), head_dim)
+    factor, length = parameters.number("factor"), parameters.number("original_max_position_embeddings")
+    low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
+    wavelengths = 2 * math.pi / frequencies
+    scaled = torch.where(wavelengths > length / low, frequencies / factor, frequencies)
+    smooth = (length / wavelengths - low) / (high - low)
+    between = ~(wavelengths < length / high) * ~(wavelengths > length / low)
+    return Rotary(torch.where(between, (1 - smooth) * scaled / factor + smooth * scaled, scaled), 1.0)
+
+
+def _yarn(parameters: _Parameters, head_dim: int) -> Rotary:
+    """YaRN, https://arxiv.org/abs/2309.00071: interpolated frequencies, and a scale for attention."""
+    theta, length = parameters.number("rope_theta"), parameters.number("original_max_position_embeddings")
+    factor = parameters.number("factor", parameters.max_positions / length)
+    scale = parameters.given.get("attention_factor")
+    if scale is None:
+        mscale, every = parameters.given.get("mscale"), parameters.given.get("mscale_all_dim")
+        scale = _mscale(factor, mscale) / _mscale(factor, every) if mscale and every else _mscale(factor)
+
+    def border(rotations: float) -> float:
+        return (head_dim * math.log(length / (rotations * 2 * math.pi))) / (2 * math.log(theta))
+
+    low = border(parameters.number("beta_fast") if parameters.given.get("beta_fast") else 32)
+    high = border(parameters.number("beta_slow") if parameters.given.get("beta_slow") else 1)
+    if parameters.given.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = torch.clamp((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
+    kept = 1 - ramp
+    periods = theta ** (torch.arange(0, head_dim, 2).to(dtype=torch.float) / head_dim)
+    return Rotary(1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept, float(scale))
+
+
+def _mscale(factor: float, mscale: float = 1) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+_KINDS: dict[str, Callable[[_Parameters, int], Rotary]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
