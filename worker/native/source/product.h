@@ -196,24 +196,50 @@ inline int64_t piece_of(const Linear& linear, int threads) {
   return std::max<int64_t>(1, std::clamp(whole / (4 * threads), LEAST_BYTES, MOST_BYTES) / panel);
 }
 
+// The rows of a product in every kind of numbers that its matrices multiply.
+struct Inputs {
+  Rows floats, bytes;
+
+  // `count` of the rows from `first` on.
+  Inputs part(int64_t first, int64_t count) const {
+    const float* x = static_cast<const float*>(floats.data) + first * floats.stride;
+    const uint8_t* room = static_cast<const uint8_t*>(bytes.data) + first * bytes.stride * 4;
+    return {{x, nullptr, count, floats.stride}, {room, bytes.scales + first, count, bytes.stride}};
+  }
+};
+
+// `x`: `rows` rows, `width` floats apart, which is at least as many as a linear layer has inputs.
+inline Inputs inputs_of(const float* x, int64_t width, int64_t rows, Quantized room) {
+  return {{x, nullptr, rows, width}, {room.bytes, room.scales, rows, byte_stride(width) / 4}};
+}
+
+// Converts a row from floats into the other kinds that the layer needs.
+inline void prepare(const Linear& linear, const Inputs& inputs, int64_t row) {
+  if (!has(linear, INT8)) return;
+  const float* x = static_cast<const float*>(inputs.floats.data) + row * inputs.floats.stride;
+  uint8_t* bytes = static_cast<uint8_t*>(const_cast<void*>(inputs.bytes.data)) + row * inputs.bytes.stride * 4;
+  scaled_bytes<OFFSET>(x, linear.inputs, byte_stride(linear.inputs), bytes, const_cast<float*>(inputs.bytes.scales) + row);
+}
+
+// The panels `from` … `to` of a layer, counted over its matrices, for rows that are prepared.
+inline void panels_product(const Linear& linear, const Inputs& inputs, int64_t from, int64_t to, float* out, bool add) {
+  int64_t front = 0;  // panels of the matrices before
+  for (int i = 0; i < linear.count; front += panels(linear.matrices[i]), ++i) {
+    const Matrix& matrix = linear.matrices[i];
+    for (int64_t panel = std::max(from, front); panel < std::min(to, front + panels(matrix)); ++panel)
+      panel_product(linear, matrix, matrix.kind == INT8 ? inputs.bytes : inputs.floats, panel - front, out, add);
+  }
+}
+
 // out (rows, outputs) = x (rows, inputs) · Wᵀ, by all threads; added to `out` where `add`.
 inline void product(Hand& hand, const Linear& linear, const float* x, int64_t rows, float* out, bool add, Quantized room) {
-  const Rows floats{x, nullptr, rows, linear.inputs};
-  const int64_t stride = byte_stride(linear.inputs);
-  const Rows bytes{room.bytes, room.scales, rows, stride / 4};
+  const Inputs inputs = inputs_of(x, linear.inputs, rows, room);
   if (has(linear, INT8))
     hand.each(rows, 1, [&](int64_t from, int64_t to) {
-      for (int64_t row = from; row < to; ++row)
-        scaled_bytes<OFFSET>(x + row * linear.inputs, linear.inputs, stride, room.bytes + row * stride, room.scales + row);
+      for (int64_t row = from; row < to; ++row) prepare(linear, inputs, row);
     });
-  hand.each(panels(linear), piece_of(linear, hand.threads()), [&](int64_t from, int64_t to) {
-    int64_t front = 0;  // panels of the matrices before
-    for (int i = 0; i < linear.count; front += panels(linear.matrices[i]), ++i) {
-      const Matrix& matrix = linear.matrices[i];
-      for (int64_t panel = std::max(from, front); panel < std::min(to, front + panels(matrix)); ++panel)
-        panel_product(linear, matrix, matrix.kind == INT8 ? bytes : floats, panel - front, out, add);
-    }
-  });
+  hand.each(panels(linear), piece_of(linear, hand.threads()),
+            [&](int64_t from, int64_t to) { panels_product(linear, inputs, from, to, out, add); });
 }
 
 }  // namespace furrow
