@@ -133,6 +133,8 @@ def library() -> ctypes.CDLL | None:
             [address, address, number, address, number, number],
             None,
         )
+        loaded.furrow_quantize.argtypes = [address, c_int32, address, number, number, address]
+        loaded.furrow_quantize.restype = number
         loaded.furrow_look_up.argtypes, loaded.furrow_look_up.restype = [address, address, number, address], None
         loaded.furrow_product.argtypes = [address, address, address, number, address, address]
         loaded.furrow_product.restype = None

@@ -2,6 +2,7 @@
 
 #include "check/forward.h"
 #include "packing.h"
+#include "quantize/quantize.h"
 #include "step.h"
 
 using namespace furrow;
@@ -17,6 +18,14 @@ const void* furrow_pool_progress(const Pool* pool) { return pool->progress(); }
 // `first`: among the matrix's outputs.
 void furrow_pack(Pool* pool, const Matrix* matrix, int64_t inputs, const void* rows, int64_t count, int64_t first) {
   pool->run([=, one = *matrix](Hand& hand) { pack(hand, one, inputs, rows, count, first); });
+}
+
+// `rows` (count, inputs) to blocks of the format `type`, its number in GGUF. Returns -1, the index of a row with NaN or
+// infinity, or UNKNOWN_FORMAT.
+int64_t furrow_quantize(Pool* pool, int32_t type, const float* rows, int64_t count, int64_t inputs, char* out) {
+  const auto result = std::make_shared<std::atomic<int64_t>>(-1);
+  pool->run([=](Hand& hand) { quantize(hand, type, rows, count, inputs, out, *result); });
+  return result->load();
 }
 
 void furrow_look_up(const Linear* linear, const int64_t* ids, int64_t count, float* out) {
