@@ -35,7 +35,65 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+SLIDING_AND_FULL: dict[str, Any] = {
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
+    "arcee": {"mlp_bias": True},
+    "cohere": {"tie_word_embeddings": True, "logit_scale": 0.5, "use_qk_norm": True},
+    "cohere2": {"tie_word_embeddings": True, "logit_scale": 0.5, **SLIDING_AND_FULL},
+    "ernie4_5": {"tie_word_embeddings": True, "use_bias": True},
+    "exaone4": {"sliding_window_pattern": 2, **SLIDING_AND_FULL},
+    "gemma": {"initializer_range": 0.1, "tie_word_embeddings": True},
+    "gemma2": {
+        "initializer_range": 0.1,
+        "sliding_window": 12,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 10.0,
+    },
+    "gemma3_text": {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, **SLIDING_AND_FULL},
+    "glm": {"attention_bias": True},
+    "glm4": {"attention_bias": True},
+    "glm4_moe": {
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 33,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.5,
+    },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "swiglu_limit": 1.5,
+        "rope_parameters": {**YARN, "truncate": False},
+        **SLIDING_AND_FULL,
+    },
+    "granite": {
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
+    "hunyuan_v1_dense": {"attention_bias": True},
+    "internlm3": {"qkv_bias": True, "bias": True},
     "llama": {
         "rope_parameters": {
             "rope_type": "llama3",
@@ -46,7 +104,36 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         }
     },
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8},
+    "ministral": SLIDING_AND_FULL,
+    "ministral3": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+    "mistral": {"sliding_window": 12},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmo2": {},
+    "olmo3": {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": YARN,
+        },
+        **SLIDING_AND_FULL,
+    },
+    "phi": {
+        "initializer_range": 0.15,
+        "qk_layernorm": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+    "phi3": {
+        "sliding_window": 12,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+    },
     "qwen2": {"tie_word_embeddings": True},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 33,
+        "shared_expert_intermediate_size": 45,
+        "mlp_only_layers": [1],
+    },
     "qwen3": {"tie_word_embeddings": True},
     "qwen3_moe": {
         "num_experts": 8,
@@ -55,39 +142,12 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
         "norm_topk_prob": True,
     },
-    "mistral": {"sliding_window": 12},
-    "gemma2": {
-        "initializer_range": 0.1,
-        "sliding_window": 12,
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 16,
-        "attn_logit_softcapping": 5.0,
-        "final_logit_softcapping": 10.0,
-    },
-    "granite": {
-        "embedding_multiplier": 2.0,
-        "residual_multiplier": 0.5,
-        "attention_multiplier": 0.2,
-        "logits_scaling": 2.0,
-    },
-    "starcoder2": {"use_bias": True, "sliding_window": 12},
-    "cohere2": {
-        "sliding_window": 12,
-        "tie_word_embeddings": True,
-        "logit_scale": 0.5,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    },
+    "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "gemma3_text": {
-        "sliding_window": 12,
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 16,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    },
+    "starcoder2": {"use_bias": True, "sliding_window": 12},
 }
 
-NORM_NOISE = {"gemma2": 3.0, "gemma3_text": 3.0}
+NORM_NOISE = {"gemma": 3.0, "gemma2": 3.0, "gemma3_text": 3.0, "glm4_moe": 1.0, "olmo2": 1.0}
 """Standard deviation added to the layers' norm weights, 0.1 if not here. With less, families that norm the output of
 a sublayer only repeat the last token: the embedding, which they scale up, drowns all else."""
 
@@ -108,6 +168,9 @@ def make(family: str, folder: Path, seed: int = 0, norm_noise: float | None = No
                 parameter.add_(noise * torch.randn_like(parameter))
             elif name.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # zeros as well, and as likely to be forgotten
+                buffer.add_(0.3 * torch.randn_like(buffer))
     model.generation_config.eos_token_id = EOS
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)

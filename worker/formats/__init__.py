@@ -1,1 +1,1 @@
-"""Formats of stored weights: their names, blocks and sizes; no torch."""
+"""Formats of stored weights: their names, blocks, sizes and parts by rank; no torch."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from worker.collective import Collective
@@ -42,6 +44,21 @@ class ReducedExperts(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._link.collective.all_reduce(self.experts(*args, **kwargs).contiguous())
+
+
+class WidthNorm(nn.Module):
+    """x / sqrt(mean(x²) + ε) · weight over a width that is split over the ranks: the ranks sum their squares."""
+
+    def __init__(self, norm: Any, link: Link) -> None:
+        super().__init__()
+        self.weight, self._eps, self._link = norm.weight, norm.variance_epsilon, link
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        wide, collective = hidden.to(torch.float32), self._link.collective
+        squares = collective.all_reduce(wide.square().sum(-1, keepdim=True))
+        # Heads that several ranks keep count several times in both.
+        width = wide.shape[-1] * collective.world_size
+        return (self.weight * (wide * torch.rsqrt(squares / width + self._eps))).to(hidden.dtype)
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -90,9 +107,19 @@ def split_vocabulary(model: Any, plan: ShardPlan, link: Link) -> None:
     model.set_input_embeddings(VocabParallelEmbedding(embedding, start, link))
 
 
-def reduce_experts(model: nn.Module, plan: ShardPlan, link: Link) -> None:
-    """Sum what each rank's part of the experts gives."""
+def split_layers(model: nn.Module, plan: ShardPlan, link: Link) -> None:
+    """Wrap or adjust the modules that hold this rank's part by now and are no linear layers."""
     for name, module in list(model.named_modules()):
-        if plan.role(name) == "moe_tp_experts":
-            parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, ReducedExperts(module, link))
+        path, _, leaf = name.rpartition(".")
+        parent: Any = model.get_submodule(path)
+        match plan.role(name):
+            case "experts":
+                setattr(parent, leaf, ReducedExperts(module, link))
+            case "width_norm":
+                setattr(parent, leaf, WidthNorm(module, link))
+            case "query_key_value":
+                # The modelling code cuts the product by the numbers of heads.
+                parent.config = copy.copy(parent.config)
+                parent.config.num_attention_heads, parent.num_key_value_heads = plan.local_heads, plan.local_kv_heads
+            case _:
+                pass

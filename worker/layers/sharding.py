@@ -1,19 +1,20 @@
-"""The part of each parameter that a rank keeps: transformers' tensor-parallel plan, with key-value heads by head.
+"""The part of each parameter that a rank keeps, from the roles in the table of families.
 
 A column-parallel layer keeps rows of its weight (outputs), a row-parallel one keeps columns (inputs) and sums over the
-ranks. Parameters that the plan does not name are kept whole.
+ranks. Parameters without a role are kept whole.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
-from control.errors import UnsupportedArchitecture
+from worker.formats.roles import Role, Roles
 
-WHOLE_ROLES = {"replicated_with_grad_allreduce", "replicated"}
-ROLES = {"colwise", "rowwise", "packed_colwise", "moe_tp_experts"} | WHOLE_ROLES
+IN_LAYER = re.compile(r"(?:model\.)?layers\.\d+\.(.+)")
+
+OUTPUTS: set[Role | None] = {"colwise", "halves", "query_key_value", "width_norm"}
+"""Roles that keep rows of a weight, and parts of a vector."""
 
 
 def share(size: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -29,41 +30,52 @@ def padded_share(size: int, rank: int, world_size: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The plan of one rank. `plan` maps patterns of module or parameter names below the base model to roles."""
+    """The plan of one rank. `heads` and `kv_heads` are those of the whole model."""
 
-    plan: dict[str, str]
+    roles: Roles
+    heads: int
     kv_heads: int
     rank: int
     world_size: int
 
-    @classmethod
-    def of_config(cls, config: Any, kv_heads: int, rank: int, world_size: int) -> ShardPlan:
-        """From a transformers configuration; raises UnsupportedArchitecture for a role that is not known here."""
-        plan = dict(config.base_model_tp_plan or {})
-        if world_size > 1:
-            if not plan:
-                raise UnsupportedArchitecture(
-                    f"Model type '{config.model_type}' has no tensor-parallel plan. Use --tp 1."
-                )
-            if strange := sorted(set(plan.values()) - ROLES):
-                raise UnsupportedArchitecture(
-                    f"Model type '{config.model_type}' needs {', '.join(strange)} to be sharded. Use --tp 1."
-                )
-        return cls(plan, kv_heads, rank, world_size)
+    def role(self, name: str) -> Role | None:
+        """The role of a module or parameter by its full name, e.g. `model.layers.3.mlp.up_proj`. A rank alone keeps
+        everything."""
+        found = IN_LAYER.fullmatch(name) if self.world_size > 1 else None
+        return None if found is None else self.roles.get(found[1])
 
-    def role(self, name: str) -> str | None:
-        """The role of a module or parameter by its full name, e.g. `model.layers.3.mlp.up_proj`."""
-        generic = re.sub(r"\.\d+(?=\.|$)", ".*", name.removeprefix("model."))
-        role = self.plan.get(generic)
-        return None if role in WHOLE_ROLES else role
+    def intervals(self, module: str, size: int) -> list[tuple[int, int]]:
+        """The intervals that this rank keeps of `size` outputs (or inputs) of a sharded module, in order."""
+        match self.role(module):
+            case "halves":
+                half = size // 2
+                start, stop = share(half, self.rank, self.world_size)
+                return [(start, stop), (half + start, half + stop)]
+            case "query_key_value":
+                width = size // (self.heads + 2 * self.kv_heads)
+                start, stop = share(self.heads, self.rank, self.world_size)
+                first, last = self._kv_share
+                keys, values = self.heads, self.heads + self.kv_heads
+                places = [(start, stop), (keys + first, keys + last), (values + first, values + last)]
+                return [(width * begin, width * end) for begin, end in places]
+            case _ if module.endswith((".k_proj", ".v_proj", ".k_norm")):
+                width = size // self.kv_heads
+                first, last = self._kv_share
+                return [(width * first, width * last)]
+            case _:
+                return [share(size, self.rank, self.world_size)]
 
-    def interval(self, module: str, size: int) -> tuple[int, int]:
-        """The interval that this rank keeps of `size` outputs (or inputs) of a sharded module."""
-        if module.endswith((".k_proj", ".v_proj")) and self.kv_heads < self.world_size:
-            # Fewer key-value heads than ranks: neighbours share one, each with a full copy of it.
-            head, width = self.rank * self.kv_heads // self.world_size, size // self.kv_heads
-            return head * width, (head + 1) * width
-        return share(size, self.rank, self.world_size)
+    @property
+    def _kv_share(self) -> tuple[int, int]:
+        """This rank's key-value heads. With fewer of them than ranks, neighbours share one, each with a copy."""
+        if self.kv_heads < self.world_size:
+            head = self.rank * self.kv_heads // self.world_size
+            return head, head + 1
+        return share(self.kv_heads, self.rank, self.world_size)
+
+    @property
+    def local_heads(self) -> int:
+        return self.heads // self.world_size
 
     @property
     def local_kv_heads(self) -> int:

@@ -66,5 +66,5 @@ class Checkpoint:
         self._numbers.pop(name, None)
         if dim is None or ranges is None:
             return stored[:]
-        parts = [stored[start:stop] if dim == 0 else stored[:, start:stop] for start, stop in ranges]
+        parts = [stored[(slice(None),) * dim + (slice(start, stop),)] for start, stop in ranges]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)

@@ -1,4 +1,4 @@
-"""Fused experts: transformers keeps all experts of a layer in two tensors, the checkpoint keeps each one's matrices."""
+"""Fused experts: transformers keeps all experts of a layer in few tensors, most checkpoints the matrices of each."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ from worker.layers.sharding import ShardPlan, share
 from worker.models.checkpoint import Checkpoint
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
+GATE_UP_BIAS, DOWN_BIAS = "gate_up_proj_bias", "down_proj_bias"
 ExpertKeys = tuple[str, str, str]
 
 
-def is_fused(module: str, leaf: str) -> bool:
-    """True if a parameter of the meta model is built from several tensors of the checkpoint."""
-    return module.endswith(".experts") and leaf in {GATE_UP, DOWN}
+def are_in(module: str) -> bool:
+    """True if a module of the meta model holds the experts of a layer."""
+    return module.endswith(".experts")
 
 
 def read(
+    checkpoint: Checkpoint, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys | None
+) -> Tensor:
+    """The rank's part of what a layer's experts have as `leaf`. Each expert's inner width is split, with the same
+    columns of gate and up and rows of down on one rank. `keys` is None where they are stored together."""
+    if keys is None:
+        return _read_together(checkpoint, plan, f"{module}.{leaf}", leaf, parameter)
+    return _read_each(checkpoint, plan, module, leaf, parameter, keys)
+
+
+def _read_each(
     checkpoint: Checkpoint, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys
 ) -> Tensor:
-    """The rank's part: gate_up_proj (experts, 2 · width, hidden), gate above up, or down_proj (experts, hidden, width).
-    Each expert's inner width is split, with the same columns of gate and up and rows of down on one rank."""
+    """gate_up_proj (experts, 2 · width, hidden), gate above up, or down_proj (experts, hidden, width)."""
     layer = module[: module.index(".mlp.") + 1]
     gate, up, down = (layer + key for key in keys)
     count = parameter.shape[0]
@@ -32,3 +42,17 @@ def read(
     return torch.stack(
         [torch.cat([checkpoint.read(key.format(expert), 0, [kept]) for key in (gate, up)]) for expert in range(count)]
     )
+
+
+def _read_together(checkpoint: Checkpoint, plan: ShardPlan, name: str, leaf: str, parameter: Tensor) -> Tensor:
+    """gate_up_proj (experts, hidden, 2 · width), gate and up in turn, down_proj (experts, width, hidden), and their
+    biases (experts, outputs)."""
+    if leaf in {GATE_UP, GATE_UP_BIAS}:
+        last = parameter.dim() - 1
+        start, stop = share(parameter.shape[last] // 2, plan.rank, plan.world_size)
+        return checkpoint.read(name, last, [(2 * start, 2 * stop)])
+    if leaf == DOWN:
+        return checkpoint.read(name, 1, [share(parameter.shape[1], plan.rank, plan.world_size)])
+    stored = checkpoint.read(name)
+    # The ranks' outputs are summed: one of them adds the bias.
+    return stored if plan.rank == 0 else torch.zeros_like(stored)

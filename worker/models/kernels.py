@@ -19,7 +19,7 @@ from worker.kernels.rotary import rotate
 TYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 ROTARY = "apply_rotary_pos_emb"
-INTERLEAVED = {"cohere2"}
+INTERLEAVED = {"cohere", "cohere2", "ernie4_5", "glm", "glm4"}
 """Families whose rotary pairs are neighbours, and not half a head apart."""
 
 ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH}

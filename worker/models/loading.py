@@ -56,12 +56,11 @@ def load(
 
     def fill(model: Any) -> ServedModel:
         """`model`, a meta model, with this rank's weights."""
-        plan = ShardPlan.of_config(
-            model.config, validation.kv_heads(files.config), collective.rank, collective.world_size
-        )
+        heads, kv_heads = model.config.num_attention_heads, validation.kv_heads(files.config)
+        family = validation.family_of(files.config)
+        plan = ShardPlan(family.roles, heads, kv_heads, collective.rank, collective.world_size)
         link = parallel.Link(collective)
         with Checkpoint(files.weights) as checkpoint:
-            family = validation.family_of(files.config)
             WeightLoader(model, checkpoint, plan, family, chosen, where, link, kept, tell).fill()
         _fuse(model, chosen, where)
         return ServedModel(model, link, _cache_layout(model.config, plan, chosen, where), model.config.vocab_size)

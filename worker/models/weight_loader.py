@@ -15,7 +15,7 @@ from worker.layers.dense import DenseLinear, stacked
 from worker.layers.embedding import HalfEmbedding
 from worker.layers.linear import NativeLinear, SharedEmbedding
 from worker.layers.packing import Packing
-from worker.layers.sharding import ShardPlan, padded_share
+from worker.layers.sharding import OUTPUTS, ShardPlan, padded_share
 from worker.models import experts
 from worker.models.checkpoint import Checkpoint
 from worker.repository.families import Family
@@ -47,9 +47,12 @@ class WeightLoader:
             for leaf, parameter in list(module.named_parameters(recurse=False)):
                 if parameter.is_meta:
                     module._parameters[leaf] = self._parameter(self._read(name, leaf, parameter))
+            for leaf, buffer in list(module.named_buffers(recurse=False)):
+                if leaf not in module._non_persistent_buffers_set:
+                    buffer.copy_(self._read(name, leaf, buffer))
         if self.plan.world_size > 1:
             parallel.split_vocabulary(self.model, self.plan, self.link)
-            parallel.reduce_experts(self.model, self.plan, self.link)
+            parallel.split_layers(self.model, self.plan, self.link)
 
     def _fill_group(self, group: fusing.LinearGroup) -> None:
         names = group.full_names()
@@ -60,7 +63,7 @@ class WeightLoader:
             parts = [self._read(name, "bias", linear.bias) for name, linear in zip(names, linears, strict=True)]
             bias = stacked(parts, self.dtype, self.device)
         widths = [weight.shape[0] for weight in weights]
-        if self.plan.world_size > 1 and self.plan.role(names[0]) == "rowwise":
+        if self.plan.role(names[0]) == "rowwise":
             fusing.install(
                 self.model, group, parallel.RowParallelLinear(self.packing.pack(weights, None), bias, self.link), widths
             )
@@ -94,21 +97,20 @@ class WeightLoader:
 
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Tensor:
         """This rank's part of a parameter, as stored."""
-        if self.family.expert_keys is not None and experts.is_fused(module, leaf):
+        if experts.are_in(module):
             return experts.read(self.checkpoint, self.plan, module, leaf, parameter, self.family.expert_keys)
-        name, role = f"{module}.{leaf}", self.plan.role(module)
-        for ours, stored in self.family.renamed:
-            name = name.replace(ours, stored)
-        shape, dim = list(parameter.shape), None
-        if role == "colwise":
-            dim = 0
-        elif role == "rowwise" and leaf == "weight":
-            dim = 1
-        if dim is None or self.plan.world_size == 1:
-            return _checked(name, self.checkpoint.read(name), shape)
-        start, stop = self.plan.interval(module, shape[dim])
-        shape[dim] = stop - start
-        return _checked(name, self.checkpoint.read(name, dim, [(start, stop)]), shape)
+        name = stored = f"{module}.{leaf}"
+        for ours, theirs in self.family.renamed:
+            stored = stored.replace(ours, theirs)
+        # A parameter that is no module's has a role by its own name.
+        sharded = module if self.plan.role(module) is not None else name
+        role, shape = self.plan.role(sharded), list(parameter.shape)
+        dim = 0 if role in OUTPUTS else 1 if role == "rowwise" and leaf == "weight" else None
+        if dim is None:
+            return _checked(stored, self.checkpoint.read(stored), shape)
+        kept = self.plan.intervals(sharded, shape[dim])
+        shape[dim] = sum(stop - start for start, stop in kept)
+        return _checked(stored, self.checkpoint.read(stored, dim, kept), shape)
 
     def _vocabulary(self, name: str, module: Any) -> Tensor:
         """The rank's rows as stored, padded with zeros to the width that all ranks share."""

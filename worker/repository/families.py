@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worker.formats.roles import Roles
+
 
 @dataclass(frozen=True)
 class Family:
@@ -14,14 +16,37 @@ class Family:
 
     `kv_heads` is transformers' default where config.json has none (None: as many as query heads). `experts` names the
     config field with the number of experts, `expert_keys` the tensors of one expert on disk (gate, up, down; `{}` is
-    its number); both are None for a dense model. `renamed` maps parts of transformers' parameter names to those on
-    disk.
+    its number); both are None for a dense model, the latter also where the experts of a layer are stored together.
+    `renamed` maps parts of transformers' parameter names to those on disk.
     """
 
+    roles: Roles
     kv_heads: int | None = None
     experts: str | None = None
     expert_keys: tuple[str, str, str] | None = None
     renamed: tuple[tuple[str, str], ...] = ()
+
+
+_QUERY_KEY_VALUE: Roles = {
+    "self_attn.q_proj": "colwise",
+    "self_attn.k_proj": "colwise",
+    "self_attn.v_proj": "colwise",
+}
+_ATTENTION: Roles = {**_QUERY_KEY_VALUE, "self_attn.o_proj": "rowwise"}
+_WIDTH_NORMS: Roles = {"self_attn.q_norm": "width_norm", "self_attn.k_norm": "width_norm"}
+_FEED_FORWARD: Roles = {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
+_PACKED_FEED_FORWARD: Roles = {"mlp.gate_up_proj": "halves", "mlp.down_proj": "rowwise"}
+_EXPERTS: Roles = {"mlp.experts": "experts"}
+_DENSE: Roles = {**_ATTENTION, **_FEED_FORWARD}
+
+
+def _shared(name: str) -> Roles:
+    """The roles of an expert `name` that every token goes through."""
+    return {
+        f"mlp.{name}.gate_proj": "colwise",
+        f"mlp.{name}.up_proj": "colwise",
+        f"mlp.{name}.down_proj": "rowwise",
+    }
 
 
 _QWEN_EXPERTS = (
@@ -36,23 +61,64 @@ _MIXTRAL_EXPERTS = (
 )
 
 FAMILIES: dict[str, Family] = {
-    "cohere2": Family(kv_heads=64),
-    "gemma2": Family(kv_heads=4),
-    "gemma3_text": Family(kv_heads=4),
-    "granite": Family(),
-    "llama": Family(),
-    "mistral": Family(kv_heads=8),
-    "mixtral": Family(
+    "arcee": Family({**_ATTENTION, "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}),
+    "cohere": Family({**_DENSE, "self_attn.q_norm": "colwise", "self_attn.k_norm": "colwise"}),
+    "cohere2": Family(_DENSE, kv_heads=64),
+    "ernie4_5": Family(_DENSE, kv_heads=2),
+    "exaone4": Family(_DENSE, kv_heads=32),
+    "gemma": Family(_DENSE, kv_heads=16),
+    "gemma2": Family(_DENSE, kv_heads=4),
+    "gemma3_text": Family(_DENSE, kv_heads=4),
+    "glm": Family({**_ATTENTION, **_PACKED_FEED_FORWARD}, kv_heads=2),
+    "glm4": Family({**_ATTENTION, **_PACKED_FEED_FORWARD}, kv_heads=2),
+    "glm4_moe": Family(
+        {**_DENSE, **_EXPERTS, **_shared("shared_experts")},
+        kv_heads=8,
+        experts="n_routed_experts",
+        expert_keys=_QWEN_EXPERTS,
+    ),
+    "gpt_oss": Family(
+        {**_ATTENTION, **_EXPERTS, "self_attn.sinks": "colwise"}, kv_heads=8, experts="num_local_experts"
+    ),
+    "granite": Family(_DENSE),
+    "hunyuan_v1_dense": Family(_DENSE),
+    "internlm3": Family(_DENSE, kv_heads=2),
+    "llama": Family(_DENSE),
+    "minimax_m2": Family(
+        {**_ATTENTION, **_WIDTH_NORMS, **_EXPERTS},
         kv_heads=8,
         experts="num_local_experts",
         expert_keys=_MIXTRAL_EXPERTS,
-        renamed=((".mlp.gate.", ".block_sparse_moe.gate."),),
+        renamed=((".mlp.", ".block_sparse_moe."),),
     ),
-    "qwen2": Family(kv_heads=32),
-    "qwen3": Family(kv_heads=32),
-    "qwen3_moe": Family(kv_heads=4, experts="num_experts", expert_keys=_QWEN_EXPERTS),
-    "smollm3": Family(kv_heads=4),
-    "starcoder2": Family(kv_heads=2),
+    "ministral": Family(_DENSE, kv_heads=8),
+    "ministral3": Family(_DENSE, kv_heads=8),
+    "mistral": Family(_DENSE, kv_heads=8),
+    "mixtral": Family(
+        {**_ATTENTION, **_EXPERTS},
+        kv_heads=8,
+        experts="num_local_experts",
+        expert_keys=_MIXTRAL_EXPERTS,
+        renamed=((".mlp.", ".block_sparse_moe."),),
+    ),
+    "olmo2": Family({**_DENSE, **_WIDTH_NORMS}),
+    "olmo3": Family({**_DENSE, **_WIDTH_NORMS}),
+    "phi": Family({**_QUERY_KEY_VALUE, "self_attn.dense": "rowwise", "mlp.fc1": "colwise", "mlp.fc2": "rowwise"}),
+    "phi3": Family(
+        {"self_attn.qkv_proj": "query_key_value", "self_attn.o_proj": "rowwise", **_PACKED_FEED_FORWARD},
+    ),
+    "qwen2": Family(_DENSE, kv_heads=32),
+    "qwen2_moe": Family(
+        {**_DENSE, **_EXPERTS, **_shared("shared_expert")},
+        kv_heads=16,
+        experts="num_experts",
+        expert_keys=_QWEN_EXPERTS,
+    ),
+    "qwen3": Family(_DENSE, kv_heads=32),
+    "qwen3_moe": Family({**_DENSE, **_EXPERTS}, kv_heads=4, experts="num_experts", expert_keys=_QWEN_EXPERTS),
+    "seed_oss": Family(_DENSE, kv_heads=8),
+    "smollm3": Family(_DENSE, kv_heads=4),
+    "starcoder2": Family({**_ATTENTION, "mlp.c_fc": "colwise", "mlp.c_proj": "rowwise"}, kv_heads=2),
 }
 
 TEXT_PART: dict[str, str] = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from control.errors import ModelFilesError
-from worker.models.native.families import FAMILIES, ROLES
+from worker.models.native.families import FAMILIES
 from worker.models.native.plan import ACTIVATIONS, WHOLE_VECTORS
 from worker.models.native.unsupported import NotNative, require
 from worker.repository import validation
@@ -52,7 +52,6 @@ def native_config(config: dict[str, Any], world_size: int) -> SimpleNamespace:
         query_key_value_bias=family.query_key_value_bias or attention_bias,
         output_bias=attention_bias,
         feed_forward_bias=feed_forward_bias,
-        base_model_tp_plan=ROLES,
     )
 
 

@@ -8,17 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-ROLES = {
-    "layers.*.self_attn.q_proj": "colwise",
-    "layers.*.self_attn.k_proj": "colwise",
-    "layers.*.self_attn.v_proj": "colwise",
-    "layers.*.self_attn.o_proj": "rowwise",
-    "layers.*.mlp.gate_proj": "colwise",
-    "layers.*.mlp.up_proj": "colwise",
-    "layers.*.mlp.down_proj": "rowwise",
-}
-"""The tensor-parallel plan of these families, in the form of transformers' `base_model_tp_plan`."""
-
 
 @dataclass(frozen=True)
 class NativeFamily:

@@ -84,11 +84,10 @@ def assert_close(folder: Path, jobs: list[Job], outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_one_rank_equals_generate(family: str, checkpoint: Checkpoint) -> None:
-    """Greedy float64 tokens equal those of generate for every chunk size, alone and in a mixed batch."""
+    """Greedy float64 tokens equal those of generate for every chunk size, alone and among nine of every length."""
     folder = checkpoint(family)
     engine = engine_of(folder, "float64")
-    runs = [solo(length, chunk) for length in LENGTHS for chunk in CHUNKS] + [mixed()]
-    for jobs in runs:
+    for jobs in [*(solo(37, chunk) for chunk in CHUNKS), mixed()]:
         outcome = play(engine, write(jobs))
         assert_identical(folder, jobs, outcome)
         assert outcome.left_over == 0

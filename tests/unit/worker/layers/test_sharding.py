@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.errors import UnsupportedArchitecture
+from worker.formats.roles import Roles
 from worker.layers.sharding import ShardPlan, padded_share, share
+
+ROLES: Roles = {
+    "self_attn.q_proj": "colwise",
+    "self_attn.v_proj": "colwise",
+    "self_attn.qkv_proj": "query_key_value",
+    "mlp.gate_up_proj": "halves",
+}
 
 
 @given(size=st.integers(1, 400), world_size=st.integers(1, 16))
@@ -32,27 +37,42 @@ def test_padded_shares_are_equally_wide(size: int, world_size: int) -> None:
 
 def test_key_value_heads_are_repeated() -> None:
     """With 2 heads of 16 on 4 ranks, ranks 0 and 1 keep the first head and ranks 2 and 3 the second."""
-    plans = [ShardPlan({}, kv_heads=2, rank=rank, world_size=4) for rank in range(4)]
-    kept = [plan.interval("model.layers.0.self_attn.v_proj", 32) for plan in plans]
-    assert kept == [(0, 16), (0, 16), (16, 32), (16, 32)]
+    plans = [ShardPlan(ROLES, heads=4, kv_heads=2, rank=rank, world_size=4) for rank in range(4)]
+    kept = [plan.intervals("model.layers.0.self_attn.v_proj", 32) for plan in plans]
+    assert kept == [[(0, 16)], [(0, 16)], [(16, 32)], [(16, 32)]]
     assert {plan.local_kv_heads for plan in plans} == {1}
-    assert plans[1].interval("model.layers.0.self_attn.q_proj", 64) == (16, 32)
+    assert plans[1].intervals("model.layers.0.self_attn.q_proj", 64) == [(16, 32)]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_packed_matrices_are_cut_by_region(world_size: int) -> None:
+    """Ranks keep the same heads or columns of every region, and together all rows, copies of key-value heads apart."""
+    plans = [ShardPlan(ROLES, heads=4, kv_heads=2, rank=rank, world_size=world_size) for rank in range(world_size)]
+    whole = list(range(8 * (4 + 2 + 2)))
+    joined = {place for plan in plans for place in _places(plan, "self_attn.qkv_proj", whole)}
+    assert joined == set(whole)
+    for plan in plans:
+        rows = _places(plan, "self_attn.qkv_proj", whole)
+        queries, keys, values = (
+            [row - first for row in rows if first <= row < last] for first, last in ((0, 32), (32, 48), (48, 64))
+        )
+        assert len(queries) == 8 * plan.local_heads and keys == values and len(keys) == 8 * plan.local_kv_heads
+        halves = _places(plan, "mlp.gate_up_proj", list(range(90)))
+        gate, up = halves[: len(halves) // 2], halves[len(halves) // 2 :]
+        assert up == [row + 45 for row in gate]
+    assert sorted(row for plan in plans for row in _places(plan, "mlp.gate_up_proj", list(range(90)))) == list(
+        range(90)
+    )
+
+
+def _places(plan: ShardPlan, name: str, rows: list[int]) -> list[int]:
+    return [row for start, stop in plan.intervals(f"model.layers.1.{name}", len(rows)) for row in rows[start:stop]]
 
 
 def test_roles_are_found_by_pattern() -> None:
-    """Layer and expert numbers are wild; what is whole, or not in the plan, has no role."""
-    plan = ShardPlan({"layers.*.mlp.up_proj": "colwise", "layers.*.q_norm": "replicated_with_grad_allreduce"}, 2, 0, 2)
-    assert plan.role("model.layers.17.mlp.up_proj") == "colwise"
-    assert plan.role("model.layers.1.q_norm") is None
+    """Layer numbers are wild; what the table does not name has no role, nor has anything on a rank alone."""
+    plan = ShardPlan(ROLES, 4, 2, 0, 2)
+    assert plan.role("model.layers.17.self_attn.q_proj") == "colwise"
+    assert plan.role("model.layers.1.self_attn.q_norm") is None
     assert plan.role("model.norm") is None
-
-
-def test_a_plan_that_is_not_understood() -> None:
-    """A role that is unknown here is refused by name, but only where something must be sharded."""
-    config = SimpleNamespace(model_type="odd", base_model_tp_plan={"layers.*.mlp": "colwise_gather_output"})
-    ShardPlan.of_config(config, 2, 0, 1)
-    with pytest.raises(UnsupportedArchitecture, match="'odd' needs colwise_gather_output"):
-        ShardPlan.of_config(config, 2, 0, 2)
-    config.base_model_tp_plan = None
-    with pytest.raises(UnsupportedArchitecture, match="'odd' has no tensor-parallel plan"):
-        ShardPlan.of_config(config, 2, 0, 2)
+    assert ShardPlan(ROLES, 4, 2, 0, 1).role("model.layers.17.self_attn.q_proj") is None

@@ -9,12 +9,12 @@ import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
-from tests.models import FAMILY_SHAPES, SHAPE
+from tests.models import SHAPE
 from worker.layers.sharding import ShardPlan
 from worker.models.loading import _cache_layout
 from worker.models.meta_model import configuration, meta_model
 from worker.models.native.config import native_config
-from worker.models.native.families import FAMILIES, ROLES
+from worker.models.native.families import FAMILIES
 from worker.models.native.modules import native_meta_model
 from worker.models.native.rotary import rotary
 from worker.models.native.unsupported import NotNative
@@ -75,7 +75,7 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     assert ours.model.layers[0].self_attn.scaling == theirs.model.layers[0].self_attn.scaling
     assert ours.model.norm.eps == theirs.model.norm.variance_epsilon
     assert ours.config.tie_word_embeddings == config.tie_word_embeddings
-    plan = ShardPlan({}, config.num_key_value_heads, 0, 1)
+    plan = ShardPlan({}, config.num_attention_heads, config.num_key_value_heads, 0, 1)
     layouts = [_cache_layout(one, plan, torch.float32, torch.device("cpu")) for one in (ours.config, config)]
     if family != "llama" and (family != "mistral" or "layer_types" not in changes):  # fields that it does not read
         assert layouts[0] == layouts[1]
@@ -95,17 +95,6 @@ def windows_of(model: Any) -> list[int | None]:
         return [window] * len(model.model.layers)
     assert kinds is not None
     return [layer.self_attn.sliding_window for layer in model.model.layers]
-
-
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_shares_are_those_of_transformers(family: str) -> None:
-    """Every module of a layer has the role that transformers' tensor-parallel plan gives it."""
-    given = config_json(family, **FAMILY_SHAPES[family])
-    theirs = ShardPlan.of_config(configuration(given), 2, 0, 2)
-    ours = ShardPlan(ROLES, 2, 0, 2)
-    names = [name for name, _ in meta_model(configuration(given), torch.float32, torch.device("cpu")).named_modules()]
-    assert {name: ours.role(name) for name in names} == {name: theirs.role(name) for name in names}
-    assert sum(ours.role(name) == "rowwise" for name in names) == 2 * SHAPE["num_hidden_layers"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,188 @@
+"""The table of families against transformers' plans, and the tiny models of the parity tests against their types: each
+has the parts that its type is about."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tests import models
+from worker.layers.sharding import IN_LAYER
+from worker.models.meta_model import meta_model
+from worker.repository.families import FAMILIES
+
+OWN_PLANS = {
+    "gpt_oss": "none",
+    "hunyuan_v1_dense": "none",
+    "glm": "gathers",
+    "glm4": "gathers",
+    "minimax_m2": "gathers",
+    "olmo2": "gathers",
+    "olmo3": "gathers",
+    "phi3": "gathers",
+}
+"""Types of which transformers has no plan, or one that gathers outputs which Furrow keeps split."""
+
+WHOLE = {"replicated_with_grad_allreduce", "replicated"}
+GATHERING = {"colwise_gather_output", "rowwise_split_input"}
+NAMES = {"colwise": "colwise", "rowwise": "rowwise", "moe_tp_experts": "experts"}
+
+BEYOND_THE_PLAN = {
+    # Copied on every rank by transformers.
+    "qwen2_moe": {f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+    "cohere": {"self_attn.q_norm", "self_attn.k_norm"},
+}
+
+
+@functools.cache
+def tiny(family: str) -> Any:
+    return meta_model(
+        CONFIG_MAPPING[family](**models.SHAPE | models.FAMILY_SHAPES[family]), torch.float32, torch.device("cpu")
+    )
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_roles_are_those_of_transformers(family: str) -> None:
+    """The table has the plan of the installed transformers, or one of its own for a reason that still holds."""
+    plan: dict[str, str] = CONFIG_MAPPING[family]().base_model_tp_plan or {}
+    reason = "none" if not plan else "gathers" if GATHERING & set(plan.values()) else None
+    assert OWN_PLANS.get(family) == reason
+    theirs = {
+        name.removeprefix("layers.*."): NAMES[role]
+        for name, role in plan.items()
+        # Within experts the roles are those of whole tensors, which the loader knows.
+        if role not in WHOLE and ".experts." not in name and reason is None
+    }
+    roles = FAMILIES[family].roles
+    if reason is None:
+        assert set(roles) - set(theirs) == BEYOND_THE_PLAN.get(family, set())
+        assert all(roles[name] == role for name, role in theirs.items())
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_matrix_has_a_role(family: str) -> None:
+    """In each layer all matrices but routers have a role, and each role is that of a part that the tiny model has."""
+    model, roles = tiny(family), FAMILIES[family].roles
+    inside = {found[1]: module for name, module in model.named_modules() if (found := IN_LAYER.fullmatch(name))}
+    parameters = {found[1] for name, _ in model.named_parameters() if (found := IN_LAYER.fullmatch(name))}
+    assert set(roles) <= inside.keys() | parameters
+    linears = {name for name, module in inside.items() if isinstance(module, nn.Linear)}
+    assert linears - roles.keys() <= {"mlp.gate", "mlp.shared_expert_gate"}
+
+
+# --- the parts that a type is about ----------------------------------------------------------------------------------
+
+
+def part(name: str) -> Callable[[Any], bool]:
+    """A module or parameter in some layer."""
+    return lambda model: any(
+        (found := IN_LAYER.fullmatch(one)) and found[1] == name
+        for one in [*dict(model.named_modules()), *dict(model.named_parameters())]
+    )
+
+
+def biased(name: str) -> Callable[[Any], bool]:
+    return part(f"{name}.bias")
+
+
+def sliding(model: Any) -> bool:
+    """Windows that the prompts of the parity tests outgrow."""
+    kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"]
+    return model.config.sliding_window == 12 and "sliding_attention" in kinds
+
+
+def alternating(model: Any) -> bool:
+    return sliding(model) and set(model.config.layer_types) == {"sliding_attention", "full_attention"}
+
+
+def partly_rotated(model: Any) -> bool:
+    frequencies = model.get_submodule(model.base_model_prefix).rotary_emb.inv_freq
+    return 0 < 2 * frequencies.numel() < 16
+
+
+def scaled_rotary(model: Any) -> bool:
+    """Scaled for a context that the parity tests outgrow."""
+    rope = model.config.rope_parameters
+    return any(
+        one.get("original_max_position_embeddings", 64) <= 16 for one in [rope, *rope.values()] if isinstance(one, dict)
+    )
+
+
+def norm_over(width: int) -> Callable[[Any], bool]:
+    """Norms of query and key: over a head of 16, or all four and two of them."""
+
+    def has(model: Any) -> bool:
+        attention = model.base_model.layers[0].self_attn
+        return [attention.q_norm.weight.numel(), attention.k_norm.weight.numel()] == [width, min(width, 32)]
+
+    return has
+
+
+def config(name: str, wanted: object = True) -> Callable[[Any], bool]:
+    return lambda model: getattr(model.config, name) == wanted
+
+
+def tied(model: Any) -> bool:
+    return model.config.tie_word_embeddings
+
+
+def neighbours(model: Any) -> bool:
+    """Pairs of the rotary embedding lie next to each other."""
+    turned = sys.modules[type(model).__module__].rotate_half(torch.arange(4.0))
+    return turned.tolist() == [-1.0, 0.0, -3.0, 2.0]
+
+
+PARTS: dict[str, list[Callable[[Any], bool]]] = {
+    "arcee": [config("hidden_act", "relu2"), biased("mlp.up_proj")],
+    "cohere": [part("self_attn.q_norm"), tied, neighbours, config("logit_scale", 0.5)],
+    "cohere2": [alternating, tied, neighbours, config("logit_scale", 0.5)],
+    "ernie4_5": [tied, neighbours, biased("self_attn.q_proj"), biased("mlp.down_proj")],
+    "exaone4": [alternating, norm_over(16), part("post_feedforward_layernorm")],
+    "gemma": [tied, config("hidden_act", "gelu_pytorch_tanh")],
+    "gemma2": [sliding, tied, config("attn_logit_softcapping", 5.0), part("pre_feedforward_layernorm")],
+    "gemma3_text": [alternating, tied, norm_over(16), part("pre_feedforward_layernorm")],
+    "glm": [partly_rotated, neighbours, biased("self_attn.q_proj"), part("mlp.gate_up_proj")],
+    "glm4": [partly_rotated, neighbours, part("mlp.gate_up_proj"), part("post_self_attn_layernorm")],
+    "glm4_moe": [
+        *(partly_rotated, norm_over(16), config("n_group", 2), config("routed_scaling_factor", 1.5)),
+        *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj")),
+    ],
+    "gpt_oss": [
+        *(alternating, scaled_rotary, part("self_attn.sinks"), biased("self_attn.o_proj")),
+        *(part("mlp.experts.gate_up_proj_bias"), part("mlp.experts.down_proj_bias"), config("swiglu_limit", 1.5)),
+    ],
+    "granite": [config("residual_multiplier", 0.5), config("logits_scaling", 2.0)],
+    "hunyuan_v1_dense": [part("self_attn.query_layernorm"), biased("self_attn.o_proj")],
+    "internlm3": [biased("self_attn.q_proj"), biased("self_attn.o_proj")],
+    "llama": [lambda model: model.config.rope_parameters["rope_type"] == "llama3"],
+    "minimax_m2": [norm_over(64), part("mlp.experts"), partly_rotated],
+    "ministral": [alternating],
+    "ministral3": [scaled_rotary, lambda model: model.config.rope_parameters["llama_4_scaling_beta"] == 0.1],
+    "mistral": [sliding],
+    "mixtral": [part("mlp.experts")],
+    "olmo2": [norm_over(64), part("post_feedforward_layernorm")],
+    "olmo3": [alternating, norm_over(64), scaled_rotary, part("post_feedforward_layernorm")],
+    "phi": [partly_rotated, part("self_attn.q_layernorm"), biased("self_attn.dense")],
+    "phi3": [sliding, partly_rotated, part("self_attn.qkv_proj"), part("mlp.gate_up_proj")],
+    "qwen2": [tied, biased("self_attn.q_proj")],
+    "qwen2_moe": [part("mlp.experts"), part("mlp.shared_expert"), part("mlp.gate_proj"), biased("self_attn.q_proj")],
+    "qwen3": [tied, norm_over(16)],
+    "qwen3_moe": [part("mlp.experts"), part("mlp.gate_proj"), norm_over(16)],
+    "seed_oss": [biased("self_attn.q_proj"), biased("self_attn.o_proj"), biased("mlp.up_proj")],
+    "smollm3": [config("no_rope_layers", [1, 0, 1])],
+    "starcoder2": [sliding, biased("self_attn.q_proj"), biased("mlp.c_fc")],
+}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_tiny_model_has_what_its_type_is_about(family: str) -> None:
+    """A parity test proves a part only if the model has it: windows, sinks, experts, norms, biases, rotary kinds."""
+    model = tiny(family)
+    assert [index for index, has in enumerate(PARTS[family]) if not has(model)] == []
