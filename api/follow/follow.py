@@ -30,6 +30,7 @@ from control.redis.outage import outage
 log = structlog.stdlib.get_logger(__name__)
 
 _TICK_S = 0.1
+_REST_S = 60.0
 _READ_ENTRIES = 2 * BUFFER_ENTRIES
 _EVERY_STATE = 4
 """Of the reads that bring nothing, every fourth renews the follower's registration and reads the request's state."""
@@ -48,7 +49,7 @@ class Follower:
         self._hungry: set[Feed] = set()
         self._token_at: dict[str, float] = {}
         self._listening: asyncio.Task[None] | None = None
-        self._task = PeriodicTask("follow", self._catch_up, _TICK_S, retry_s=settings.silence)
+        self._task = PeriodicTask("follow", self._catch_up, self._until_next, retry_s=settings.silence)
         self._unfollows = UnfollowQueue(batches, settings.api_id)
         self.subscribe = self._channel.subscribe
 
@@ -68,6 +69,8 @@ class Follower:
         """A feed from seq 1; live entries are kept from now on. The log is read once the feed has begun."""
         feed = Feed(model, rid, tenant, wake, asyncio.get_running_loop().time())
         feed.on_hungry(self._want)
+        if not self._feeds:
+            self._task.wake()
         self._feeds[model, rid].append(feed)
         return feed
 
@@ -138,6 +141,10 @@ class Follower:
                 outage.waits("follow", error)
             raise
         outage.goes_on("follow")
+
+    def _until_next(self) -> float:
+        """Seconds until the next look at the feeds; `open` ends the pause where there were none."""
+        return _TICK_S if self._feeds else _REST_S
 
     def _due(self, now: float) -> set[Feed]:
         due = {feed for feed in self._hungry if feed.error is None}

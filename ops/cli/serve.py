@@ -40,6 +40,8 @@ from ops.local.ready import is_ready
 from ops.local.supervisor import STOP_LIMIT_S, Part, Supervisor
 
 TICK_S = 0.1
+SERVING_TICK_S = 0.25
+"""While the model is served, when each look takes processor time from it."""
 _PERCENT = re.compile(r"(\d+) %")
 GRACE_S = 5.0
 """Seconds for open streams when the parent stops. A cut stream can be resumed after the next start."""
@@ -104,7 +106,7 @@ def serve(
             click.echo(f"{names} {'is' if len(specs) == 1 else 'are'} served at http://{host}:{port}/v1 (Ctrl-C stops)")
         while not stopping:
             supervisor.tend()
-            time.sleep(TICK_S)
+            time.sleep(SERVING_TICK_S)
         say("stopping (Ctrl-C again kills)")
 
 

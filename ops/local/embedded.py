@@ -93,11 +93,14 @@ class EmbeddedServer:
         return self.url
 
     def stop(self) -> None:
-        """End the server in order, with its data on disk. Does nothing if it does not run."""
+        """End the server in order, with its data on disk; kill it past STOP_LIMIT_S. Nothing happens if none runs."""
         self._stopping.set()
         if self._process is not None:
             self._process.terminate()
         if self._supervisor is not None:
+            self._supervisor.join(STOP_LIMIT_S)
+            if self._supervisor.is_alive() and self._process is not None:
+                self._process.kill()
             self._supervisor.join()
             self._supervisor = None
         for name in ("url", "port"):
@@ -206,18 +209,10 @@ class EmbeddedServer:
         return False
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Wait until the process ends; a stop sends SIGTERM, then SIGKILL."""
-        while not self._stopping.is_set():
-            try:
-                return self._ended(process.wait(0.5), process)
-            except subprocess.TimeoutExpired:
-                continue
-        process.terminate()  # once more: it may have been started after the stop was asked for
-        try:
-            return self._ended(process.wait(STOP_LIMIT_S), process)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return self._ended(process.wait(), process)
+        """Wait until the process ends, without waking up before. `stop` ends it."""
+        if self._stopping.is_set():
+            process.terminate()  # once more: it may have been started after the stop was asked for
+        return self._ended(process.wait(), process)
 
     @staticmethod
     def _ended(status: int, process: subprocess.Popen[bytes]) -> int:

@@ -104,7 +104,7 @@ class Agent:
         beat = farm.host_beat(self._host, os.getpid(), psutil.virtual_memory().available, standby)
         # After an absence of Redis the other hosts' heartbeats have lapsed without their fault.
         if farm.hold_placement(self._client, self._host.id, beat) and self._reachability.steady:
-            self._planner.turn()
+            self._planner.tend()
 
     def _tend_standby(self, standby: Standby) -> None:
         """Keep one while anything runs; start it only when no group here is on its way up and wants the processors."""

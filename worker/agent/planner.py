@@ -24,6 +24,9 @@ log = structlog.get_logger()
 EXPIRE_EVERY_S = 1.0
 """Interval of the search for waiting requests whose deadline has passed."""
 
+REST_S = 1.0
+"""Interval of the turns while nothing is to be done. A turn takes some ten round trips."""
+
 Report = Callable[[str, str, str], None]
 """Reports that a replica can't be placed: (model, replica, why)."""
 
@@ -36,16 +39,24 @@ class Planner:
         self._stranded = StrandedRequests(client)
         self._expired = 0.0
         self._told: set[Place] = set()
+        self._rests_until = 0.0
 
-    def turn(self) -> None:
-        """Bring assignments in line with the desired models."""
+    def tend(self) -> None:
+        """Take a turn, unless the last one found nothing to do and was less than REST_S ago."""
+        now = time.monotonic()
+        if now >= self._rests_until:
+            self._rests_until = 0.0 if self.turn() else now + REST_S
+
+    def turn(self) -> bool:
+        """Bring assignments in line with the desired models; True if that is not done yet."""
         specs = catalog.list_specs(self._client)
         held = farm.all_assignments(self._client)
         hosts = farm.living_hosts(self._client)
         living = {host.id for host in hosts}
         kept = self._kept(held, living)
         states: dict[str, set[Place]] = {"loaded": set(), "failed": set()}
-        if not is_settled(specs, hosts, held, kept):
+        settled = is_settled(specs, hosts, held, kept)
+        if not settled:
             for overview in health.overviews(self._client):
                 for replica in overview.replicas:
                     states.setdefault(replica.state, set()).add((overview.model, replica.replica))
@@ -62,6 +73,7 @@ class Planner:
         ]
         self._stranded.end(specs, self._retire(specs, [*placed, *present]))
         self._tidy(specs, held)
+        return not settled or bool(actions) or any(spec.unload for spec in specs)
 
     def _kept(self, held: dict[str, list[Assignment]], living: set[str]) -> set[Part]:
         """The parts on hosts that don't beat whose ranks live all the same: only the agent there is away.

@@ -112,3 +112,28 @@ def test_a_deadline_passes_without_any_leader(
 
     until(expired, 40.0)
     assert state(redis, "long") == "queued"
+
+
+def test_a_planner_with_nothing_to_do_rests(
+    redis: ReplicaRedis, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While something is to be done every look is a turn; after that a turn comes once the rest is over."""
+    clock = [100.0]
+    monkeypatch.setattr(planner_module.time, "monotonic", lambda: clock[0])
+    lives(redis, "one")
+    catalog.put_spec(redis.client, ModelSpec(name=MODEL, source="/m"))
+    planner.tend()
+    assert farm.assignments(redis.client, "one")
+    catalog.tombstone(redis.client, MODEL)
+    planner.tend()  # the assignment was something to do
+    assert farm.assignments(redis.client, "one")[0].withdrawn
+    farm.remove_assignment(redis.client, "one", MODEL, REPLICA)
+    planner.tend()  # a model that is not forgotten yet is, too
+    assert catalog.get_spec(redis.client, MODEL) is None
+    planner.tend()
+    catalog.put_spec(redis.client, ModelSpec(name="another", source="/m"))
+    planner.tend()
+    assert farm.assignments(redis.client, "one") == []
+    clock[0] += planner_module.REST_S
+    planner.tend()
+    assert [assignment.spec.name for assignment in farm.assignments(redis.client, "one")] == ["another"]
