@@ -41,6 +41,8 @@ class LoadDenseShard(Command, tag="load_dense_shard", frozen=True):
     safetensors_paths: list[str]
     dtype: str = "float32"
     quant: str | None = None
+    dequantize: bool = False
+    """Weights that a GGUF file has in blocks become plain numbers."""
     kv_tokens: int | None = None
     """Tokens of KV memory to reserve; None lets the rank choose from its free memory."""
 

@@ -132,7 +132,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     source: str
-    """A folder, or a Hugging Face repository id."""
+    """A folder, a GGUF file, or a Hugging Face repository id."""
+    gguf: str | None = None
+    """Which GGUF file of the source: `Q4_K_M`, or a file's name."""
     tp: int = 1
     replicas: int = 1
     devices: list[str] = []
@@ -140,6 +142,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     quant: str | None = None
     """Packing of the weights on CPUs: `int8`, `f16`, or none."""
+    dequantize: bool = False  # weights that a GGUF file has in blocks become plain numbers
     max_context: int | None = None
     kv_tokens: int | None = None
     prefix_cache: bool = True  # whether requests may begin with KV that others have computed

@@ -98,7 +98,7 @@ def main() -> int:
     elif part == "download":
         from worker.repository.download import download_here
 
-        return download_here(*sys.argv[2:5])
+        return download_here(*sys.argv[2:6])
     else:
         say(f"unknown part {part!r}: a host's supervisor starts agent, rank and standby; run `furrow worker`")
         return 2

@@ -22,6 +22,8 @@ class ModelToLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_context: int | None = None
     kv_tokens: int | None = None
     quant: str | None = None
+    gguf: str | None = None
+    dequantize: bool = False
     prefix_cache: bool = True
     replicas: int | None = None
     spread: bool = False

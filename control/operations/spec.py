@@ -25,6 +25,8 @@ def build_spec(
     max_context: int | None = None,
     kv_tokens: int | None = None,
     quant: str | None = None,
+    gguf: str | None = None,
+    dequantize: bool = False,
     prefix_cache: bool = True,
     replicas: int = 1,
     spread: bool = False,
@@ -56,6 +58,8 @@ def build_spec(
         devices=placed,
         dtype=dtype,
         quant=quant,
+        gguf=gguf,
+        dequantize=dequantize,
         max_context=max_context,
         kv_tokens=kv_tokens,
         prefix_cache=prefix_cache,
@@ -63,7 +67,7 @@ def build_spec(
 
 
 def model_source(model: str, demo: Path | None = None) -> str:
-    """The folder `demo` for the name `demo`; the absolute path of a folder; anything else is a repository id.
+    """The folder `demo` for the name `demo`; the absolute path of a folder or GGUF file; else a repository id.
 
     Raises SettingsError for the name `demo` where its folder is not known.
     """
@@ -74,14 +78,20 @@ def model_source(model: str, demo: Path | None = None) -> str:
                 "FURROW_DEMO_MODEL to its folder"
             )
         return str(demo)
-    if Path(model).is_dir() or model.startswith((".", "/", "~")):
+    if (
+        Path(model).is_dir()
+        or (model.lower().endswith(".gguf") and Path(model).is_file())
+        or model.startswith((".", "/", "~"))
+    ):
         return str(Path(model).expanduser().resolve())
     return model
 
 
 def model_name(model: str, source: str) -> str:
-    """A folder is served under its last part, a repository under its full id, the demonstration model as `demo`."""
-    return Path(source).name if source.startswith("/") and model != "demo" else model
+    """A folder or file is served under its last part, a repository under its full id, the demonstration model as
+    `demo`."""
+    name = Path(source).name if source.startswith("/") and model != "demo" else model
+    return name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
 
 
 def parse_devices(devices: str | None, tp: int) -> list[str]:

@@ -37,6 +37,10 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="[int8|f16]",
                 help="Pack the weights in 8 or 16 bits, on CPUs. Selects CPUs if --devices is not given.",
             ),
+            click.option("--gguf", metavar="NAME", help="GGUF file of MODEL to use: Q4_K_M, or its whole name."),
+            click.option(
+                "--dequantize", is_flag=True, help="Make plain numbers of weights that a GGUF file has in blocks."
+            ),
         ]
     ):
         function = option(function)

@@ -83,7 +83,7 @@ class Leader:
         self._steps = 0
         self._trying = False
         self._epoch = 0
-        self._weights = fingerprint(files, self._spec.dtype, self._spec.quant)
+        self._weights = fingerprint(files, self._spec.dtype, self._spec.quant, self._spec.dequantize)
         self.draining = False
         """True if the leader claims nothing more and stops once its requests are finished."""
         self.stopping = False
@@ -218,6 +218,7 @@ class Leader:
             safetensors_paths=[str(path) for path in self._files.weights],
             dtype=self._spec.dtype,
             quant=self._spec.quant,
+            dequantize=self._spec.dequantize,
             kv_tokens=self._spec.kv_tokens,
         )
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -16,6 +16,22 @@ from control.errors import ModelFilesError
 
 Ranges = list[tuple[int, int]]
 """Half-open intervals along one dimension, in order."""
+
+
+class StoredTensors(Protocol):
+    """The tensors of a checkpoint, whatever its files are."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    @property
+    def read_share(self) -> float:
+        """How much of it was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
+        ...
+
+    def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Any:
+        """The tensor `name`, or only its `ranges` along `dim`, joined: a Tensor or Blocks. Raises ModelFilesError
+        naming a missing one."""
+        ...
 
 
 class Checkpoint:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from worker.layers.sharding import ShardPlan, share
-from worker.models.checkpoint import Checkpoint
+from worker.models.checkpoint import StoredTensors
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 GATE_UP_BIAS, DOWN_BIAS = "gate_up_proj_bias", "down_proj_bias"
@@ -19,7 +19,7 @@ def are_in(module: str) -> bool:
 
 
 def read(
-    checkpoint: Checkpoint, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys | None
+    checkpoint: StoredTensors, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys | None
 ) -> Tensor:
     """The rank's part of what a layer's experts have as `leaf`. Each expert's inner width is split, with the same
     columns of gate and up and rows of down on one rank. `keys` is None where they are stored together."""
@@ -29,7 +29,7 @@ def read(
 
 
 def _read_each(
-    checkpoint: Checkpoint, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys
+    checkpoint: StoredTensors, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys
 ) -> Tensor:
     """gate_up_proj (experts, 2 · width, hidden), gate above up, or down_proj (experts, hidden, width)."""
     layer = module[: module.index(".mlp.") + 1]
@@ -44,7 +44,7 @@ def _read_each(
     )
 
 
-def _read_together(checkpoint: Checkpoint, plan: ShardPlan, name: str, leaf: str, parameter: Tensor) -> Tensor:
+def _read_together(checkpoint: StoredTensors, plan: ShardPlan, name: str, leaf: str, parameter: Tensor) -> Tensor:
     """gate_up_proj (experts, hidden, 2 · width), gate and up in turn, down_proj (experts, width, hidden), and their
     biases (experts, outputs)."""
     if leaf in {GATE_UP, GATE_UP_BIAS}:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from worker.layers import parallel
 from worker.layers.norms import fuse_norms
 from worker.layers.packing import packing
 from worker.layers.sharding import ShardPlan
-from worker.models.checkpoint import Checkpoint
+from worker.models.checkpoint import Checkpoint, StoredTensors
+from worker.models.gguf.checkpoint import GgufCheckpoint
 from worker.models.native.config import native_config
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.unsupported import NotNative
 from worker.models.served import ServedModel
 from worker.models.weight_loader import WeightLoader
 from worker.repository import validation
-from worker.repository.files import ModelFiles, inspect
+from worker.repository.files import ModelFiles, inspect, is_gguf
 
 log = structlog.get_logger()
 
@@ -41,6 +43,7 @@ def load(
     collective: Collective,
     dtype: str = "auto",
     quant: str | None = None,
+    dequantize: bool = False,
     device: str = "cpu",
     tell: Callable[[float], None] = lambda share: None,
 ) -> ServedModel:
@@ -60,7 +63,7 @@ def load(
         family = validation.family_of(files.config)
         plan = ShardPlan(family.roles, heads, kv_heads, collective.rank, collective.world_size)
         link = parallel.Link(collective)
-        with Checkpoint(files.weights) as checkpoint:
+        with open_checkpoint(files.weights, dequantize) as checkpoint:
             WeightLoader(model, checkpoint, plan, family, chosen, where, link, kept, tell).fill()
         _fuse(model, chosen, where)
         return ServedModel(model, link, _cache_layout(model.config, plan, chosen, where), model.config.vocab_size)
@@ -92,6 +95,11 @@ def _fuse(model: Any, dtype: torch.dtype, device: torch.device) -> None:
         from worker.models.kernels import fuse  # only here: on a CPU neither Triton nor its kernels are loaded
 
         fuse(model)
+
+
+def open_checkpoint(files: list[Path], dequantize: bool) -> AbstractContextManager[StoredTensors]:
+    """The tensors of safetensors or GGUF files; `dequantize` makes plain numbers of the latter's blocks."""
+    return GgufCheckpoint(files, dequantize) if files and is_gguf(files[0]) else Checkpoint(files)
 
 
 def resolve_dtype(name: str, device: torch.device, config: dict[str, Any] | None = None) -> torch.dtype:

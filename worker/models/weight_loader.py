@@ -17,7 +17,7 @@ from worker.layers.linear import NativeLinear, SharedEmbedding
 from worker.layers.packing import Packing
 from worker.layers.sharding import OUTPUTS, ShardPlan, padded_share
 from worker.models import experts
-from worker.models.checkpoint import Checkpoint
+from worker.models.checkpoint import StoredTensors
 from worker.repository.families import Family
 
 
@@ -26,7 +26,7 @@ class WeightLoader:
     """Loads a model's weights. `packing` makes the linear layers; `tell` is called with the share that was read."""
 
     model: Any
-    checkpoint: Checkpoint
+    checkpoint: StoredTensors
     plan: ShardPlan
     family: Family
     dtype: torch.dtype

@@ -8,11 +8,15 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from control.messages import ModelAssets
+from worker.repository.gguf.description import describe
+from worker.repository.gguf.model import GgufModel
 from worker.repository.validation import ModelFiles, context_length, eos_ids
 
 
 def read_assets(files: ModelFiles, max_context: int | None) -> ModelAssets:
     """Tokenizer, chat template and generation defaults; `max_context` lowers the context length."""
+    if files.gguf is not None:
+        return _assets_of_gguf(files, files.gguf, max_context)
     if files.folder is None or files.tokenizer is None:
         raise ModelFilesError(f"{files.where} has no tokenizer: an API could not serve the model")
     return ModelAssets(
@@ -23,6 +27,21 @@ def read_assets(files: ModelFiles, max_context: int | None) -> ModelAssets:
         context_length=max_context or context_length(files.config),
         vocab_size=int(files.config["vocab_size"]),
         eos_ids=eos_ids(files.config, files.generation_config),
+        kv_tokens=0,
+        created=int(time.time()),
+    )
+
+
+def _assets_of_gguf(files: ModelFiles, model: GgufModel, max_context: int | None) -> ModelAssets:
+    described = describe(model)
+    return ModelAssets(
+        tokenizer_json=described.tokenizer_json,
+        tokenizer_config=described.tokenizer_config,
+        chat_template=described.chat_template,
+        generation_config=files.generation_config,
+        context_length=max_context or context_length(files.config),
+        vocab_size=int(files.config["vocab_size"]),
+        eos_ids=described.eos_ids,
         kv_tokens=0,
         created=int(time.time()),
     )

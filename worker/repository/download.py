@@ -28,8 +28,8 @@ TIDY_S = 5.0
 class Download:
     """One download of the files of a repository. `run` and `cancel` are called by different threads."""
 
-    def __init__(self, repository: str, revision: str, cache: Path) -> None:
-        self._what = [repository, revision, str(cache)]
+    def __init__(self, repository: str, revision: str, cache: Path, gguf: str | None = None) -> None:
+        self._what = [repository, revision, str(cache), gguf or ""]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._cancelled = False
@@ -69,7 +69,7 @@ class Download:
             late.start()
 
 
-def download_here(repository: str, revision: str, cache: str) -> int:
+def download_here(repository: str, revision: str, cache: str, gguf: str) -> int:
     die_with_parent()
     name_process("furrow-download")
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(1))  # files that are open are removed on the way
@@ -79,7 +79,8 @@ def download_here(repository: str, revision: str, cache: str) -> int:
         print(json.dumps(word), flush=True)
 
     try:
-        say(folder=str(source.download(repository, revision, Path(cache), lambda text: say(text=text))))
+        found = source.download(repository, revision, Path(cache), lambda text: say(text=text), gguf or None)
+        say(folder=str(found))
     except ModelFilesError as error:
         say(error=str(error), kind=type(error).__name__)
         return 1

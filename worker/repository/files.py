@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesAway, ModelFilesError
+from worker.repository.gguf.architectures import configuration
+from worker.repository.gguf.model import GgufModel, read_model
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -17,7 +19,7 @@ SINGLE = "model.safetensors"
 @dataclass(frozen=True)
 class ModelFiles:
     """The files of a model: those that a rank loads, and those that describe the model to the farm. `tokenizer` is None
-    in a rank that got only the weights, by its load command."""
+    in a rank that got only the weights, by its load command, and for a GGUF model, which `gguf` describes."""
 
     config: dict[str, Any]
     weights: list[Path]
@@ -25,6 +27,7 @@ class ModelFiles:
     tokenizer: Path | None = None
     tokenizer_config: dict[str, Any] = field(default_factory=dict)
     generation_config: dict[str, Any] = field(default_factory=dict)
+    gguf: GgufModel | None = None
 
     @classmethod
     def of_command(cls, config_json: str, safetensors_paths: list[str]) -> ModelFiles:
@@ -36,18 +39,27 @@ class ModelFiles:
 
 
 def inspect(folder: Path) -> ModelFiles:
-    """Read `folder`; raises ModelFilesError that names the file at fault, ModelFilesAway where it is missing, or can't
-    be read now. No weight is read, only file headers."""
+    """Read `folder`, or a GGUF file; no weight is read, only file headers. Raises ModelFilesError that names the file
+    at fault, ModelFilesAway where it is missing, or can't be read now."""
     try:
-        return _inspect(Path(folder))
+        return _inspect_gguf(Path(folder)) if is_gguf(folder) else _inspect(Path(folder))
     except OSError as error:
         raise ModelFilesAway(f"Model folder {folder} can't be read: {error}. Repair the file system.") from error
+
+
+def is_gguf(path: Path) -> bool:
+    """True for the name of a GGUF file."""
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
+
+
+def _inspect_gguf(path: Path) -> ModelFiles:
+    model = read_model(path)
+    return ModelFiles(config=configuration(model), weights=model.files, folder=path.parent, gguf=model)
 
 
 def _inspect(folder: Path) -> ModelFiles:
     if not folder.is_dir():
         raise ModelFilesAway(f"Model folder {folder} does not exist. Give a folder with config.json and safetensors.")
-    _refuse_gguf(folder)
     config = _read_json(folder / "config.json", required=True)
     if not isinstance(config.get("model_type"), str):
         raise ModelFilesError(f"{folder / 'config.json'} has no model_type, so its architecture is unknown.")
@@ -67,15 +79,6 @@ def _inspect(folder: Path) -> ModelFiles:
         tokenizer_config=_read_json(folder / "tokenizer_config.json"),
         generation_config=_read_json(folder / "generation_config.json"),
     )
-
-
-def _refuse_gguf(folder: Path) -> None:
-    """A folder of GGUF files has no config.json either: what it is says more than what it lacks."""
-    found = sorted(path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
-    if found and not (folder / SINGLE).is_file() and not (folder / INDEX).is_file():
-        raise ModelFilesError(
-            f"{folder} holds GGUF weights ({', '.join(found)}), which are not supported. Use safetensors."
-        )
 
 
 def _read_json(path: Path, required: bool = False) -> dict[str, Any]:

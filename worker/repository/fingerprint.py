@@ -7,19 +7,22 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from worker.repository.files import ModelFiles
+from worker.repository.files import ModelFiles, is_gguf
+from worker.repository.gguf.header import read_header
 
 SAMPLES, SAMPLE_BYTES = 8, 32
 """Places in each tensor that are read, evenly apart, and how much at each."""
 
 
-def fingerprint(files: ModelFiles, dtype: str, quant: str | None = None) -> str:
+def fingerprint(files: ModelFiles, dtype: str, quant: str | None = None, dequantize: bool = False) -> str:
     """16 hexadecimal digits of the configuration, the types, and samples of every tensor. Training, merging or
     quantizing changes nearly every sample. Raises OSError if a file went away."""
-    digest = hashlib.sha256(json.dumps([files.config, dtype, quant], sort_keys=True).encode())
+    packing = [quant, "dequantized"] if dequantize else quant
+    digest = hashlib.sha256(json.dumps([files.config, dtype, packing], sort_keys=True).encode())
     for path in sorted(files.weights, key=lambda one: one.name):
-        for sample in _samples(path):
+        for sample in _gguf_samples(path) if is_gguf(path) else _samples(path):
             digest.update(sample)
     return digest.hexdigest()[:16]
 
@@ -34,6 +37,19 @@ def _samples(path: Path) -> Iterator[bytes]:
             if name == "__metadata__":
                 continue
             begin, end = entry["data_offsets"]
-            for index in range(SAMPLES):
-                file.seek(8 + length + begin + (end - begin) * index // SAMPLES)
-                yield file.read(min(SAMPLE_BYTES, end - begin))
+            yield from _evenly(file, 8 + length + begin, end - begin)
+
+
+def _gguf_samples(path: Path) -> Iterator[bytes]:
+    """The header of a file, and samples of its tensors."""
+    tensors = read_header(path).tensors
+    with path.open("rb") as file:
+        yield file.read(min((one.start for one in tensors.values()), default=0))
+        for one in tensors.values():
+            yield from _evenly(file, one.start, one.bytes)
+
+
+def _evenly(file: BinaryIO, begin: int, size: int) -> Iterator[bytes]:
+    for index in range(SAMPLES):
+        file.seek(begin + size * index // SAMPLES)
+        yield file.read(min(SAMPLE_BYTES, size))

@@ -21,6 +21,7 @@ from control.redis.clients import SyncRedis
 from control.replicas.health import AgentState
 from worker.repository import source, validation
 from worker.repository.download import Download
+from worker.repository.gguf import gate
 
 log = structlog.get_logger()
 
@@ -34,13 +35,16 @@ PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 def check(
     assignment: Assignment, tell: Callable[[str], None] = lambda text: None, fetch: source.Fetch | None = None
 ) -> Path:
-    """Resolve and validate the model's files, before any process is spawned. Returns the folder. `tell` is called with
-    the progress of a download, which `fetch` does, in this process by default."""
+    """Resolve and validate the model's files, before any process is spawned. Returns the folder, or the GGUF file.
+    `tell` is called with the progress of a download, which `fetch` does, in this process by default."""
     spec = assignment.spec
     check_quant(spec.quant, spec.dtype, assignment.devices)
-    folder = source.resolve(spec.source, tell=tell, fetch=fetch)
-    validation.check(validation.inspect(folder).config, spec.tp, spec.max_context, spec.quant)
-    return folder
+    place = source.resolve(spec.source, tell=tell, fetch=fetch, gguf=spec.gguf)
+    files = validation.inspect(place)
+    validation.check(files.config, spec.tp, spec.max_context, spec.quant)
+    if files.gguf is not None:
+        gate.check(files.gguf, files.config, spec, assignment.devices)
+    return place
 
 
 class Preparation:
@@ -92,8 +96,8 @@ class Preparation:
     def _tell(self, text: str) -> None:
         self.text = text
 
-    def _fetch(self, repository: str, revision: str, cache: Path, tell: source.Tell) -> Path:
-        self._download = Download(repository, revision, cache)
+    def _fetch(self, repository: str, revision: str, cache: Path, tell: source.Tell, gguf: str | None) -> Path:
+        self._download = Download(repository, revision, cache, gguf)
         if self._cancelled:
             self._download.cancel()
         return self._download.run(tell)

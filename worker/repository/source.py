@@ -1,4 +1,4 @@
-"""From a model's source, a folder or a Hugging Face repository, to a folder with its files.
+"""From a model's source, a folder, a GGUF file or a Hugging Face repository, to its files.
 
 A repository that is complete in the local cache is served without any network request.
 """
@@ -12,20 +12,25 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
 from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
 from worker.repository.files import INDEX, SINGLE, inspect
+from worker.repository.gguf.description import base_repository, check_described
+from worker.repository.gguf.model import read_model
+from worker.repository.gguf.selection import choose, is_model, names_in
+from worker.repository.gguf.tokenizer import refusal
+from worker.repository.packaged import PACKAGED, packaged
 
 log = structlog.get_logger()
 
 Tell = Callable[[str], None]
 """Gets the progress of a download as text."""
-Fetch = Callable[[str, str, Path, Tell], Path]
-"""Downloads: (repository, revision, cache, tell) → the folder with its files."""
+Fetch = Callable[[str, str, Path, Tell, str | None], Path]
+"""Downloads: (repository, revision, cache, tell, gguf) → as `resolve`."""
 
 ABANDONED_S = 3600.0
 """A file to which nothing was written for so long is no download any more: a connection that is silent ends sooner."""
@@ -40,32 +45,49 @@ def resolve(
     cache: Path | None = None,
     tell: Tell = lambda text: None,
     fetch: Fetch | None = None,
+    gguf: str | None = None,
 ) -> Path:
-    """The folder with the files of `source`: itself a folder, or a repository in the cache or of the hub. `cache`
-    overrides `cache_folder`. `tell` is called with the progress of a download, which `fetch` does, in this process by
-    default. Raises ModelFilesError naming the file and the repository."""
-    if Path(source).expanduser().is_dir():
-        return Path(source).expanduser().resolve()
+    """The folder with the files of `source`, or the first GGUF file of the model: `source` is one of both, a packaged
+    model, or a repository in the cache or of the hub. `gguf` names the file of several. `cache` overrides
+    `cache_folder`. `tell` is called with the progress of a download, which `fetch` does, in this process by default.
+    Raises ModelFilesError naming the file and the repository."""
+    local = Path(source).expanduser()
+    if local.is_dir():
+        return _in_folder(local.resolve(), gguf)
+    if source in PACKAGED:
+        return packaged(source)
     if source.lower().endswith(".gguf"):
-        raise ModelFilesError(f"{source} is a GGUF file, which is not supported. Name a folder with safetensors.")
+        if not local.is_file():
+            raise ModelFilesAway(f"The GGUF file {source} does not exist.")
+        return local.absolute()  # links stay: a cache names its files by their content
     if source.startswith(("/", ".", "~")) or not _REPOSITORY.fullmatch(source):
         raise ModelFilesAway(
             f"Model folder {source} does not exist, and it is no Hugging Face repository id (org/name)."
         )
     place, reason = cache_folder(cache, os.environ)
     log.info("model cache", folder=str(place), reason=reason, action="find_model")
-    snapshot = _cached(source, revision, place)
+    snapshot = _cached(source, revision, place, gguf)
     if snapshot is not None:
         log.info("model in the cache", source=source, folder=str(snapshot), action="find_model")
         return snapshot
-    return (fetch or download)(source, revision, place, tell)
+    return (fetch or download)(source, revision, place, tell, gguf)
 
 
-def download(repository: str, revision: str, cache: Path, tell: Tell) -> Path:
-    """The folder with the files of a repository, once they are all there. Raises ModelFilesError; HubUnreachable where
-    another try may help."""
+def _in_folder(folder: Path, gguf: str | None) -> Path:
+    """The folder itself, or the GGUF model in it that is asked for, or that is all there is."""
+    if gguf is None and ((folder / SINGLE).is_file() or (folder / INDEX).is_file()):
+        return folder
+    names = names_in(folder)
+    if gguf is None and not any(map(is_model, names)):
+        return folder
+    return folder / choose(names, gguf, str(folder))[0]
+
+
+def download(repository: str, revision: str, cache: Path, tell: Tell, gguf: str | None = None) -> Path:
+    """As `resolve`, once all files of the repository that are needed are there. Raises ModelFilesError, HubUnreachable
+    where another try may help."""
     _sweep(_folder(repository, cache) / "blobs")
-    return _download(_Hub(repository, revision, cache, tell))
+    return _download(_Hub(repository, revision, cache, tell), gguf)
 
 
 def cache_folder(explicit: Path | None, environment: Mapping[str, str]) -> tuple[Path, str]:
@@ -93,18 +115,21 @@ def _sweep(blobs: Path) -> None:
                 path.unlink()
 
 
-def _cached(repository: str, revision: str, cache: Path) -> Path | None:
-    """The snapshot of `revision`, if every file that is needed is there."""
+def _cached(repository: str, revision: str, cache: Path, gguf: str | None) -> Path | None:
+    """The snapshot of `revision`, or the GGUF file in it, if every file that is needed is there."""
     root = _folder(repository, cache)
     reference = root / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
     snapshot = root / "snapshots" / commit
     try:
-        inspect(snapshot)
+        found = _in_folder(snapshot, gguf)
+        files = inspect(found)
+        if files.gguf is not None:
+            check_described(files.gguf)
     except ModelFilesError as error:
         log.info("model incomplete in the cache", source=repository, error=str(error), action="find_model")
         return None
-    return snapshot
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +168,19 @@ class _Hub:
                 f"{name} of {self.repository} at {self.revision} could not be fetched ({type(error).__name__}): {error}"
             ) from error
 
+    def names(self) -> list[str]:
+        """The GGUF files of the repository."""
+        from huggingface_hub import list_repo_files
+
+        try:
+            found = list_repo_files(self.repository, revision=self.revision)
+        except Exception as error:
+            kind = ModelFilesError if _is_final(error) else HubUnreachable
+            raise kind(
+                f"The files of {self.repository} at {self.revision} can't be listed ({type(error).__name__}): {error}"
+            ) from error
+        return [name for name in found if name.lower().endswith(".gguf")]
+
 
 def _is_final(error: Exception) -> bool:
     """True if another try would end alike: no such repository or revision, no access, no valid name."""
@@ -150,12 +188,16 @@ def _is_final(error: Exception) -> bool:
     return isinstance(error, ValueError) or (status is not None and 400 <= status < 500 and status not in (408, 429))
 
 
-def _download(hub: _Hub) -> Path:
+def _download(hub: _Hub, gguf: str | None) -> Path:
     at = f"in repository {hub.repository} at {hub.revision}"
-    config = hub.fetch("config.json")
+    if gguf is not None:
+        return _download_gguf(hub, choose(hub.names(), gguf, f"Repository {hub.repository}"))
+    config, index = hub.fetch("config.json"), hub.fetch(INDEX)
+    # A repository of GGUF files may have a config.json too.
+    if (config is None or (index is None and hub.fetch(SINGLE) is None)) and any(map(is_model, names := hub.names())):
+        return _download_gguf(hub, choose(names, None, f"Repository {hub.repository}"))
     if config is None:
         raise ModelFilesError(f"config.json is missing {at}.")
-    index = hub.fetch(INDEX)
     shards = [SINGLE] if index is None else _shards(index, hub.repository)
     for name in ("tokenizer.json", *shards):
         if hub.fetch(name) is None:
@@ -163,6 +205,26 @@ def _download(hub: _Hub) -> Path:
     for name in OPTIONAL:
         hub.fetch(name)
     return config.parent
+
+
+def _download_gguf(hub: _Hub, names: list[str]) -> Path:
+    """All parts of one model; a tokenizer from elsewhere only where they have none that can be read."""
+    parts: list[Path] = []
+    for name in names:
+        path = hub.fetch(name)
+        if path is None:
+            raise ModelFilesError(f"{name} is missing in repository {hub.repository} at {hub.revision}.")
+        parts.append(path)
+    base = base_repository(hub.repository)
+    model = read_model(parts[0])
+    if refusal(model) is not None:
+        for one in [hub, *([replace(hub, repository=base, revision="main")] if base else [])]:
+            if one.fetch("tokenizer.json") is not None:
+                for name in OPTIONAL:
+                    one.fetch(name)
+                break
+    check_described(model)
+    return parts[0]
 
 
 def _shards(index: Path, repository: str) -> list[str]:

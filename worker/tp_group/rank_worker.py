@@ -222,6 +222,7 @@ class RankWorker:
                     collective=collective,
                     dtype=command.dtype,
                     quant=command.quant,
+                    dequantize=command.dequantize,
                     device=self.device,
                     tell=self._was_read,
                 )

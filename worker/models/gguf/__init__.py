@@ -1,0 +1,1 @@
+"""Weights of GGUF files as tensors or blocks."""

@@ -1,0 +1,105 @@
+"""Tensors of GGUF files by transformers' names, read by the slice as `Checkpoint` reads safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from control.errors import ModelFilesError
+from worker.layers.blocks import Blocks, Weights
+from worker.models.checkpoint import Ranges
+from worker.models.gguf.dequantize import dequantize
+from worker.repository.gguf.architectures import Architecture, architecture, stored_name
+from worker.repository.gguf.header import StoredTensor
+from worker.repository.gguf.model import GgufModel, read_model
+
+_PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+class GgufCheckpoint:
+    """The tensors of a model; open only inside `with`. Blocks stay blocks unless `dequantized`."""
+
+    def __init__(self, files: list[Path], dequantized: bool) -> None:
+        self._model: GgufModel = read_model(files[0])
+        self._kind: Architecture = architecture(self._model)
+        self._dequantized = dequantized
+        self._mapped: dict[Path, Tensor] = {}
+        self._left = {name: one.bytes for name, one in self._model.tensors.items()}
+        """The bytes of each tensor that was not read yet."""
+        self._all = sum(self._left.values())
+
+    def __enter__(self) -> GgufCheckpoint:
+        for path in self._model.files:
+            # Private: nothing that is computed in place can reach the file.
+            self._mapped[path] = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._mapped.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return stored_name(self._kind, name) in self._model.tensors
+
+    @property
+    def read_share(self) -> float:
+        """How much of it was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
+        return 1 - sum(self._left.values()) / max(1, self._all)
+
+    def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Weights:
+        """The tensor `name`, or only its `ranges` along `dim`, joined. Raises ModelFilesError naming a missing one, or
+        one whose blocks a border would cut."""
+        stored = stored_name(self._kind, name)
+        place = None if stored is None else self._model.tensors.get(stored)
+        if stored is None or place is None:
+            raise ModelFilesError(f"{self._model.files[0]} has no tensor {stored or name}; is it whole?")
+        self._left.pop(stored, None)
+        whole = self._whole(stored, place)
+        if dim is None or ranges is None:
+            part = whole
+        elif isinstance(whole, Blocks):
+            part = self._block_ranges(stored, whole, dim, ranges)
+        else:
+            parts = [whole[start:stop] if dim == 0 else whole[:, start:stop] for start, stop in ranges]
+            part = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+        if isinstance(part, Blocks):
+            return dequantize(part) if self._dequantized else part
+        if self._kind.norm_offset and stored.endswith("norm.weight"):
+            return part - self._kind.norm_offset
+        return part
+
+    def _whole(self, name: str, place: StoredTensor) -> Weights:
+        """A view of the file, rows in transformers' order."""
+        data = self._mapped[place.path][place.start : place.start + place.bytes]
+        if place.type.blocks is not None:
+            rows = data.view(-1, place.type.blocks.row_bytes(place.shape[-1]))
+            return Blocks(place.type.blocks, self._ordered(name, rows))
+        # A file's alignment may be less than a number's width.
+        plain = data.clone() if place.start % place.type.bytes else data
+        return self._ordered(name, plain.view(_PLAIN[place.type.name]).view(place.shape))
+
+    def _block_ranges(self, name: str, whole: Blocks, dim: int, ranges: Ranges) -> Weights:
+        try:
+            parts = [whole.rows(*one) if dim == 0 else whole.columns(*one) for one in ranges]
+        except ValueError as error:
+            if not self._dequantized:
+                raise ModelFilesError(f"{self._model.files[0]}: {name}: {error}. Use --dequantize.") from error
+            numbers = dequantize(whole)
+            return torch.cat([numbers[:, start:stop] for start, stop in ranges], dim=1)
+        return Blocks(whole.format, torch.cat([one.data for one in parts], dim=dim)) if len(parts) > 1 else parts[0]
+
+    def _ordered(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of a llama's query and key projections: pairs are halves of a head for transformers, and neighbours in
+        the file."""
+        arch, leaf = self._model.architecture, name.split(".")[-2]
+        if not self._kind.permuted or leaf not in ("attn_q", "attn_k"):
+            return rows
+        heads = self._model.whole(f"{arch}.attention.head_count")
+        if leaf == "attn_k":
+            heads = self._model.whole(f"{arch}.attention.head_count_kv", heads)
+        order = torch.arange(rows.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
+        return rows[order]

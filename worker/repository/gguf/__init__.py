@@ -1,0 +1,1 @@
+"""GGUF files read without torch: metadata, tensors, configuration and tokenizer."""

@@ -1,0 +1,156 @@
+"""Architectures of GGUF files that are served: their names for transformers' parameters, and their configurations.
+
+Names and keys are llama.cpp's (github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from control.errors import UnsupportedArchitecture
+from worker.repository.gguf import rotary
+from worker.repository.gguf.model import GgufModel
+
+OUTER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+GEMMA3_LAYER_NAMES = LAYER_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GEMMA3_27B_LAYERS = 62
+_GEMMA3_PATTERN = 6
+"""Every sixth layer of gemma3 attends to all positions."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """`config` adds what is special of the type. `head_norms`: queries and keys are normalised by head. `permuted`: the
+    rows of query and key projections are stored in the order of adjacent pairs. `norm_offset` was added to the weights
+    of norms."""
+
+    model_type: str
+    config: Callable[[GgufModel, dict[str, Any]], dict[str, Any]]
+    layer_names: dict[str, str]
+    head_norms: bool = False
+    permuted: bool = False
+    norm_offset: float = 0.0
+
+
+def configuration(model: GgufModel) -> dict[str, Any]:
+    """config.json as transformers would have it. Raises UnsupportedArchitecture or ModelFilesError."""
+    name, kind = model.architecture, architecture(model)
+    embedding = model.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise model.wrong("token_embd.weight", embedding and embedding.shape, "a matrix is needed")
+    if model.whole(f"{name}.expert_count", 0, least=0):
+        raise UnsupportedArchitecture(f"{model.files[0]}: {name} with experts is not supported from GGUF files.")
+    hidden, heads = model.whole(f"{name}.embedding_length"), model.whole(f"{name}.attention.head_count")
+    width = model.whole(f"{name}.attention.key_length", hidden // heads)
+    for key, what in ((f"{name}.attention.value_length", "values"), (f"{name}.rope.dimension_count", "rotated parts")):
+        if (other := model.whole(key, width)) != width:
+            raise UnsupportedArchitecture(f"{model.files[0]}: heads are {width} wide and their {what} {other} ({key}).")
+    common = {
+        "model_type": kind.model_type,
+        "hidden_size": hidden,
+        "intermediate_size": model.whole(f"{name}.feed_forward_length"),
+        "num_hidden_layers": model.whole(f"{name}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": model.whole(f"{name}.attention.head_count_kv", heads),
+        "head_dim": width,
+        "rms_norm_eps": model.real(f"{name}.attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": model.whole(f"{name}.context_length"),
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in model.tensors,
+        "rope_parameters": rotary.parameters(model, width),
+        "dtype": "bfloat16",
+        "bos_token_id": model.whole("tokenizer.ggml.bos_token_id", None, least=0),
+        "eos_token_id": model.whole("tokenizer.ggml.eos_token_id", None, least=0),
+        "pad_token_id": None,
+    }
+    return common | kind.config(model, common)
+
+
+def architecture(model: GgufModel) -> Architecture:
+    """The table's row. Raises UnsupportedArchitecture listing what is served."""
+    name = model.architecture
+    if name not in ARCHITECTURES:
+        raise UnsupportedArchitecture(
+            f"{model.files[0]}: architecture '{name[:60]}' is not supported from GGUF files. "
+            f"Supported: {', '.join(sorted(ARCHITECTURES))}."
+        )
+    return ARCHITECTURES[name]
+
+
+def stored_name(kind: Architecture, name: str) -> str | None:
+    """The name in the file of transformers' parameter `name`; None if the architecture has none."""
+    stem, _, leaf = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        index, _, rest = stem.removeprefix("model.layers.").partition(".")
+        inner = kind.layer_names.get(rest)
+        return None if inner is None else f"blk.{index}.{inner}.{leaf}"
+    outer = OUTER_NAMES.get(stem)
+    return None if outer is None else f"{outer}.{leaf}"
+
+
+def _llama(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,
+    }
+
+
+def _qwen2(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
+    return {"hidden_act": "silu", "use_sliding_window": False}
+
+
+def _qwen3(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
+    }
+
+
+def _gemma3(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
+    layers, heads = common["num_hidden_layers"], common["num_attention_heads"]
+    # llama.cpp knows the one size whose scale is no head's by its number of layers.
+    scalar = common["hidden_size"] // heads if layers == _GEMMA3_27B_LAYERS else common["head_dim"]
+    local = {"rope_type": "default", "rope_theta": model.real("gemma3.rope.freq_base_swa", 10000.0)}
+    pattern = model.whole("gemma3.attention.sliding_window_pattern", _GEMMA3_PATTERN)
+    # As many layers as the file has tensors for, at most: a damaged number must not become a list of that length.
+    count = min(layers, len(model.tensors))
+    kinds = ["full_attention" if (layer + 1) % pattern == 0 else "sliding_attention" for layer in range(count)]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": model.whole("gemma3.attention.sliding_window"),
+        "layer_types": kinds,
+        "rope_parameters": {"full_attention": common["rope_parameters"], "sliding_attention": local},
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": model.real("gemma3.final_logit_softcapping", None),
+    }
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture("llama", _llama, LAYER_NAMES, permuted=True),
+    "qwen2": Architecture("qwen2", _qwen2, LAYER_NAMES),
+    "qwen3": Architecture("qwen3", _qwen3, LAYER_NAMES, head_norms=True),
+    "gemma3": Architecture("gemma3_text", _gemma3, GEMMA3_LAYER_NAMES, head_norms=True, norm_offset=1.0),
+}

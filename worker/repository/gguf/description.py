@@ -1,0 +1,92 @@
+"""Tokenizer, chat template and end ids of a GGUF model: the file's own, else those of a folder that has them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from control.errors import ModelFilesError
+from worker.repository.gguf.model import GgufModel
+from worker.repository.gguf.tokenizer import read_tokenizer, refusal
+
+SUFFIX = "-gguf"
+
+
+@dataclass(frozen=True)
+class Description:
+    """The texts of tokenizer.json and of the chat template, tokenizer_config.json, and every id that ends an answer."""
+
+    tokenizer_json: str
+    tokenizer_config: dict[str, Any]
+    chat_template: str | None
+    eos_ids: list[int]
+
+
+def describe(model: GgufModel) -> Description:
+    """Raises ModelFilesError that names every place that was tried."""
+    reason = refusal(model)
+    if reason is None:
+        try:
+            text, config, ends = read_tokenizer(model)
+        except ModelFilesError as error:
+            reason = str(error)
+        else:
+            return Description(text, config, config.pop("chat_template", None), ends)
+    for folder in _folders(model):
+        if (folder / "tokenizer.json").is_file():
+            return _beside(model, folder)
+    raise ModelFilesError(_tried(model, reason))
+
+
+def check_described(model: GgufModel) -> None:
+    """Raise ModelFilesError where `describe` would find no tokenizer; quick, because it makes none."""
+    reason = refusal(model)
+    if reason is not None and not any((folder / "tokenizer.json").is_file() for folder in _folders(model)):
+        raise ModelFilesError(_tried(model, reason))
+
+
+def base_repository(repository: str) -> str | None:
+    """The repository without `-GGUF`, whose tokenizer is the same."""
+    return repository[: -len(SUFFIX)] if repository.lower().endswith(SUFFIX) else None
+
+
+def _folders(model: GgufModel) -> list[Path]:
+    """The file's own folder, and the snapshots of the repository without `-GGUF` where both are in one cache."""
+    path = model.files[0]
+    found = [path.parent]
+    for parent in path.parents:
+        if parent.name.startswith("models--") and (base := base_repository(parent.name)) is not None:
+            found += [parent] if parent not in found else []
+            found += sorted((parent.parent / base / "snapshots").glob("*"))
+    return found
+
+
+def _tried(model: GgufModel, reason: str) -> str:
+    places = ", ".join(str(folder / "tokenizer.json") for folder in _folders(model))
+    return f"{reason} Tried instead: {places}. Put the model's tokenizer.json beside the file."
+
+
+def _beside(model: GgufModel, folder: Path) -> Description:
+    config, generation = (_json(folder / f"{name}_config.json") for name in ("tokenizer", "generation"))
+    own = folder / "chat_template.jinja"
+    template = own.read_text(encoding="utf-8") if own.is_file() else config.get("chat_template")
+    template = model.text("tokenizer.chat_template", None) or template
+    ends = generation.get("eos_token_id", model.whole("tokenizer.ggml.eos_token_id", None, least=0))
+    return Description(
+        tokenizer_json=(folder / "tokenizer.json").read_text(encoding="utf-8"),
+        tokenizer_config=config,
+        chat_template=template if isinstance(template, str) else None,
+        eos_ids=[] if ends is None else [int(one) for one in (ends if isinstance(ends, list) else [ends])],
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFilesError(f"{path} is not valid JSON: {error}") from error
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,129 @@
+"""Decides from the headers of a GGUF model whether it can be served as asked, before any process is spawned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
+from control.messages import ModelSpec
+from worker.repository.gguf.architectures import Architecture, architecture, stored_name
+from worker.repository.gguf.description import check_described
+from worker.repository.gguf.header import StoredTensor
+from worker.repository.gguf.model import GgufModel
+from worker.repository.gguf.rotary import FACTORS
+
+ROW_PARALLEL = ("attn_output.weight", "ffn_down.weight")
+"""Tensors whose inputs are divided among the ranks."""
+MOST_RANKS = 64
+_PLAIN_DTYPES = ("auto", "float32")
+
+
+def check(model: GgufModel, config: dict[str, Any], spec: ModelSpec, devices: Sequence[str]) -> None:
+    """Raise ModelFilesError, UnsupportedArchitecture or SettingsError naming file, tensor or value, and the remedy."""
+    check_described(model)
+    check_tensors(model, config)
+    blocked = {name: one for name, one in model.tensors.items() if one.type.blocks is not None}
+    if blocked and not spec.dequantize:
+        _check_blocks(model, config, spec, devices, blocked)
+
+
+def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
+    """Every tensor of the configuration is there in its shape, and no other: what is not read would be missing."""
+    seen = {FACTORS}
+    for name, shape in _expected(architecture(model), config, model):
+        stored = model.tensors.get(name)
+        if stored is None:
+            raise ModelFilesError(f"{model.files[0]} has no tensor {name}. Download or convert the model again.")
+        if stored.shape != shape:
+            raise ModelFilesError(
+                f"{stored.path}: tensor {name} has the shape {stored.shape}, and by the metadata it is {shape}. "
+                "Download or convert the model again."
+            )
+        if len(shape) == 1 and stored.type.blocks is not None:
+            raise ModelFilesError(f"{stored.path}: tensor {name} is a vector in blocks ({stored.type.name.upper()}).")
+        seen.add(name)
+    if strange := sorted(set(model.tensors) - seen):
+        raise UnsupportedArchitecture(
+            f"{model.files[0]}: {model.architecture} with the tensors {', '.join(strange[:6])} is not supported."
+        )
+
+
+def _check_blocks(
+    model: GgufModel,
+    config: dict[str, Any],
+    spec: ModelSpec,
+    devices: Sequence[str],
+    blocked: dict[str, StoredTensor],
+) -> None:
+    name, one = next(iter(blocked.items()))
+    about = f"{model.files[0]} keeps its weights in blocks ({name} is {one.type.name.upper()}), which"
+    if others := [device for device in devices if not device.startswith("cpu")]:
+        raise SettingsError(f"{about} {others[0]} can't compute with. Use --dequantize, or --devices cpu.")
+    if spec.quant is not None:
+        raise SettingsError(f"{about} --quant {spec.quant} does not pack again. Leave it out, or add --dequantize.")
+    if spec.dtype not in _PLAIN_DTYPES:
+        raise SettingsError(f"{about} are computed with in float32, not in {spec.dtype}. Use --dequantize.")
+    for tensor, stored in blocked.items():
+        if tensor.endswith(ROW_PARALLEL) and not _fits(stored, spec.tp):
+            heads = int(config["num_attention_heads"])
+            rows = [one for other, one in blocked.items() if other.endswith(ROW_PARALLEL)]
+            fitting = [
+                str(tp) for tp in range(1, MOST_RANKS + 1) if heads % tp == 0 and all(_fits(one, tp) for one in rows)
+            ]
+            raise SettingsError(
+                f"{stored.path}: --tp {spec.tp} would cut blocks of {stored.type.weights} weights of {tensor} ("
+                f"{stored.type.name.upper()}, {stored.shape[1]} inputs). Use --tp {', '.join(fitting)} or --dequantize."
+            )
+    raise SettingsError(f"{about} can't be computed with yet. Use --dequantize.")
+
+
+def _fits(stored: StoredTensor, tp: int) -> bool:
+    """True if every rank's share of the inputs ends where a block does."""
+    size = stored.shape[1]
+    return all(size * rank // tp % stored.type.weights == 0 for rank in range(1, tp))
+
+
+def _expected(kind: Architecture, config: dict[str, Any], model: GgufModel) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors of a configuration by their names in the file, with shapes."""
+    hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+    yield "token_embd.weight", (vocabulary, hidden)
+    yield "output_norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "output.weight", (vocabulary, hidden)
+    shapes = _layer_shapes(config)
+    for layer in range(config["num_hidden_layers"]):
+        for inner, shape in shapes.items():
+            name = stored_name(kind, f"model.layers.{layer}.{inner}")
+            # Norms of queries and keys are a part of the type, or are not.
+            if name is not None and (inner not in _HEAD_NORMS or kind.head_norms):
+                yield name, shape
+
+
+_HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+
+
+def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors of one layer by transformers' names; `stored_name` drops those that an architecture does not have."""
+    hidden, inner, width = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    query, shared = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj.weight": (query, hidden),
+        "self_attn.k_proj.weight": (shared, hidden),
+        "self_attn.v_proj.weight": (shared, hidden),
+        "self_attn.o_proj.weight": (hidden, query),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+        "self_attn.q_norm.weight": (width,),
+        "self_attn.k_norm.weight": (width,),
+    }
+    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    shapes |= {f"{norm}_layernorm.weight": (hidden,) for norm in norms}
+    biased = {"qwen2": ("q", "k", "v")}.get(config["model_type"], ())
+    if config.get("attention_bias"):
+        biased = ("q", "k", "v", "o")
+    shapes |= {f"self_attn.{one}_proj.bias": shapes[f"self_attn.{one}_proj.weight"][:1] for one in biased}
+    if config.get("mlp_bias"):
+        shapes |= {f"mlp.{one}_proj.bias": shapes[f"mlp.{one}_proj.weight"][:1] for one in ("gate", "up", "down")}
+    return shapes
