@@ -62,10 +62,12 @@ def convert(folder: Path, file: Path, weights: str) -> Path:
         fields = metadata(config)
         out.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)))
         for key, value in fields.items():
-            out.write(_text(key) + _value(value))
+            out.write(encode_text(key) + encode_value(value))
         offset = 0
         for (name, array), kind in zip(tensors, kinds, strict=True):
-            out.write(_text(name) + struct.pack("<I", array.ndim) + struct.pack(f"<{array.ndim}Q", *array.shape[::-1]))
+            out.write(
+                encode_text(name) + struct.pack("<I", array.ndim) + struct.pack(f"<{array.ndim}Q", *array.shape[::-1])
+            )
             out.write(struct.pack("<IQ", TYPES[kind].number, offset))
             size = array.size // TYPES[kind].values * TYPES[kind].bytes
             offset += size + -size % _ALIGNMENT
@@ -181,12 +183,12 @@ TYPES = {
 # --- encoding ---------------------------------------------------------------------------------------------------------
 
 
-def _text(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     data = text.encode()
     return struct.pack("<Q", len(data)) + data
 
 
-def _value(value: Any) -> bytes:
+def encode_value(value: Any) -> bytes:
     """A value with its type before it; numbers are uint32, float32 or, in lists, int32."""
     match value:
         case bool():
@@ -196,9 +198,9 @@ def _value(value: Any) -> bytes:
         case float():
             return struct.pack("<If", 6, value)
         case str():
-            return struct.pack("<I", 8) + _text(value)
+            return struct.pack("<I", 8) + encode_text(value)
         case [str(), *_]:
-            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_text, value))
+            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(encode_text, value))
         case [float(), *_]:
             return struct.pack("<IIQ", 9, 6, len(value)) + np.asarray(value, np.float32).tobytes()
         case [int(), *_]:

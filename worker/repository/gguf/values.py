@@ -48,9 +48,9 @@ class Cursor:
     def fitting(self, count: int, least: int, what: str) -> int:
         """`count`, if so many things of at least `least` bytes fit into the rest."""
         if count * least > self._limit - self.position:
-            raise ModelFilesError(
-                f"{self.path} is damaged: its header promises {count} {what}, and only {self._limit - self.position} "
-                "bytes are left. Download it again."
+            raise ModelFilesAway(
+                f"{self.path} is cut short or damaged: its header promises {count} {what}, and only "
+                f"{self._limit - self.position} bytes are left. Download it again."
             )
         return count
 

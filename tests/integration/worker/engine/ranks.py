@@ -90,9 +90,9 @@ class _Rank:
         """`job` of this rank's collective: a function that can be imported."""
         return job(self.collective, *arguments)
 
-    def load(self, folder: Path, dtype: str, quant: str | None = None) -> None:
+    def load(self, folder: Path, dtype: str, quant: str | None = None, dequantize: bool = False) -> None:
         assert self.collective is not None
-        model = load(folder, collective=self.collective, dtype=dtype, quant=quant)
+        model = load(folder, collective=self.collective, dtype=dtype, quant=quant, dequantize=dequantize)
         self.engine = Engine(model, SlabStore(model.cache_layout, 4096), self.collective)
 
     def play(self, steps: list[GenerateStep], targets: dict[int, ScoreTarget] | None = None) -> Outcome:

@@ -38,7 +38,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             bar.update(path.stat().st_size)
         return str(path)
 
+    def names(repository: str, *, revision: str) -> list[str]:
+        root = tmp_path / "hub" / repository
+        return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", names)
     return fill(folder)
 
 

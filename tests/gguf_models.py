@@ -1,0 +1,215 @@
+"""Writes GGUF files for tests: from any fields and tensors, or a random model with the numbers that its weights are."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from ops.bench.peers.gguf import TYPES, encode_text, encode_value
+from tests import models
+from worker.formats.blocks import BLOCK_FORMATS
+from worker.layers.blocks import Blocks
+from worker.models.gguf.dequantize import dequantize
+
+Floats = NDArray[np.float32]
+
+HALVES = {
+    "q4_0": [0],
+    "q5_0": [0],
+    "q8_0": [0],
+    "q4_1": [0, 2],
+    "q5_1": [0, 2],
+    "q2_k": [80, 82],
+    "q3_k": [108],
+    "q4_k": [0, 2],
+    "q5_k": [0, 2],
+    "q6_k": [208],
+}
+"""Places of the 16-bit numbers in a block."""
+SCALE = {"q4_0": 30, "q5_0": 60, "q8_0": 500, "q2_k": 60, "q3_k": 400, "q4_k": 1000, "q5_k": 2000, "q6_k": 6000}
+
+NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+GEMMA_PARTS = PARTS | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as a file has it: ggml's number of its type, rows first, and its bytes."""
+
+    type: int
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def write(path: Path, fields: dict[str, Any], tensors: dict[str, Stored], alignment: int = 32) -> Path:
+    out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)))
+    for key, value in fields.items():
+        out += encode_text(key) + (value if isinstance(value, bytes) else encode_value(value))
+    offset = 0
+    for name, one in tensors.items():
+        out += encode_text(name) + struct.pack(f"<I{len(one.shape)}Q", len(one.shape), *one.shape[::-1])
+        out += struct.pack("<IQ", one.type, offset)
+        offset += len(one.data) + -len(one.data) % alignment
+    for one in tensors.values():
+        out += bytes(-len(out) % alignment) + one.data
+    path.write_bytes(out)
+    return path
+
+
+def stored(kind: str, values: Floats, seed: int = 0) -> tuple[Stored, Floats]:
+    """`values` as `kind`, and the numbers that it holds then. Blocks that nothing here can fill are random."""
+    if kind in TYPES:
+        data = TYPES[kind].convert(np.ascontiguousarray(values)).tobytes()
+        return Stored(TYPES[kind].number, values.shape, data), _numbers(kind, data, values.shape)
+    form = BLOCK_FORMATS[kind]
+    raw = random_blocks(kind, values.shape[0] * values.shape[1] // form.weights, seed).reshape(values.shape[0], -1)
+    numbers = dequantize(Blocks(form, torch.from_numpy(raw))).numpy()
+    return Stored(form.ggml_type, values.shape, raw.tobytes()), numbers
+
+
+def random_blocks(kind: str, count: int, seed: int = 0) -> NDArray[np.uint8]:
+    """(count, bytes of one) with numbers about 0.1 in size."""
+    generator = np.random.default_rng(seed)
+    raw = generator.integers(0, 256, (count, BLOCK_FORMATS[kind].bytes), dtype=np.uint8)
+    for index, place in enumerate(HALVES[kind]):
+        size = 1 / SCALE.get(kind, 60) * (-4 if index and kind.endswith("_1") else 1)
+        half = (generator.uniform(0.5, 1, (count, 1)) * size).astype(np.float16)
+        raw[:, place : place + 2] = half.view(np.uint8)
+    return raw
+
+
+def _numbers(kind: str, data: bytes, shape: tuple[int, ...]) -> Floats:
+    if kind == "q8_0":
+        blocks = np.frombuffer(data, np.uint8).reshape(-1, 34)
+        scale = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+        return (scale * blocks[:, 2:].view(np.int8).astype(np.float32)).reshape(shape)
+    if kind == "bf16":
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
+    return np.frombuffer(data, {"f32": np.float32, "f16": np.float16}[kind]).astype(np.float32).reshape(shape)
+
+
+def make(family: str, folder: Path, kinds: list[str], seed: int = 0, **changes: Any) -> tuple[Path, Path]:
+    """A random model as GGUF, its matrices as `kinds` in turn; and the folder of the model that has its numbers."""
+    plain = models.make(family, folder, seed, **changes)
+    config = json.loads((plain / "config.json").read_text())
+    weights = load_file(plain / "model.safetensors")
+    tensors, numbers = dict[str, Stored](), dict[str, Floats]()
+    for index, (name, values) in enumerate(sorted(weights.items())):
+        kind = kinds[index % len(kinds)] if values.ndim == 2 else "f32"
+        rows = _permuted(name, values, config) if family == "llama" else values
+        one, held = stored(kind, rows + 1 if family == "gemma3_text" and "norm" in name else rows, seed=index)
+        held = held - 1 if family == "gemma3_text" and "norm" in name else held
+        tensors[gguf_name(family, name)] = one
+        numbers[name] = np.ascontiguousarray(_ordered(name, held, config) if family == "llama" else held)
+    save_file(numbers, plain / "model.safetensors", {"format": "pt"})
+    scaling = config.get("rope_parameters", {})
+    if scaling.get("rope_type") == "llama3":
+        tensors["rope_freqs.weight"] = _factors(scaling, config["head_dim"])
+    return write(folder / "model.gguf", metadata(family, config), tensors), plain
+
+
+def gguf_name(family: str, name: str) -> str:
+    if name in NAMES:
+        return NAMES[name]
+    _, _, layer, rest = name.split(".", 3)
+    stem, _, leaf = rest.rpartition(".")
+    return f"blk.{layer}.{(GEMMA_PARTS if family == 'gemma3_text' else PARTS)[stem]}.{leaf}"
+
+
+def _heads(name: str, config: dict[str, Any]) -> int | None:
+    if ".q_proj." in name:
+        return config["num_attention_heads"]
+    return config["num_key_value_heads"] if ".k_proj." in name else None
+
+
+def _permuted(name: str, values: Floats, config: dict[str, Any]) -> Floats:
+    """As llama.cpp's converter orders a llama's rows: a pair's two halves become neighbours."""
+    if (heads := _heads(name, config)) is None:
+        return values
+    return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def _ordered(name: str, values: Floats, config: dict[str, Any]) -> Floats:
+    if (heads := _heads(name, config)) is None:
+        return values
+    return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def _factors(scaling: dict[str, Any], width: int) -> Stored:
+    """The tensor that llama.cpp's converter writes for a Llama 3."""
+    factors: list[float] = []
+    for index in range(width // 2):
+        length = 2 * np.pi * scaling["rope_theta"] ** (2 * index / width)
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        original = scaling["original_max_position_embeddings"]
+        smooth = min(1.0, max(0.0, (original / length - low) / (high - low)))
+        factors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return Stored(0, (width // 2,), np.asarray(factors, np.float32).tobytes())
+
+
+def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
+    name, rope = ARCHITECTURES[family], config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    fields: dict[str, Any] = {
+        "general.architecture": name,
+        f"{name}.block_count": config["num_hidden_layers"],
+        f"{name}.context_length": config["max_position_embeddings"],
+        f"{name}.embedding_length": config["hidden_size"],
+        f"{name}.feed_forward_length": config["intermediate_size"],
+        f"{name}.attention.head_count": config["num_attention_heads"],
+        f"{name}.attention.head_count_kv": config["num_key_value_heads"],
+        f"{name}.attention.key_length": config.get("head_dim")
+        or config["hidden_size"] // config["num_attention_heads"],
+        f"{name}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        f"{name}.rope.freq_base": float(rope["rope_theta"]),
+        **vocabulary(),
+    }
+    if family == "gemma3_text":
+        fields["gemma3.attention.sliding_window"] = config["sliding_window"]
+    return fields
+
+
+def vocabulary() -> dict[str, Any]:
+    """The tokenizer of `tests.models`: one token per ASCII byte."""
+    names = models.bytes_to_unicode()
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [*(names[byte] for byte in range(128)), "<s>", "</s>", "<pad>"],
+        "tokenizer.ggml.token_type": [1] * 128 + [3] * 3,
+        "tokenizer.ggml.merges": struct.pack("<IIQ", 9, 8, 0),
+        "tokenizer.ggml.bos_token_id": models.BOS,
+        "tokenizer.ggml.eos_token_id": models.EOS,
+        "tokenizer.ggml.padding_token_id": models.PAD,
+        "tokenizer.chat_template": models.TEMPLATE,
+    }
