@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -69,11 +68,13 @@ def be_rank() -> NoReturn:
     os._exit(status)  # torch takes seconds to free what the kernel frees at once
 
 
-def run_standby(folders: list[Path]) -> None:
-    """Wait behind the supervisor's socket until a rank is needed, and be it."""
+def run_standby(words: list[str]) -> None:
+    """Wait behind the supervisor's socket until a rank is needed, and be it. `words` has those of one model after the
+    other."""
+    from worker.agent.standby import Preparation
     from worker.rank.standby_process import await_duty
 
-    duty = await_duty(take_channel(), folders)
+    duty = await_duty(take_channel(), [Preparation(*model) for model in zip(*[iter(words)] * 3, strict=True)])
     if duty is not None:
         os.environ.update(duty)
         be_rank()
@@ -94,7 +95,7 @@ def main() -> int:
     elif part == "rank":
         be_rank()
     elif part == "standby":
-        run_standby([Path(folder) for folder in sys.argv[2:]])
+        run_standby(sys.argv[2:])
     elif part == "download":
         from worker.repository.download import download_here
 

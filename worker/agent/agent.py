@@ -108,8 +108,8 @@ class Agent:
 
     def _tend_standby(self, standby: Standby) -> None:
         """Keep one while anything runs; start it only when no group here is on its way up and wants the processors."""
-        folders = {replica.folder for replica in self.replicas.alive}
-        if not folders or self.stopping:
+        models = {replica.preparation for replica in self.replicas.alive}
+        if not models or self.stopping:
             standby.stop()
         else:
-            standby.tend(sorted(folders), calm=not self._reconciler.preparing and self.replicas.whole)
+            standby.tend(sorted(models), calm=not self._reconciler.preparing and self.replicas.whole)

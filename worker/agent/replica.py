@@ -11,7 +11,7 @@ import structlog
 
 from control.messages import Assignment, encode
 from control.process import python_command
-from worker.agent.standby import Standby, rank_environment
+from worker.agent.standby import Preparation, Standby, rank_environment
 from worker.supervision.client import ChildProcess, SupervisorClient
 from worker.supervision.version import VERSION
 from worker.supervision.wire import AT_ONCE, Ending, Tag
@@ -98,6 +98,11 @@ class ReplicaProcesses:
     @property
     def place(self) -> tuple[str, str]:
         return self.assignment.spec.name, self.assignment.replica
+
+    @property
+    def preparation(self) -> Preparation:
+        """What a standby imports for a rank of it."""
+        return Preparation(self.folder, self.assignment.spec.dtype, self.assignment.devices[0])
 
     @property
     def draining(self) -> bool:

@@ -1,6 +1,7 @@
 """The host's standby, seen from its agent: one process that has imported everything and waits to become a rank.
 
-Nearly all of a respawn is importing torch and transformers. The standby has done that before anything died.
+Nearly all of a respawn is importing torch, and transformers where a model needs it. The standby has done that before
+anything died.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import structlog
@@ -26,6 +27,15 @@ READY = "ready"
 """The line that the standby writes to its standard input, a socket, when it has imported everything; then it waits
 there for one line, its duty as JSON."""
 TAG: Tag = {"kind": "standby", "version": VERSION}
+
+
+class Preparation(NamedTuple):
+    """A model whose code a standby imports: its folder, and how ranks of this host serve it."""
+
+    folder: str
+    dtype: str
+    device: str
+
 
 StandbyState = Literal["off", "starting", "ready"]
 
@@ -60,10 +70,10 @@ class Standby:
         log.info("standby adopted", pid=process.pid, action="adopt")
         self._process, self._told = process, False
 
-    def tend(self, folders: Collection[str], calm: bool) -> None:
+    def tend(self, models: Collection[Preparation], calm: bool) -> None:
         """Note that it is ready, or has died; start one when there is none and the host is `calm`.
 
-        `folders` are those of the models in use, whose code it imports too.
+        `models` are those in use, whose code it imports too.
         """
         if self._process is not None and self._process.poll() is not None:
             log.warning("standby died", pid=self._process.pid, action="standby_exit")
@@ -74,7 +84,7 @@ class Standby:
             log.info("standby ready", pid=self._process.pid, action="standby_start")
             self._told = True
         if self._process is None and calm and time.monotonic() >= self._due:
-            self._spawn(folders)
+            self._spawn(models)
 
     def take(self, duty: dict[str, str], tag: Tag, ending: Ending) -> ChildProcess | None:
         """Make it the rank that `duty` describes, as environment; None where there is none to take.
@@ -100,8 +110,8 @@ class Standby:
             self._process.forget()
             self._process = None
 
-    def _spawn(self, folders: Collection[str]) -> None:
-        command = python_command("worker", "standby", *folders)
+    def _spawn(self, models: Collection[Preparation]) -> None:
+        command = python_command("worker", "standby", *(word for model in models for word in model))
         environment = rank_environment(self._redis_url)
         self._process = self._supervisor.spawn(command, environment, TAG, AT_ONCE, channel=True)
         self._told = False

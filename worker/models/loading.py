@@ -29,6 +29,7 @@ from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.unsupported import NotNative
 from worker.models.served import ServedModel
 from worker.models.weight_loader import WeightLoader
+from worker.native import library
 from worker.repository import validation
 from worker.repository.files import ModelFiles, inspect, is_gguf
 
@@ -76,6 +77,16 @@ def load(
     from worker.models.meta_model import configuration, meta_model  # only here: it imports transformers
 
     return fill(meta_model(configuration(files.config), chosen, where))
+
+
+def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
+    """Import what `load` would, and build the model once without weights. Touches no device."""
+    chosen, where = resolve_dtype(dtype, torch.device(device), config), torch.device("cpu")
+    native = device == "cpu" and chosen == torch.float32 and library.library() is not None
+    if not native or _native_meta_model(config, 1) is None:
+        from worker.models.meta_model import configuration, meta_model  # only here, as in `load`
+
+        meta_model(configuration(config), chosen, where)
 
 
 def _native_meta_model(config: dict[str, Any], world_size: int) -> CausalModel | None:

@@ -39,10 +39,10 @@ class WeightLoader:
         """Replace every linear layer, and every other meta parameter by what this rank keeps of it."""
         # The vocabulary first: it is the largest, and while it is packed there is nothing else yet.
         self._fill_vocabulary()
-        self.tell(self.checkpoint.read_share)
+        self._done()
         for group in list(fusing.linear_groups(self.model, self.model.get_output_embeddings())):
             self._fill_group(group)
-            self.tell(self.checkpoint.read_share)
+            self._done()
         for name, module in list(self.model.named_modules()):
             for leaf, parameter in list(module.named_parameters(recurse=False)):
                 if parameter.is_meta:
@@ -53,6 +53,11 @@ class WeightLoader:
         if self.plan.world_size > 1:
             parallel.split_vocabulary(self.model, self.plan, self.link)
             parallel.split_layers(self.model, self.plan, self.link)
+
+    def _done(self) -> None:
+        """What was read is packed or copied."""
+        self.checkpoint.release()
+        self.tell(self.checkpoint.read_share)
 
     def _fill_group(self, group: fusing.LinearGroup) -> None:
         names = group.full_names()

@@ -18,14 +18,14 @@ import structlog
 from control import logs
 from control.process import die_with_parent, name_process
 from control.settings import Settings
-from worker.agent.standby import READY
+from worker.agent.standby import READY, Preparation
 
 log = structlog.get_logger()
 
 NICENESS = 10
 
 
-def await_duty(channel: socket.socket, folders: list[Path]) -> dict[str, str] | None:
+def await_duty(channel: socket.socket, models: list[Preparation]) -> dict[str, str] | None:
     """Import, report and wait. Returns the environment of the rank to become, or None if the agent needs none. Raises
     any error of an import."""
     die_with_parent()
@@ -33,7 +33,7 @@ def await_duty(channel: socket.socket, folders: list[Path]) -> dict[str, str] | 
     name_process("furrow-standby")
     settings = Settings.from_environment()
     logs.configure(settings.log_format, settings.log_level)
-    import_in_background(folders)
+    import_in_background(models)
     with channel:
         channel.sendall(READY.encode() + b"\n")
         line = channel.makefile("rb").readline()
@@ -44,7 +44,7 @@ def await_duty(channel: socket.socket, folders: list[Path]) -> dict[str, str] | 
     return duty
 
 
-def import_in_background(folders: list[Path]) -> None:
+def import_in_background(models: list[Preparation]) -> None:
     """Run `import_all` in a thread of lower priority. On Linux niceness belongs to a thread and can't be raised again
     without privilege, so the main thread, and torch's later threads, keep their own."""
     failed: list[BaseException] = []
@@ -53,7 +53,7 @@ def import_in_background(folders: list[Path]) -> None:
         try:
             if sys.platform == "linux":
                 os.nice(NICENESS)
-            import_all(folders)
+            import_all(models)
         except BaseException as error:
             failed.append(error)
 
@@ -64,18 +64,16 @@ def import_in_background(folders: list[Path]) -> None:
         raise failed[0]
 
 
-def import_all(folders: list[Path]) -> None:
-    """Import all modules of a rank, and build the models of `folders` once without weights."""
-    import torch
-
+def import_all(models: list[Preparation]) -> None:
+    """Import all modules of a rank, and build `models` once without weights."""
     import worker.rank.process  # noqa: F401  # all of a rank
-    from worker.models.meta_model import configuration, meta_model
+    from worker.models.loading import prepare
     from worker.repository import validation
 
-    for folder in folders:
+    for model in models:
         try:
-            meta_model(configuration(validation.inspect(folder).config), torch.float32, torch.device("cpu"))
+            prepare(validation.inspect(Path(model.folder)).config, model.dtype, model.device)
         except Exception as error:  # the rank that loads it will say what is wrong with it
             log.warning(
-                "standby could not prepare a model", folder=str(folder), error=str(error), action="standby_prepare"
+                "standby could not prepare a model", folder=model.folder, error=str(error), action="standby_prepare"
             )

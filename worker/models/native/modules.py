@@ -30,7 +30,7 @@ class CausalModel(nn.Module):
         super().__init__()
         self.config = config
         self.model = _Body(config, rotary_embedding)
-        self.lm_head: nn.Module = nn.Linear(config.hidden_size, config.vocab_size, bias=False, device=META)
+        self.lm_head: nn.Module = _linear(config.hidden_size, config.vocab_size, False)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed_tokens
@@ -49,7 +49,7 @@ class _Body(nn.Module):
     def __init__(self, config: SimpleNamespace, rotary_embedding: Any) -> None:
         super().__init__()
         self.rotary_emb = rotary_embedding
-        self.embed_tokens: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size, device=META)
+        self.embed_tokens: nn.Module = _embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = _norm(config, config.hidden_size)
 
@@ -69,10 +69,10 @@ class _Attention(nn.Module):
         hidden, width = config.hidden_size, config.head_dim
         queries, shared = config.num_attention_heads * width, config.num_key_value_heads * width
         self.scaling = width**-0.5
-        self.q_proj = nn.Linear(hidden, queries, config.query_key_value_bias, META)
-        self.k_proj = nn.Linear(hidden, shared, config.query_key_value_bias, META)
-        self.v_proj = nn.Linear(hidden, shared, config.query_key_value_bias, META)
-        self.o_proj = nn.Linear(queries, hidden, config.output_bias, META)
+        self.q_proj = _linear(hidden, queries, config.query_key_value_bias)
+        self.k_proj = _linear(hidden, shared, config.query_key_value_bias)
+        self.v_proj = _linear(hidden, shared, config.query_key_value_bias)
+        self.o_proj = _linear(queries, hidden, config.output_bias)
         if config.head_norms:
             self.q_norm, self.k_norm = _norm(config, width), _norm(config, width)
 
@@ -81,10 +81,25 @@ class _FeedForward(nn.Module):
     def __init__(self, config: SimpleNamespace) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(hidden, inner, config.feed_forward_bias, META)
-        self.up_proj = nn.Linear(hidden, inner, config.feed_forward_bias, META)
-        self.down_proj = nn.Linear(inner, hidden, config.feed_forward_bias, META)
+        self.gate_proj = _linear(hidden, inner, config.feed_forward_bias)
+        self.up_proj = _linear(hidden, inner, config.feed_forward_bias)
+        self.down_proj = _linear(inner, hidden, config.feed_forward_bias)
 
 
 def _norm(config: SimpleNamespace, width: int) -> FusedRMSNorm:
     return FusedRMSNorm(torch.empty(width, device=META), config.rms_norm_eps)
+
+
+def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    """A linear layer without its initialisation, for which torch would import its compiler."""
+    linear = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(linear)
+    linear.in_features, linear.out_features = inputs, outputs
+    linear.weight = nn.Parameter(torch.empty(outputs, inputs, device=META), requires_grad=False)
+    linear.register_parameter("bias", nn.Parameter(torch.empty(outputs, device=META)) if bias else None)
+    return linear
+
+
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    """An embedding without its initialisation, as above."""
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width, device=META), _freeze=True)

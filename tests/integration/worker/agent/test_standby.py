@@ -22,7 +22,7 @@ from tests.supervisor import supervised
 from tests.waiting import until
 from worker.agent import standby as standby_module
 from worker.agent.replica import Exit, ReplicaProcesses
-from worker.agent.standby import Standby
+from worker.agent.standby import Preparation, Standby
 from worker.health.exit_codes import REFUSED, STOPPED
 from worker.supervision.client import SupervisorClient
 from worker.supervision.wire import AT_ONCE
@@ -141,10 +141,10 @@ def test_one_that_dies_is_not_started_again_at_once(
     assert standby.state == "starting"
 
 
-def real_standby(redis: ReplicaRedis, supervisor: SupervisorClient, folders: list[str]) -> Standby:
+def real_standby(redis: ReplicaRedis, supervisor: SupervisorClient, models: list[Preparation]) -> Standby:
     """The real thing, with everything imported."""
     standby = Standby(redis.url, supervisor)
-    standby.tend(folders, calm=True)
+    standby.tend(models, calm=True)
     wait_for(standby, "ready", 160.0)
     return standby
 
@@ -161,7 +161,7 @@ def test_a_standby_becomes_a_rank_like_any_other(
     monkeypatch.setenv("FURROW_LOG_FORMAT", "json")
     lease = redis.lead_for_good(2)
     with supervised() as supervisor:
-        standby = real_standby(redis, supervisor, [str(tmp_path / "no model")])
+        standby = real_standby(redis, supervisor, [Preparation(str(tmp_path / "no model"), "auto", "cpu")])
         replica = replica_of(standby, redis.url)
         assert standby._process is not None
         pid = standby._process.pid
@@ -212,10 +212,12 @@ def test_a_standby_dies_with_its_supervisor(redis: ReplicaRedis) -> None:
 @pytest.mark.timeout(240)
 def test_importing_creates_no_device_context(tmp_path: Path) -> None:
     """A GPU belongs to its rank alone; the model's code is there, and the number of threads can still be set."""
-    folder = make("llama", tmp_path / "llama")
+    folder = str(make("llama", tmp_path / "llama"))
     code = (
-        "import sys; from pathlib import Path; from worker.rank.standby_process import import_in_background;"
-        f"import_in_background([Path({str(folder)!r})]); import torch; assert not torch.cuda.is_initialized();"
+        "import sys; from worker.agent.standby import Preparation;"
+        "from worker.rank.standby_process import import_in_background;"
+        f"import_in_background([Preparation({folder!r}, 'float64', 'cpu')]);"
+        "import torch; assert not torch.cuda.is_initialized();"
         "assert 'transformers.models.llama.modeling_llama' in sys.modules;"
         "torch.set_num_threads(3); assert torch.get_num_threads() == 3"
     )
