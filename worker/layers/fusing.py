@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
+UNPACKED = {"shared_expert_gate"}
+"""Layers with one output, which stay as they are."""
+
 
 @dataclass(frozen=True)
 class LinearGroup:
@@ -24,7 +27,8 @@ class LinearGroup:
 
 
 def linear_groups(model: nn.Module, head: nn.Module) -> Iterator[LinearGroup]:
-    """Every linear layer but the head, once. Siblings are joined where both all or none have a bias."""
+    """Every linear layer but the head and those of UNPACKED, once. Siblings are joined where both all or none have a
+    bias."""
     for path, parent in model.named_modules():
         alone = {name: child for name, child in parent.named_children() if type(child) is nn.Linear}
         for names in SIBLINGS:
@@ -34,7 +38,7 @@ def linear_groups(model: nn.Module, head: nn.Module) -> Iterator[LinearGroup]:
                 for name in names:
                     del alone[name]
         for name, child in alone.items():
-            if child is not head:
+            if child is not head and name not in UNPACKED:
                 yield LinearGroup(path, (name,))
 
 

@@ -110,9 +110,12 @@ def split_vocabulary(model: Any, plan: ShardPlan, link: Link) -> None:
 def split_layers(model: nn.Module, plan: ShardPlan, link: Link) -> None:
     """Wrap or adjust the modules that hold this rank's part by now and are no linear layers."""
     for name, module in list(model.named_modules()):
+        role = plan.role(name)
+        if role is None:  # also of parts of a module that was wrapped here
+            continue
         path, _, leaf = name.rpartition(".")
         parent: Any = model.get_submodule(path)
-        match plan.role(name):
+        match role:
             case "experts":
                 setattr(parent, leaf, ReducedExperts(module, link))
             case "width_norm":

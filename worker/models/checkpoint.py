@@ -153,3 +153,13 @@ class Checkpoint:
             return stored
         parts = [stored[(slice(None),) * dim + (slice(start, stop),)] for start, stop in ranges]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+
+
+def checked(name: str, read: Any, shape: list[int]) -> Any:
+    """`read`, the tensor or blocks of `name`. Raises ModelFilesError if it does not have `shape`."""
+    if list(read.shape) != shape:
+        raise ModelFilesError(
+            f"Tensor {name} has the shape {list(read.shape)}, but config.json asks for {shape}; "
+            "is this the checkpoint of its config?"
+        )
+    return read

@@ -1,12 +1,16 @@
-"""Fused experts: transformers keeps all experts of a layer in few tensors, most checkpoints the matrices of each."""
+"""Experts: transformers keeps those of a layer in few tensors, most checkpoints as three matrices each, a CPU as two
+packed layers each."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from worker.layers.packing import Pack
 from worker.layers.sharding import ShardPlan, share
-from worker.models.checkpoint import StoredTensors
+from worker.models.checkpoint import StoredTensors, checked
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 GATE_UP_BIAS, DOWN_BIAS = "gate_up_proj_bias", "down_proj_bias"
@@ -16,6 +20,36 @@ ExpertKeys = tuple[str, str, str]
 def are_in(module: str) -> bool:
     """True if a module of the meta model holds the experts of a layer."""
     return module.endswith(".experts")
+
+
+class PackedExperts(nn.Module):
+    """The experts of a layer as linear layers: `gate_up[i]` (hidden → 2 · width) and `down[i]` (width → hidden)."""
+
+    def __init__(self, gate_up: list[nn.Module], down: list[nn.Module], activation: Any) -> None:
+        super().__init__()
+        self.gate_up, self.down, self._activation = nn.ModuleList(gate_up), nn.ModuleList(down), activation
+
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """hidden (T, hidden), chosen (T, k) experts with their weights (T, k) → (T, hidden)."""
+        out = torch.zeros_like(hidden)
+        for expert in chosen.unique().tolist():
+            tokens, places = torch.where(chosen == expert)
+            gate, up = self.gate_up[expert](hidden[tokens]).chunk(2, dim=-1)
+            found = self.down[expert](self._activation(gate) * up)
+            out.index_add_(0, tokens, found * weights[tokens, places, None])
+        return out
+
+
+def packed(
+    checkpoint: StoredTensors, plan: ShardPlan, name: str, module: Any, keys: ExpertKeys, pack: Pack
+) -> PackedExperts:
+    """The rank's part of the experts `module`, named `name`, each expert read and packed by itself."""
+    layers: dict[str, list[nn.Module]] = {GATE_UP: [], DOWN: []}
+    for leaf, kept in layers.items():
+        parameter = getattr(module, leaf)
+        for expert in range(parameter.shape[0]):
+            kept.append(pack(_matrices(checkpoint, plan, name, leaf, parameter, keys, expert), None))
+    return PackedExperts(layers[GATE_UP], layers[DOWN], getattr(module, "act_fn", None))
 
 
 def read(
@@ -32,16 +66,22 @@ def _read_each(
     checkpoint: StoredTensors, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys
 ) -> Tensor:
     """gate_up_proj (experts, 2 · width, hidden), gate above up, or down_proj (experts, hidden, width)."""
+    experts = range(parameter.shape[0])
+    matrices = (_matrices(checkpoint, plan, module, leaf, parameter, keys, expert) for expert in experts)
+    return torch.stack([torch.cat(parts) for parts in matrices])
+
+
+def _matrices(
+    checkpoint: StoredTensors, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys, expert: int
+) -> list[Tensor]:
+    """The rank's part of one expert as stored: gate and up, or down."""
     layer = module[: module.index(".mlp.") + 1]
-    gate, up, down = (layer + key for key in keys)
-    count = parameter.shape[0]
+    gate, up, down = (layer + key.format(expert) for key in keys)
+    _, rows, columns = parameter.shape
+    start, stop = share(columns if leaf == DOWN else rows // 2, plan.rank, plan.world_size)
     if leaf == DOWN:
-        kept = share(parameter.shape[2], plan.rank, plan.world_size)
-        return torch.stack([checkpoint.read(down.format(expert), 1, [kept]) for expert in range(count)])
-    kept = share(parameter.shape[1] // 2, plan.rank, plan.world_size)
-    return torch.stack(
-        [torch.cat([checkpoint.read(key.format(expert), 0, [kept]) for key in (gate, up)]) for expert in range(count)]
-    )
+        return [checked(down, checkpoint.read(down, 1, [(start, stop)]), [rows, stop - start])]
+    return [checked(key, checkpoint.read(key, 0, [(start, stop)]), [stop - start, columns]) for key in (gate, up)]
 
 
 def _read_together(checkpoint: StoredTensors, plan: ShardPlan, name: str, leaf: str, parameter: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def load(
         served = fill(native)
         if served.is_native:
             return served
-        log.warning("a model is loaded again with transformers", action="load_again")
+        log.warning("loading again with transformers", action="load_again")
     from worker.models.meta_model import configuration, meta_model  # only here: it imports transformers
 
     return fill(meta_model(configuration(files.config), chosen, where))

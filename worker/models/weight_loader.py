@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from control.errors import ModelFilesError
 from worker.layers import fusing, parallel
 from worker.layers.dense import DenseLinear, stacked
 from worker.layers.embedding import HalfEmbedding
@@ -17,7 +16,7 @@ from worker.layers.linear import NativeLinear, SharedEmbedding
 from worker.layers.packing import Packing
 from worker.layers.sharding import OUTPUTS, ShardPlan, padded_share
 from worker.models import experts
-from worker.models.checkpoint import StoredTensors
+from worker.models.checkpoint import StoredTensors, checked
 from worker.repository.families import Family
 
 
@@ -43,6 +42,7 @@ class WeightLoader:
         for group in list(fusing.linear_groups(self.model, self.model.get_output_embeddings())):
             self._fill_group(group)
             self._done()
+        self._fill_experts()
         for name, module in list(self.model.named_modules()):
             for leaf, parameter in list(module.named_parameters(recurse=False)):
                 if parameter.is_meta:
@@ -74,6 +74,17 @@ class WeightLoader:
             )
         else:
             fusing.install(self.model, group, self.packing.pack(weights, bias), widths)
+
+    def _fill_experts(self) -> None:
+        """Pack each expert's layers, where layers are packed and each expert is stored by itself."""
+        keys = self.family.expert_keys
+        if keys is None or not self.packing.packed:
+            return
+        for name, module in list(self.model.named_modules()):
+            if experts.are_in(name):
+                pack = self.packing.pack
+                self.model.set_submodule(name, experts.packed(self.checkpoint, self.plan, name, module, keys, pack))
+                self._done()
 
     def _fill_vocabulary(self) -> None:
         model, tied = self.model, bool(self.model.config.tie_word_embeddings)
@@ -112,28 +123,19 @@ class WeightLoader:
         role, shape = self.plan.role(sharded), list(parameter.shape)
         dim = 0 if role in OUTPUTS else 1 if role == "rowwise" and leaf == "weight" else None
         if dim is None:
-            return _checked(stored, self.checkpoint.read(stored), shape)
+            return checked(stored, self.checkpoint.read(stored), shape)
         kept = self.plan.intervals(sharded, shape[dim])
         shape[dim] = sum(stop - start for start, stop in kept)
-        return _checked(stored, self.checkpoint.read(stored, dim, kept), shape)
+        return checked(stored, self.checkpoint.read(stored, dim, kept), shape)
 
     def _vocabulary(self, name: str, module: Any) -> Tensor:
         """The rank's rows as stored, padded with zeros to the width that all ranks share."""
         start, stop, width = padded_share(module.weight.shape[0], self.plan.rank, self.plan.world_size)
         whole = self.plan.world_size == 1
         rows = self.checkpoint.read(name) if whole else self.checkpoint.read(name, 0, [(start, stop)])
-        _checked(name, rows, [stop - start, *module.weight.shape[1 : rows.dim()]])
+        checked(name, rows, [stop - start, *module.weight.shape[1 : rows.dim()]])
         missing = width - rows.shape[0]
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
     def _parameter(self, stored: Tensor) -> nn.Parameter:
         return nn.Parameter(stacked([stored], self.dtype, self.device), requires_grad=False)
-
-
-def _checked(name: str, read: Tensor, shape: list[int]) -> Tensor:
-    if list(read.shape) != shape:
-        raise ModelFilesError(
-            f"Tensor {name} has the shape {list(read.shape)}, but config.json asks for {shape}; "
-            "is this the checkpoint of its config?"
-        )
-    return read

@@ -55,6 +55,21 @@ class Rotary(ctypes.Structure):
     _fields_ = [("frequencies", c_void_p), ("scale", c_float)]
 
 
+class Expert(ctypes.Structure):
+    _fields_ = [("gate_up", Linear), ("down", Linear)]
+
+
+class Mixture(ctypes.Structure):
+    _fields_ = [
+        ("router", Linear),
+        ("experts", c_void_p),
+        ("count", c_int64),
+        ("chosen", c_int64),
+        ("normalized", c_int32),
+        ("shared", c_int32),
+    ]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         ("before_attention", Norm),
@@ -69,6 +84,7 @@ class Layer(ctypes.Structure):
         ("down", Linear),
         ("window", c_int64),
         ("rotary", c_int64),
+        ("mixture", c_int64),
     ]
 
 
@@ -80,9 +96,10 @@ class Model(ctypes.Structure):
         ("heads", c_int64),
         ("shared_heads", c_int64),
         ("head_dim", c_int64),
-        ("inner", c_int64),
         ("rotaries", c_void_p),
         ("rotary_count", c_int64),
+        ("mixtures", c_void_p),
+        ("mixture_count", c_int64),
         ("attention_scale", c_float),
         ("attention_cap", c_float),
         ("logit_cap", c_float),

@@ -15,10 +15,10 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
     """Raise UnsupportedArchitecture naming the type, the number that `tp` ranks can't divide, or what `quant` can't
     pack; ModelFilesError for a `max_context` beyond the model's own."""
     family = family_of(config)
-    if quant is not None and family.experts is not None:
+    if quant is not None and family.experts is not None and family.expert_keys is None:
         raise UnsupportedArchitecture(
-            f"Model type '{config['model_type']}' keeps most of its weights in experts, which --quant {quant} can't "
-            "pack yet. Leave --quant out."
+            f"Model type '{config['model_type']}' keeps most of its weights in experts that are stored together, which "
+            f"--quant {quant} can't pack yet. Leave --quant out."
         )
     if tp < 1:
         raise UnsupportedArchitecture(f"Tensor parallelism must be at least 1, not {tp}.")

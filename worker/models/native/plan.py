@@ -11,12 +11,24 @@ from worker.kv.base import CacheLayout
 from worker.layers.linear import NativeLinear
 from worker.layers.norms import FusedRMSNorm
 from worker.layers.parallel import RowParallelLinear, VocabParallelHead
+from worker.models.native.mixtures import Mixtures
 from worker.models.native.unsupported import NotNative, require
 from worker.native.library import GELU_TANH, SILU, Layer, Linear, Model, Norm, Rotary
 
-FAMILIES = {"gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
-"""Attention, then a gated feed-forward network, each added to its input and with an RMS norm before or after it; rotary
-embeddings over whole heads, halves as pairs."""
+FAMILIES = {
+    "gemma2",
+    "gemma3_text",
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+}
+"""Attention, then a gated feed-forward network or a mixture of them, each added to its input and with an RMS norm
+before or after it; rotary embeddings over whole heads, halves as pairs."""
 
 ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH}
 
@@ -39,9 +51,11 @@ class Plan:
         self.head = _native(head.head if isinstance(head, VocabParallelHead) else head)
         self.threads = self.head.threads
         rotaries = Rotaries(body.rotary_emb, layout.head_dim)
-        self._layers = (Layer * layout.layers)(
-            *(_layer(one, window, rotaries) for one, window in zip(body.layers, layout.windows, strict=True))
-        )
+        mixtures = Mixtures(self.threads)
+        layers = list[Layer]()
+        for one, window in zip(body.layers, layout.windows, strict=True):
+            layers.append(_layer(one, window, rotaries, mixtures.add(one.mlp, config)))
+        self._layers, self._mixtures = (Layer * layout.layers)(*layers), mixtures
         self._rotaries, self._frequencies = rotaries.structs, rotaries.frequencies
         self.model = Model(
             layers=ctypes.addressof(self._layers),
@@ -50,9 +64,10 @@ class Plan:
             heads=self._layers[0].attention_out.inputs // layout.head_dim,
             shared_heads=layout.kv_heads,
             head_dim=layout.head_dim,
-            inner=self._layers[0].down.inputs,
             rotaries=ctypes.addressof(self._rotaries),
             rotary_count=len(self._rotaries),
+            mixtures=ctypes.addressof(mixtures.structs),
+            mixture_count=len(mixtures.structs),
             attention_scale=body.layers[0].self_attn.scaling,
             attention_cap=getattr(config, "attn_logit_softcapping", None) or 0.0,
             logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
@@ -86,7 +101,7 @@ class Rotaries:
         return self._types.index(attention.layer_type) if self._types else 0
 
 
-def _layer(layer: Any, window: int | None, rotaries: Rotaries) -> Layer:
+def _layer(layer: Any, window: int | None, rotaries: Rotaries, mixture: int) -> Layer:
     attention, feed_forward = layer.self_attn, layer.mlp
     # The families that norm the output of sublayers have another name for the norm before the feed-forward network.
     both_sides = hasattr(layer, "pre_feedforward_layernorm")
@@ -99,10 +114,11 @@ def _layer(layer: Any, window: int | None, rotaries: Rotaries) -> Layer:
         key=_norm(getattr(attention, "k_norm", None)),
         query_key_value=_joined(attention, "q_proj_k_proj_v_proj"),
         attention_out=_native(attention.o_proj).struct,
-        gate_up=_joined(feed_forward, "gate_proj_up_proj"),
-        down=_native(feed_forward.down_proj).struct,
+        gate_up=_joined(feed_forward, "gate_proj_up_proj") if mixture < 0 else Linear(),
+        down=_native(feed_forward.down_proj).struct if mixture < 0 else Linear(),
         window=window or 0,
         rotary=rotaries.index(attention),
+        mixture=mixture,
     )
 
 

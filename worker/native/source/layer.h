@@ -41,12 +41,27 @@ struct Rotary {
   float scale;               // of sines and cosines
 };
 
+// A gated feed-forward network of a mixture.
+struct Expert {
+  Linear gate_up, down;
+};
+
+// Several feed-forward networks, of which each token goes through some.
+struct Mixture {
+  Linear router;          // outputs: `count`, and behind them, where `shared`, the gate of the shared expert
+  const Expert* experts;  // `count`, and behind them, where `shared`, that one
+  int64_t count, chosen;  // experts, and how many of them a token goes to
+  int32_t normalized;     // 1: the weights of the chosen ones add up to 1; 0: they are shares of all
+  int32_t shared;         // 1: one more expert that every token goes to, weighted by the sigmoid of its gate
+};
+
 // Any norm may be absent. `after_…` norms the output of a sublayer before it is added.
 struct Layer {
   Norm before_attention, after_attention, before_feed_forward, after_feed_forward, query, key;
   Linear query_key_value, attention_out, gate_up, down;
   int64_t window;  // positions that a token sees, itself included; 0: all
   int64_t rotary;  // index into the model's; -1: the layer's heads are not rotated
+  int64_t mixture;  // index into the model's, instead of `gate_up` and `down`; -1: none
 };
 
 // Sums `count` floats over the ranks, in place. Anything but 0 is a failure.
@@ -54,9 +69,11 @@ using Reduce = int (*)(void* group, float* data, int64_t count);
 
 struct Model {
   const Layer* layers;
-  int64_t depth, hidden, heads, shared_heads, head_dim, inner;
+  int64_t depth, hidden, heads, shared_heads, head_dim;
   const Rotary* rotaries;
   int64_t rotary_count;
+  const Mixture* mixtures;
+  int64_t mixture_count;
   float attention_scale;
   float attention_cap, logit_cap;  // x becomes cap · tanh(x / cap); 0: stays
   Activation activation;

@@ -186,13 +186,17 @@ inline int64_t panel_bytes(const Linear& linear, Kind kind) {
   return PANEL * linear.inputs * BYTES[kind];
 }
 
-// Panels for a thread at a time. Memory is read faster in long runs, but where a piece is a large part of a product, or somebody else
-// takes the processor in the middle of one, the others wait for it.
-inline int64_t piece_of(const Linear& linear, int threads) {
+inline int64_t average_panel_bytes(const Linear& linear) {
   int64_t whole = 0;
   for (int i = 0; i < linear.count; ++i)
     whole += panels(linear.matrices[i]) * panel_bytes(linear, linear.matrices[i].kind);
-  const int64_t panel = std::max<int64_t>(1, whole / panels(linear));
+  return std::max<int64_t>(1, whole / panels(linear));
+}
+
+// Panels for a thread at a time. Memory is read faster in long runs, but where a piece is a large part of a product, or somebody else
+// takes the processor in the middle of one, the others wait for it.
+inline int64_t piece_of(const Linear& linear, int threads) {
+  const int64_t panel = average_panel_bytes(linear), whole = panel * panels(linear);
   return std::max<int64_t>(1, std::clamp(whole / (4 * threads), LEAST_BYTES, MOST_BYTES) / panel);
 }
 

@@ -1,52 +1,9 @@
 // One forward of a whole batch: every thread runs all of it, and in each phase takes a part.
 #pragma once
 
-#include "attention.h"
-#include "product.h"
-#include "rows.h"
+#include "scratch.h"
 
 namespace furrow {
-
-// The temporary memory of a step, laid out in one piece. Without memory it only counts.
-class Scratch {
- public:
-  Scratch(char* memory, const Model& model, const Batch& batch, int threads) : memory_(memory) {
-    const int64_t tokens = batch.tokens, most = std::max(tokens, batch.sampled_count);
-    const int64_t wide = (model.heads + 2 * model.shared_heads) * model.head_dim;
-    normed = take<float>(most * model.hidden);
-    projected = take<float>(tokens * wide);
-    attended = take<float>(tokens * model.heads * model.head_dim);
-    both = take<float>(tokens * 2 * model.inner);
-    gated = take<float>(tokens * model.inner);
-    turns = take<float>(tokens * model.rotary_count * model.head_dim);
-    const int64_t widest = std::max({model.hidden, model.heads * model.head_dim, model.inner});
-    quantized = {take<uint8_t>(most * byte_stride(widest) + LANES), take<float>(most)};
-    int64_t longest = 0;
-    for (int64_t i = 0; i < batch.span_count; ++i)
-      longest = std::max(longest, batch.spans[i].offset + batch.spans[i].count);
-    const int64_t heads = model.heads / model.shared_heads, together = std::min(tokens, TOKENS);
-    thread_floats_ = (attention_scratch(model.head_dim, heads, together, longest) + 15) / 16 * 16;  // whole lines of the cache
-    attention_ = take<float>(thread_floats_ * threads);
-  }
-
-  float* attention(int thread) const { return attention_ + thread * thread_floats_; }
-  int64_t bytes() const { return used_; }
-
-  float *normed, *projected, *attended, *both, *gated, *turns;
-  Quantized quantized;
-
- private:
-  template <typename T>
-  T* take(int64_t count) {
-    T* place = reinterpret_cast<T*>(memory_ + used_);
-    used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
-    return place;
-  }
-
-  char* memory_;
-  int64_t used_ = 0, thread_floats_ = 0;
-  float* attention_;
-};
 
 // A chunk's tokens, a few at a time, so that threads find enough to share.
 struct Piece {
@@ -60,6 +17,7 @@ class Step {
  public:
   Step(const Model& model, const Batch& batch, char* memory, int threads)
       : layers_(model.layers, model.layers + model.depth),
+        mixtures_(model.mixtures, model.mixtures + model.mixture_count),
         rotaries_(model.rotaries, model.rotaries + model.rotary_count),
         model_(model),
         batch_(batch),
@@ -85,11 +43,7 @@ class Step {
       add(hand, layer.attention_out, scratch_.attended, layer.after_attention);
       if (failure_.load(std::memory_order_relaxed)) return;
       normalize_all(hand, layer.before_feed_forward);
-      multiply(hand, layer.gate_up, scratch_.normed, scratch_.both);
-      each_token(hand, [&](int64_t token) {
-        gate(model_.activation, scratch_.both + token * 2 * model_.inner, model_.inner, scratch_.gated + token * model_.inner);
-      });
-      add(hand, layer.down, scratch_.gated, layer.after_feed_forward);
+      feed_forward(hand, layer);
       if (failure_.load(std::memory_order_relaxed)) return;
     }
     hand.each(batch_.sampled_count, 1, [&](int64_t from, int64_t to) {
@@ -137,10 +91,29 @@ class Step {
     product(hand, linear, x, batch_.tokens, out, false, scratch_.quantized);
   }
 
-  // Adds the sum of the ranks' parts of a product, normed where `norm` is present, to the hidden rows.
+  void feed_forward(Hand& hand, const Layer& layer) {
+    if (layer.mixture >= 0) {
+      MixturePass(mixtures_[layer.mixture], model_.activation, scratch_.mixture, batch_.tokens, model_.hidden)
+          .run(hand, scratch_.normed, scratch_.normed);
+      return add_sums(hand, layer.after_feed_forward);
+    }
+    const int64_t inner = layer.down.inputs;
+    multiply(hand, layer.gate_up, scratch_.normed, scratch_.both);
+    each_token(hand, [&](int64_t token) {
+      gate(model_.activation, scratch_.both + token * 2 * inner, inner, scratch_.gated + token * inner);
+    });
+    add(hand, layer.down, scratch_.gated, layer.after_feed_forward);
+  }
+
+  // Adds a product, as `add_sums` does, to the hidden rows.
   void add(Hand& hand, const Linear& linear, const float* x, const Norm& norm) {
     if (!batch_.reduce && !norm.weight) return product(hand, linear, x, batch_.tokens, batch_.hidden, true, scratch_.quantized);
     multiply(hand, linear, x, scratch_.normed);
+    add_sums(hand, norm);
+  }
+
+  // Adds the sum of the ranks' parts in `normed`, normed where `norm` is present, to the hidden rows.
+  void add_sums(Hand& hand, const Norm& norm) {
     if (batch_.reduce)
       hand.each(1, 1, [&](int64_t, int64_t) {
         failure_ = batch_.reduce(batch_.group, scratch_.normed, batch_.tokens * model_.hidden);
@@ -191,6 +164,7 @@ class Step {
   }
 
   const std::vector<Layer> layers_;
+  const std::vector<Mixture> mixtures_;
   const std::vector<Rotary> rotaries_;
   const Model model_;
   const Batch batch_;

@@ -22,6 +22,7 @@ from worker.models.loading import load
 from worker.models.native.plan import FAMILIES
 from worker.models.served import ServedModel
 from worker.native.library import SWITCH, library
+from worker.repository.families import FAMILIES as SERVED
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
 
@@ -64,7 +65,7 @@ def conversation(running: Running) -> Tensor:
 
 
 @pytest.mark.parametrize("quant", list(NEAR))
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(FAMILIES & SERVED.keys()))
 def test_it_says_what_torch_says(
     family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +75,7 @@ def test_it_says_what_torch_says(
 
 
 @pytest.mark.parametrize("quant", list(NEAR))
-@pytest.mark.parametrize("family", ["gemma3_text", "mistral", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma3_text", "mistral", "qwen3", "qwen3_moe"])
 def test_a_sequence_has_the_same_bits_in_any_company(
     family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,13 +89,16 @@ def test_a_sequence_has_the_same_bits_in_any_company(
     assert torch.equal(rest, alone[-1])
 
 
-def test_threads_share_a_step_without_changing_it(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_threads_share_a_step_without_changing_it(
+    family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One thread, two and five, more than there are processors, give the same bits."""
     found = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
         try:
-            found.append(conversation(loaded(checkpoint("qwen3"), None, monkeypatch, native=True)))
+            found.append(conversation(loaded(checkpoint(family), None, monkeypatch, native=True)))
         finally:
             torch.set_num_threads(1)
     assert torch.equal(found[0], found[1])
@@ -134,7 +138,7 @@ def test_a_sequence_gone_bad_is_seen(checkpoint: Checkpoint, monkeypatch: pytest
     assert found[1].isnan().all()
 
 
-@pytest.mark.parametrize("family", ["cohere2", "granite", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["cohere2", "granite", "starcoder2"])
 def test_other_families_are_left_to_torch(family: str, checkpoint: Checkpoint) -> None:
     """A family with other parts runs as before, and the log says why."""
     with capture_logs() as logs:
@@ -144,7 +148,10 @@ def test_other_families_are_left_to_torch(family: str, checkpoint: Checkpoint) -
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("family", "quant"), [("qwen3", None), ("qwen3", "int8"), ("gemma3_text", None)])
+@pytest.mark.parametrize(
+    ("family", "quant"),
+    [("qwen3", None), ("qwen3", "int8"), ("gemma3_text", None), ("mixtral", None), ("qwen3_moe", "int8")],
+)
 def test_two_ranks_step_together(family: str, quant: str | None, checkpoint: Checkpoint, ranks: RankGroup) -> None:
     """Two ranks that sum inside of their steps answer as one does, after as many exchanges on each."""
     folder, jobs = checkpoint(family), write([Job(1, PROMPT, 16, 6), Job(2, PROMPT[:9], 8, 6, start=2)])

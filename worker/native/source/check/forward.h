@@ -47,10 +47,10 @@ class Forward {
     layer.before_attention = layer.before_feed_forward = {ones_.data(), EPSILON};
     layer.query = layer.key = {ones_.data(), EPSILON};
     layer.query_key_value = query_key_value_.linear, layer.attention_out = attention_out_.linear;
-    layer.gate_up = gate_up_.linear, layer.down = down_.linear, layer.window = WINDOW;
+    layer.gate_up = gate_up_.linear, layer.down = down_.linear, layer.window = WINDOW, layer.mixture = -1;
     Model model{};
     model.layers = &layer, model.depth = 1, model.hidden = HIDDEN, model.heads = HEADS, model.shared_heads = SHARED;
-    model.head_dim = DIM, model.inner = INNER, model.rotaries = &rotary, model.rotary_count = 1;
+    model.head_dim = DIM, model.rotaries = &rotary, model.rotary_count = 1;
     model.attention_scale = SCALE, model.last = {ones_.data(), EPSILON}, model.head = head_.linear;
     const Span span{memory_.data(), SHARED * CAPACITY * DIM, 0, CAPACITY * DIM, 0, count, offset};
     Batch batch{};

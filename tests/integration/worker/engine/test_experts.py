@@ -1,0 +1,111 @@
+"""Mixtures of experts in C++: which experts a token goes to, and their weights in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests import models
+from tests.integration.worker.engine.test_native import PROMPT, Running, conversation, loaded
+from worker.collective import Solo
+from worker.kv.base import CacheLayout
+from worker.models.batch import Row
+from worker.models.loading import load
+from worker.models.native import forward
+from worker.models.native.plan import Plan
+from worker.native.library import library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+
+Checkpoint = Callable[[str], Path]
+
+
+def changed(folder: Path, change: Callable[[str, Tensor], Tensor]) -> Path:
+    """The checkpoint with every tensor replaced by what `change` makes of it."""
+    file = folder / "model.safetensors"
+    save_file({name: change(name, tensor) for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(("family", "expected"), [("qwen3_moe", [0, -1, 1]), ("mixtral", [0, 1, 2])])
+def test_the_layers_are_mixtures(
+    family: str, expected: list[int], checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models of these tests have mixtures in C++, and one of them a dense layer between."""
+    plans: list[Plan] = []
+
+    def noted(model: Any, layout: CacheLayout) -> Plan:
+        plans.append(Plan(model, layout))
+        return plans[-1]
+
+    monkeypatch.setattr(forward, "Plan", noted)
+    load(checkpoint(family), collective=Solo(), dtype="float32")
+    (plan,) = plans
+    assert [layer.mixture for layer in plan._layers] == expected
+    assert {mixture.chosen for mixture in plan._mixtures.structs} == {2}
+
+
+def test_equal_experts_are_chosen_alike_in_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the router cannot tell experts apart, a token goes to the same ones alone and among others."""
+    folder = changed(
+        models.make("qwen3_moe", tmp_path, norm_topk_prob=False),
+        lambda name, tensor: tensor[[0, 1, 2, 0, 1, 2, 0, 1]].clone() if "mlp.gate.weight" in name else tensor,
+    )
+    running = loaded(folder, None, monkeypatch, native=True)
+    alone = [running.step(Row(0, [token], at, True))[0] for at, token in enumerate(PROMPT)]
+    together = running.step(*(Row(sid, PROMPT[: 50 + sid], 0, True) for sid in range(1, 10)))
+    for sid, logits in enumerate(together, start=1):
+        assert torch.equal(logits, alone[49 + sid])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_all_tokens_may_go_to_the_same_experts(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router that prefers no expert sends all tokens to the first ones; the others' weights have no effect."""
+    folder = changed(
+        models.make("mixtral", tmp_path),
+        lambda name, tensor: tensor.zero_() if "block_sparse_moe.gate" in name else tensor,
+    )
+    torch.set_num_threads(threads)
+    try:
+        found = conversation(loaded(folder, None, monkeypatch, native=True))
+        changed(folder, lambda name, tensor: tensor.fill_(9.0) if ".experts.2." in name else tensor)
+        again = conversation(loaded(folder, None, monkeypatch, native=True))
+        changed(folder, lambda name, tensor: tensor.fill_(9.0) if ".experts.1." in name else tensor)
+        other = conversation(loaded(folder, None, monkeypatch, native=True))
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(found, again)
+    assert not torch.equal(found, other)
+
+
+def test_a_token_with_nan_spoils_no_other(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of NaN goes to some experts and gives NaN; a row beside it keeps its bits."""
+    running = loaded(checkpoint("qwen3_moe"), None, monkeypatch, native=True)
+    running.step(Row(0, PROMPT, 0, True), Row(1, PROMPT, 0, True), Row(2, PROMPT, 0, True))
+    wanted = running.step(Row(2, [3], 60, True))[0]
+    slab = running.store._slabs[1]
+    slab.pool.keys[1][slab.slot, 0, 5] = float("nan")
+    found = running.step(Row(0, [3], 60, True), Row(1, [3], 60, True))
+    assert torch.equal(found[0], wanted)
+    assert found[1].isnan().all()
+
+
+@pytest.mark.parametrize(("quant", "share"), [(None, 1.05), ("f16", 1.05), ("int8", 0.6)])
+def test_experts_are_kept_as_they_are_stored(quant: str | None, share: float, tmp_path: Path) -> None:
+    """Experts of a 16-bit checkpoint take the room of the file, or with 8 bits about half of it."""
+    shape = {"hidden_size": 128, "moe_intermediate_size": 96, "num_experts": 16, "intermediate_size": 128}
+    folder = changed(models.make("qwen3_moe", tmp_path, **shape), lambda _, tensor: tensor.bfloat16())
+    weights = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    assert load(folder, collective=Solo(), quant=quant).weight_bytes <= share * weights
+
+
+def test_experts_run_without_the_step_in_cpp(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed experts answer where torch runs the forward."""
+    running: Running = loaded(checkpoint("mixtral"), "int8", monkeypatch, native=False)
+    assert running.step(Row(0, PROMPT, 0, True)).isfinite().all()

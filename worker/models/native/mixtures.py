@@ -1,0 +1,74 @@
+"""Mixtures of experts as the compiled step reads them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.layers.linear import NativeLinear
+from worker.layers.parallel import ReducedExperts, RowParallelLinear
+from worker.models.experts import PackedExperts
+from worker.models.native.unsupported import NotNative, require
+from worker.native.library import Expert, Mixture, Threads
+
+
+class Mixtures:
+    """The mixtures of a model's layers, in order. `structs` is for C++; keeps alive what they point to."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self.structs = (Mixture * 0)()
+        self._kept: list[Any] = []
+
+    def add(self, block: Any, config: Any) -> int:
+        """The place of a layer's mixture among `structs`; -1 for a feed-forward network without experts. `block` is
+        transformers' module of either. Raises NotNative."""
+        experts = getattr(block, "experts", None)
+        if experts is None:
+            return -1
+        if isinstance(experts, ReducedExperts):
+            experts = experts.experts
+        if not isinstance(experts, PackedExperts):
+            raise NotNative(f"its {type(experts).__name__} is torch's")
+        pairs = [
+            Expert(gate_up.struct, down.struct) for gate_up, down in zip(experts.gate_up, experts.down, strict=True)
+        ]
+        router = [block.gate.weight]
+        shared = getattr(block, "shared_expert", None)
+        if shared is not None:
+            pairs.append(_shared(shared, sharded=experts is not block.experts))
+            router.append(block.shared_expert_gate.weight)
+        structs = (Expert * len(pairs))(*pairs)
+        routing = NativeLinear(router, None, [_lossless(router)] * len(router), self._threads)
+        self._kept += [structs, routing]
+        self.structs = (Mixture * (len(self.structs) + 1))(
+            *self.structs,
+            Mixture(
+                router=routing.struct,
+                experts=ctypes.addressof(structs),
+                count=len(experts.gate_up),
+                chosen=config.num_experts_per_tok,
+                # Mixtral has no such field: the chosen weights always add up to 1.
+                normalized=int(getattr(config, "norm_topk_prob", True)),
+                shared=int(shared is not None),
+            ),
+        )
+        return len(self.structs) - 1
+
+
+def _shared(expert: Any, sharded: bool) -> Expert:
+    down = expert.down_proj
+    if sharded:
+        require(isinstance(down, RowParallelLinear), "its shared expert is whole on each rank")
+        down = down.partial
+    return Expert(expert.gate_proj_up_proj.linear.struct, down.struct)
+
+
+def _lossless(weights: list[Tensor]) -> torch.dtype:
+    """bfloat16 where it holds all weights exactly, else float32. A router is never quantized: an error in it would send
+    tokens to other experts."""
+    exact = all(torch.equal(weight.bfloat16().to(weight.dtype), weight) for weight in weights)
+    return torch.bfloat16 if exact else torch.float32

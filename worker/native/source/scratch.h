@@ -1,0 +1,80 @@
+// The temporary memory of a step.
+#pragma once
+
+#include "attention.h"
+#include "experts.h"
+
+namespace furrow {
+
+// Laid out in one piece. Without memory it only counts.
+class Scratch {
+ public:
+  Scratch(char* memory, const Model& model, const Batch& batch, int threads) : memory_(memory) {
+    const int64_t tokens = batch.tokens, most = std::max(tokens, batch.sampled_count);
+    const int64_t attended_width = model.heads * model.head_dim;
+    int64_t inner = 0;
+    for (int64_t i = 0; i < model.depth; ++i)
+      if (model.layers[i].mixture < 0) inner = std::max(inner, model.layers[i].down.inputs);
+    normed = take<float>(most * model.hidden);
+    projected = take<float>(tokens * (attended_width + 2 * model.shared_heads * model.head_dim));
+    attended = take<float>(tokens * attended_width);
+    both = take<float>(tokens * 2 * inner);
+    gated = take<float>(tokens * inner);
+    turns = take<float>(tokens * model.rotary_count * model.head_dim);
+    quantized = take_quantized(most, std::max({model.hidden, attended_width, inner}));
+    if (model.mixture_count) take_mixture(model, tokens);
+    int64_t longest = 0;
+    for (int64_t i = 0; i < batch.span_count; ++i)
+      longest = std::max(longest, batch.spans[i].offset + batch.spans[i].count);
+    const int64_t heads = model.heads / model.shared_heads, together = std::min(tokens, TOKENS);
+    thread_floats_ = (attention_scratch(model.head_dim, heads, together, longest) + 15) / 16 * 16;  // whole lines of the cache
+    attention_ = take<float>(thread_floats_ * threads);
+  }
+
+  float* attention(int thread) const { return attention_ + thread * thread_floats_; }
+  int64_t bytes() const { return used_; }
+
+  float *normed, *projected, *attended, *both, *gated, *turns;
+  Quantized quantized;
+  MixtureRoom mixture{};
+
+ private:
+  template <typename T>
+  T* take(int64_t count) {
+    T* place = reinterpret_cast<T*>(memory_ + used_);
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return place;
+  }
+
+  Quantized take_quantized(int64_t rows, int64_t width) {
+    return {take<uint8_t>(rows * byte_stride(width) + LANES), take<float>(rows)};
+  }
+
+  // For the largest of the model's mixtures: they run one after the other.
+  void take_mixture(const Model& model, int64_t tokens) {
+    int64_t experts = 0, per_token = 0;
+    for (int64_t i = 0; i < model.mixture_count; ++i) {
+      const Mixture& one = model.mixtures[i];
+      experts = std::max(experts, all_experts(one)), per_token = std::max(per_token, choices(one));
+      for (int64_t expert = 0; expert < all_experts(one); ++expert)
+        mixture.width = std::max(mixture.width, one.experts[expert].down.inputs);
+    }
+    const int64_t slots = tokens * per_token;
+    mixture.scores = take<float>(tokens * experts);
+    mixture.weights = take<float>(slots);
+    mixture.chosen = take<int32_t>(slots), mixture.slots = take<int32_t>(slots);
+    mixture.tokens = take<int32_t>(slots), mixture.owners = take<int32_t>(slots);
+    mixture.starts = take<int64_t>(experts + 2);
+    mixture.gate_up_costs = take<int64_t>(experts + 1), mixture.down_costs = take<int64_t>(experts + 1);
+    mixture.rows = take<float>(slots * model.hidden);
+    mixture.both = take<float>(slots * 2 * mixture.width);
+    mixture.gated = take<float>(slots * mixture.width);
+    mixture.quantized = take_quantized(slots, std::max(model.hidden, mixture.width));
+  }
+
+  char* memory_;
+  int64_t used_ = 0, thread_floats_ = 0;
+  float* attention_;
+};
+
+}  // namespace furrow
