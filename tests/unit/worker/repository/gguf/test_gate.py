@@ -1,0 +1,178 @@
+"""What the gate refuses of a GGUF model before any process starts, and what its metadata becomes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from control.errors import FurrowError, ModelFilesError, SettingsError, UnsupportedArchitecture
+from control.messages import ModelSpec
+from tests.gguf_models import Stored, metadata, write
+from worker.formats.blocks import BLOCK_FORMATS
+from worker.repository import packaged
+from worker.repository.files import ModelFiles, inspect
+from worker.repository.fingerprint import fingerprint
+from worker.repository.gguf import gate
+
+CONFIG: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_theta": 1e4},
+}
+SPEC = ModelSpec(name="m", source="m", dequantize=True)
+
+
+def matrix(kind: str, outputs: int, inputs: int) -> Stored:
+    form = BLOCK_FORMATS[kind]
+    return Stored(form.ggml_type, (outputs, inputs), bytes(outputs * form.row_bytes(inputs)))
+
+
+def vector(size: int) -> Stored:
+    return Stored(0, (size,), bytes(4 * size))
+
+
+def tensors(kind: str = "q8_0") -> dict[str, Stored]:
+    found = {"token_embd.weight": matrix(kind, 131, 64), "output_norm.weight": vector(64)}
+    for layer in range(2):
+        shapes = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
+        shapes |= {"ffn_gate": (192, 64), "ffn_up": (192, 64), "ffn_down": (64, 192)}
+        found |= {f"blk.{layer}.{name}.weight": matrix(kind, *shape) for name, shape in shapes.items()}
+        found |= {f"blk.{layer}.{name}.weight": vector(64) for name in ("attn_norm", "ffn_norm")}
+    return found
+
+
+def model(folder: Path, changes: dict[str, Any] | None = None, stored: dict[str, Stored] | None = None) -> ModelFiles:
+    fields = {name: value for name, value in (metadata("llama", CONFIG) | (changes or {})).items() if value is not None}
+    return inspect(write(folder / "m.gguf", fields, stored or tensors()))
+
+
+def check(files: ModelFiles, devices: tuple[str, ...] = ("cpu",), **changes: Any) -> None:
+    assert files.gguf is not None
+    gate.check(files.gguf, files.config, msgspec.structs.replace(SPEC, **changes), devices)
+
+
+def test_metadata_becomes_a_configuration(tmp_path: Path) -> None:
+    config = model(tmp_path).config
+    assert config | CONFIG | {"rope_parameters": None} == config | {"rope_parameters": None, "rms_norm_eps": 1e-6}
+    assert config["tie_word_embeddings"] and config["vocab_size"] == 131 and config["eos_token_id"] == 129
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 1e4}
+    untied = model(tmp_path, stored=tensors() | {"output.weight": matrix("q8_0", 131, 64)})
+    assert not untied.config["tie_word_embeddings"]
+    check(untied)
+
+
+def test_rotary_scalings_are_transformers_own(tmp_path: Path) -> None:
+    scaling = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    yarn = model(tmp_path, scaling | {"llama.rope.scaling.original_context_length": 16}).config["rope_parameters"]
+    assert yarn["rope_type"] == "yarn" and yarn["factor"] == 4 and yarn["original_max_position_embeddings"] == 16
+    linear = model(tmp_path, {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0})
+    assert linear.config["rope_parameters"]["factor"] == 2
+    with pytest.raises(UnsupportedArchitecture, match=r"rope\.scaling\.type is 'longrope'"):
+        model(tmp_path, scaling | {"llama.rope.scaling.type": "longrope"})
+    with pytest.raises(UnsupportedArchitecture, match=r"the factors in rope_freqs\.weight are not Llama 3's"):
+        ones = Stored(0, (8,), bytes.fromhex("0000803f") * 7 + bytes.fromhex("0000a040"))
+        model(tmp_path, stored=tensors() | {"rope_freqs.weight": ones})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general.architecture": "mamba"}, "'mamba' is not supported from GGUF files. Supported: gemma3, llama"),
+        ({"llama.expert_count": 8}, "llama with experts is not supported"),
+        ({"llama.block_count": 0}, "llama.block_count is 0; a whole number from 1 on"),
+        ({"llama.block_count": None}, "has no llama.block_count"),
+        ({"llama.feed_forward_length": [192, 96]}, r"feed_forward_length is \[96, 192\]"),
+        ({"llama.rope.freq_base": float("nan")}, "rope.freq_base is nan"),
+        ({"llama.rope.dimension_count": 8}, "heads are 16 wide and their rotated parts 8"),
+        ({"llama.attention.head_count": 1.5}, "head_count is 1.5"),
+    ],
+)
+def test_metadata_that_can_not_be_served_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises((ModelFilesError, UnsupportedArchitecture), match=message):
+        model(tmp_path, changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stored", "message"),
+    [
+        ({"llama.block_count": 2**31 - 1}, {}, r"has no tensor blk\.2\."),
+        ({"llama.feed_forward_length": 160}, {}, r"ffn_gate\.weight has the shape \(192, 64\).*it is \(160, 64\)"),
+        (
+            {},
+            {"blk.0.attn_q_norm.weight": vector(16)},
+            r"with the tensors blk\.0\.attn_q_norm\.weight is not supported",
+        ),
+        ({}, {"output_norm.weight": matrix("q8_0", 2, 32)}, r"output_norm\.weight has the shape"),
+        ({"tokenizer.ggml.pre": "brand-new"}, {}, "'brand-new', an unknown pre-tokenizer. Known: .*llama-bpe"),
+        ({"tokenizer.ggml.model": "t5"}, {}, "'t5'; gpt2 and llama are read"),
+    ],
+)
+def test_tensors_and_tokenizer_are_checked(
+    tmp_path: Path, changes: dict[str, Any], stored: dict[str, Stored], message: str
+) -> None:
+    files = model(tmp_path, changes, tensors() | stored)
+    with pytest.raises((ModelFilesError, UnsupportedArchitecture), match=message):
+        check(files)
+
+
+def test_blocks_are_for_cpus_without_another_packing(tmp_path: Path) -> None:
+    files = model(tmp_path)
+    for devices, changes, message in (
+        (("cuda:0",), {}, r"cuda:0 can't compute with\. Use --dequantize, or --devices cpu"),
+        (("cpu",), {"quant": "int8"}, r"--quant int8 does not pack again\. Leave it out, or add --dequantize"),
+        (("cpu",), {"dtype": "bfloat16"}, "in float32, not in bfloat16"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            check(files, devices, dequantize=False, **changes)
+        check(files, devices, **changes)
+
+
+def test_a_share_that_cuts_blocks_is_refused_with_those_that_fit(tmp_path: Path) -> None:
+    """192 inputs are 6 blocks, and 64 are 2."""
+    files = model(tmp_path)
+    message = (
+        r"--tp 4 would cut blocks of 32 weights of blk\.0\.attn_output\.weight \(Q8_0, 64 inputs\)\. Use --tp 1, 2 or"
+    )
+    with pytest.raises(SettingsError, match=message):
+        check(files, dequantize=False, tp=4)
+    check(files, tp=4)
+
+
+def test_every_byte_of_the_settings_and_samples_of_the_file_name_the_weights(tmp_path: Path) -> None:
+    files = model(tmp_path)
+    names = {fingerprint(files, "auto"), fingerprint(files, "auto", None, True), fingerprint(files, "float32")}
+    content = bytearray((tmp_path / "m.gguf").read_bytes())
+    content[-200] ^= 1
+    for place in range(len(content) - 64 * 204, len(content), 200):
+        content[place] ^= 1
+    (tmp_path / "m.gguf").write_bytes(content)
+    assert len(names | {fingerprint(inspect(tmp_path / "m.gguf"), "auto")}) == 4
+
+
+def test_specifications_from_before_there_was_gguf_are_read() -> None:
+    old = msgspec.json.decode(b'{"name": "m", "source": "s", "quant": "int8"}', type=ModelSpec)
+    assert old.gguf is None and not old.dequantize
+
+
+def test_a_packaged_model_is_found_without_importing_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packaged, "PACKAGED", {"tiny": ("furrow_tiny_model", "furrow-tiny")})
+    with pytest.raises(FurrowError, match=r"pip install 'furrow\[tiny\]'"):
+        packaged.packaged("tiny")
+    (tmp_path / "furrow_tiny_model").mkdir()
+    (tmp_path / "furrow_tiny_model" / "__init__.py").write_text("raise RuntimeError")
+    (tmp_path / "furrow_tiny_model" / "a.gguf").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert packaged.packaged("tiny") == tmp_path / "furrow_tiny_model" / "a.gguf"
+    assert "furrow_tiny_model" not in sys.modules
