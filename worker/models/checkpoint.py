@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import mmap
 import struct
-from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from control.errors import ModelFilesError
+from worker.models.mapped import MappedFile
 
 Ranges = list[tuple[int, int]]
 """Half-open intervals along one dimension, in order."""
@@ -37,56 +36,35 @@ TYPES: dict[str, torch.dtype] = {
 """The types of tensors by their names in safetensors files."""
 
 
-@dataclass
 class _File:
-    """A mapped file: its pages are those of the page cache, and this process's only while it reads them."""
+    """A file and its header: the type, shape and place of each tensor."""
 
-    path: Path
-    entries: dict[str, Any] = field(default_factory=dict)
-    """The header: type, shape and place of each tensor."""
-    begin: int = 0
-    """Where the data begins."""
-    memory: mmap.mmap | None = None
-
-    def open(self) -> None:
-        with safe_open(self.path, framework="pt", device="cpu"):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with safe_open(path, framework="pt", device="cpu"):
             pass  # it has checked the header: every place lies in the file and fits type and shape
-        with self.path.open("rb") as file:
+        with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            self.entries, self.begin = json.loads(file.read(length)), 8 + length
-            self.entries.pop("__metadata__", None)
-            # A private mapping, which torch may take for memory to write to; no write reaches the file.
-            self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self.entries: dict[str, Any] = json.loads(file.read(length))
+        self.entries.pop("__metadata__", None)
+        self._begin = 8 + length
+        self.mapped = MappedFile(path)
 
     def tensor(self, name: str) -> Tensor:
-        """A view of the mapped file."""
-        assert self.memory is not None
+        """A view of the mapped file; a copy where the file's alignment is less than a number's width."""
         entry = self.entries[name]
         if entry["dtype"] not in TYPES:
             raise ModelFilesError(f"{self.path}: tensor {name} has the type {entry['dtype']}, which is not supported.")
-        kind, count = TYPES[entry["dtype"]], prod(entry["shape"])
-        if not count:
-            return torch.empty(entry["shape"], dtype=kind)
-        offset = self.begin + entry["data_offsets"][0]
-        return torch.frombuffer(self.memory, dtype=kind, count=count, offset=offset).view(entry["shape"])
-
-    def release(self, name: str) -> None:
-        """Unmap the pages of a tensor until they are read again."""
-        assert self.memory is not None
-        start, stop = (self.begin + place for place in self.entries[name]["data_offsets"])
-        first = start // mmap.PAGESIZE * mmap.PAGESIZE
-        if stop > first:
-            self.memory.madvise(mmap.MADV_DONTNEED, first, stop - first)
+        kind, (start, stop) = TYPES[entry["dtype"]], entry["data_offsets"]
+        data = self.mapped.view(self._begin + start, stop - start)
+        aligned = (self._begin + start) % kind.itemsize == 0
+        return (data if aligned else data.clone()).view(kind).view(entry["shape"])
 
 
 class StoredTensors(Protocol):
     """The tensors of a checkpoint, whatever its files are."""
 
     def __contains__(self, name: str) -> bool: ...
-
-    def release(self) -> None:
-        """Give back the memory of what was read; its views stay valid, and read the file again."""
-        ...
 
     @property
     def read_share(self) -> float:
@@ -98,6 +76,10 @@ class StoredTensors(Protocol):
         naming a missing one."""
         ...
 
+    def release(self) -> None:
+        """Give back the memory of what was read; its views stay valid, and read the file again."""
+        ...
+
 
 class Checkpoint:
     """The tensors of several files as one mapping; open only inside `with`."""
@@ -105,17 +87,14 @@ class Checkpoint:
     def __init__(self, files: list[Path]) -> None:
         self._files = files
         self._where: dict[str, _File] = {}
-        self._resident: set[str] = set()
-        """The tensors whose pages may be resident."""
         self._numbers: dict[str, int] = {}
         """The number of values of each tensor that was not read yet."""
         self._all_numbers = 0
 
     def __enter__(self) -> Checkpoint:
         for path in self._files:
-            file = _File(path)
             try:
-                file.open()
+                file = _File(path)
             except Exception as error:
                 raise ModelFilesError(f"{path} can't be read: {error}") from error
             self._where.update(dict.fromkeys(file.entries, file))
@@ -131,9 +110,8 @@ class Checkpoint:
 
     def release(self) -> None:
         """Give back the memory of what was read; its views stay valid, and read the file again."""
-        for name in self._resident:
-            self._where[name].release(name)
-        self._resident.clear()
+        for file in set(self._where.values()):
+            file.mapped.release()
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -151,7 +129,6 @@ class Checkpoint:
                 f"The weights in {folder} have no tensor {name}; is this the checkpoint of its config?"
             )
         stored = self._where[name].tensor(name)
-        self._resident.add(name)
         self._numbers.pop(name, None)
         if dim is None or ranges is None:
             return stored

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 from types import TracebackType
 
@@ -13,6 +12,7 @@ from control.errors import ModelFilesError
 from worker.layers.blocks import Blocks, Weights
 from worker.models.checkpoint import Ranges
 from worker.models.gguf.dequantize import dequantize
+from worker.models.mapped import MappedFile
 from worker.repository.gguf.architectures import Architecture, architecture, stored_name
 from worker.repository.gguf.header import StoredTensor
 from worker.repository.gguf.model import GgufModel, read_model
@@ -27,32 +27,26 @@ class GgufCheckpoint:
         self._model: GgufModel = read_model(files[0])
         self._kind: Architecture = architecture(self._model)
         self._dequantized = dequantized
-        self._mapped: dict[Path, mmap.mmap] = {}
-        self._resident: list[StoredTensor] = []
-        """The tensors whose pages may be resident."""
+        self._mapped: dict[Path, MappedFile] = {}
         self._left = {name: one.bytes for name, one in self._model.tensors.items()}
         """The bytes of each tensor that was not read yet."""
         self._all = sum(self._left.values())
 
     def __enter__(self) -> GgufCheckpoint:
         for path in self._model.files:
-            with path.open("rb") as file:
-                # Private: nothing that is computed in place can reach the file.
-                self._mapped[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._mapped[path] = MappedFile(path)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
-        self._mapped.clear()  # a file is unmapped with the last view of it
+        self._mapped.clear()
 
     def release(self) -> None:
         """Give back the memory of what was read; its views stay valid, and read the file again."""
-        for place in self._resident:
-            first = place.start // mmap.PAGESIZE * mmap.PAGESIZE
-            self._mapped[place.path].madvise(mmap.MADV_DONTNEED, first, place.start + place.bytes - first)
-        self._resident.clear()
+        for mapped in self._mapped.values():
+            mapped.release()
 
     def __contains__(self, name: str) -> bool:
         return stored_name(self._kind, name) in self._model.tensors
@@ -86,8 +80,7 @@ class GgufCheckpoint:
 
     def _whole(self, name: str, place: StoredTensor) -> Weights:
         """A view of the file, rows in transformers' order."""
-        self._resident.append(place)
-        data = torch.frombuffer(self._mapped[place.path], dtype=torch.uint8, count=place.bytes, offset=place.start)
+        data = self._mapped[place.path].view(place.start, place.bytes)
         if place.type.blocks is not None:
             rows = data.view(-1, place.type.blocks.row_bytes(place.shape[-1]))
             return Blocks(place.type.blocks, self._ordered(name, rows))
