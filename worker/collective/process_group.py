@@ -58,3 +58,16 @@ class ProcessGroupCollective:
         """Close the sockets, which is what tells the others."""
         if dist.is_initialized() and self._group is dist.group.WORLD:
             dist.destroy_process_group()
+
+
+class HostCollective(ProcessGroupCollective):
+    """Between GPUs without NCCL: tensors go through the host's memory, over gloo. Slow, and never inside a graph."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor.copy_(super().all_reduce(tensor.cpu()))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return super().all_gather(tensor.cpu()).to(tensor.device)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        return tensor.copy_(super().broadcast(tensor.cpu(), source))

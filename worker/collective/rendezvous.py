@@ -29,15 +29,18 @@ from worker.collective.abort import Abort
 from worker.collective.base import Collective
 from worker.collective.exchange import Exchange
 from worker.collective.peers import Peers
-from worker.collective.process_group import ProcessGroupCollective
+from worker.collective.process_group import HostCollective, ProcessGroupCollective
 from worker.collective.segment import Segment
 from worker.collective.shared_memory import SharedMemoryCollective
 from worker.health.detectors import COLLECTIVE_S
+from worker.verdicts import switches
 
 log = structlog.get_logger()
 
 POLL_S = 0.0005
 MAPPED = "mapped"
+HOST = "host"
+"""The way of GPU ranks on which NCCL is switched off: over gloo, through the host's memory."""
 WAYS: dict[str, type[native.NativeExchange] | type[interpreted.InterpretedExchange]] = {
     "native": native.NativeExchange,
     "interpreted": interpreted.InterpretedExchange,
@@ -62,6 +65,8 @@ class Offer(msgspec.Struct):
     way: str = ""
     descriptor: int = -1
     pids: list[int] = []
+    through_host: bool = False
+    """True if NCCL is switched off on a rank."""
 
 
 def join(store: Store, rank: int, world_size: int, device: str, abort: Abort, shared: bool = True) -> Collective:
@@ -69,13 +74,14 @@ def join(store: Store, rank: int, world_size: int, device: str, abort: Abort, sh
     CollectiveFailed or RuntimeError if another rank does not come, CollectiveLeft when told to leave."""
     card = card_of(device, shared)
     store.set(f"card/{rank}", msgspec.json.encode(card).decode())
-    exchange = _lead(store, card, world_size, abort) if rank == 0 else _follow(store, rank, abort)
+    exchange, through_host = _lead(store, card, world_size, abort) if rank == 0 else _follow(store, rank, abort)
     if exchange is not None:
         return SharedMemoryCollective(exchange, rank, world_size)
-    backend = "nccl" if device.startswith("cuda") else "gloo"
+    backend = "nccl" if device.startswith("cuda") and not through_host else "gloo"
     limit = timedelta(seconds=COLLECTIVE_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-    return ProcessGroupCollective(cast(dist.ProcessGroup, dist.group.WORLD))
+    kind = HostCollective if through_host else ProcessGroupCollective
+    return kind(cast(dist.ProcessGroup, dist.group.WORLD))
 
 
 def card_of(device: str, shared: bool) -> Card:
@@ -86,13 +92,19 @@ def card_of(device: str, shared: bool) -> Card:
         refusal = f"it runs on {device}"
     else:
         place = namespace("pid")
-        ways += ["native"] if native.library() is not None else []
-        ways += ["interpreted"] if interpreted.ordered() else []
+        ways += ["native"] if native.library() is not None and _on("native") else []
+        ways += ["interpreted"] if interpreted.ordered() and _on("interpreted") else []
         if not place:
             refusal = "its system does not tell which host it is"
         elif not ways:
-            refusal = "it has no C++ compiler"
+            refusal = "it has no C++ compiler, or what it has is switched off"
+    if device != "cpu" and not _on("nccl"):
+        ways += [HOST]
     return Card(os.getpid(), place, ways, refusal)
+
+
+def _on(way: str) -> bool:
+    return switches.reason_off(f"collective.{way}") is None
 
 
 def namespace(kind: str) -> str:
@@ -120,12 +132,13 @@ def _way(cards: list[Card]) -> str:
     return next((way for way in WAYS if all(way in card.ways for card in cards)), "")
 
 
-def _lead(store: Store, own: Card, world_size: int, abort: Abort) -> Exchange | None:
-    """Rank 0's part."""
+def _lead(store: Store, own: Card, world_size: int, abort: Abort) -> tuple[Exchange | None, bool]:
+    """Rank 0's part: the shared memory if there is any, and `Offer.through_host`."""
     others = [_wait(store, f"card/{rank}", abort) for rank in range(1, world_size)]
     cards = [own, *(msgspec.json.decode(other, type=Card) for other in others)]
     way, refusal, descriptor = _way(cards), refusal_of(cards), -1
     exchange: Exchange | None = None
+    through_host = any(HOST in card.ways for card in cards)
     offer = Offer(way=way, pids=[card.pid for card in cards])
     try:
         if not refusal:
@@ -134,7 +147,9 @@ def _lead(store: Store, own: Card, world_size: int, abort: Abort) -> Exchange | 
                 exchange = _map(offer, descriptor, 0, abort)
             except OSError as error:
                 refusal = f"rank 0: {error}"
-        store.set("offer", msgspec.json.encode(Offer(refusal=refusal) if refusal else offer).decode())
+        store.set(
+            "offer", msgspec.json.encode(Offer(refusal, through_host=through_host) if refusal else offer).decode()
+        )
         if exchange is not None:
             answers = [_wait(store, f"mapped/{rank}", abort).decode() for rank in range(1, world_size)]
             refusal = next((f"rank {rank}: {why}" for rank, why in enumerate(answers, 1) if why != MAPPED), "")
@@ -144,16 +159,16 @@ def _lead(store: Store, own: Card, world_size: int, abort: Abort) -> Exchange | 
             os.close(descriptor)
     if refusal:
         log.info("the ranks share no memory", why=refusal, action="form_group")
-        return _given_up(exchange)
+        return _given_up(exchange), through_host
     log.info("the ranks share memory", way=way, action="form_group")
-    return exchange
+    return exchange, False
 
 
-def _follow(store: Store, rank: int, abort: Abort) -> Exchange | None:
+def _follow(store: Store, rank: int, abort: Abort) -> tuple[Exchange | None, bool]:
     """Another rank's part."""
     offer = msgspec.json.decode(_wait(store, "offer", abort), type=Offer)
     if offer.refusal:
-        return None
+        return None, offer.through_host
     exchange, answer = None, MAPPED
     try:
         descriptor = segment.open_of(offer.pids[0], offer.descriptor)
@@ -164,7 +179,8 @@ def _follow(store: Store, rank: int, abort: Abort) -> Exchange | None:
     except OSError as error:
         answer = str(error)
     store.set(f"mapped/{rank}", answer)
-    return exchange if _wait(store, "verdict", abort).decode() == MAPPED else _given_up(exchange)
+    mapped = _wait(store, "verdict", abort).decode() == MAPPED
+    return exchange if mapped else _given_up(exchange), False
 
 
 def _map(offer: Offer, descriptor: int, rank: int, abort: Abort) -> Exchange:

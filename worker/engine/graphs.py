@@ -22,6 +22,7 @@ from worker.kv.page_step import PagedStep
 from worker.kv.pages import PagedStore
 from worker.models.batch import Batch, Row
 from worker.models.served import ServedModel
+from worker.verdicts import switches
 
 log = structlog.get_logger()
 
@@ -57,6 +58,16 @@ class CudaCapture:
         return graph
 
 
+class RefusedCapture:
+    """Captures nothing, on a rank whose peers may capture: their runs before a capture need it all the same."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __call__(self, work: Callable[[], None]) -> Graph:
+        raise RuntimeError(self._reason)
+
+
 class DecodeGraphs:
     """The captured decode steps of one model over one store."""
 
@@ -76,8 +87,9 @@ class DecodeGraphs:
         self._tables: Tensor | None = None
 
     def prepare(self) -> None:
-        """Capture every bucket. If that fails the graphs stay empty, and kernels are launched one by one. All buckets
-        are run before any is captured, because peers take part in a run; a failed capture keeps no peer waiting."""
+        """Capture every bucket. If that fails on any rank the graphs stay empty on all, and kernels are launched one by
+        one: a bucket's collectives are larger than those of its rows. All buckets are run before any is captured,
+        because peers take part in a run; a failed capture keeps no peer waiting."""
         self.release()
         begun = time.monotonic()
         for bucket in self.buckets:
@@ -88,13 +100,25 @@ class DecodeGraphs:
                 before = self._model.collective.count
                 self._graphs[bucket] = self._capture(self._work(bucket))
                 self._collectives[bucket] = self._model.collective.count - before
+            failure = ""
         except RuntimeError as error:
+            failure = str(error) or type(error).__name__
+        if not self._all_captured(not failure):
             self.release()
-            log.warning("decode steps not captured", reason=str(error), action="capture")
+            reason = failure or "another rank could not capture them"
+            log.warning("decode steps not captured", reason=reason, action="capture")
             return
         self._tables = self._store.tables
         seconds = round(time.monotonic() - begun, 1)
         log.info("captured the decode steps", buckets=len(self.buckets), seconds=seconds, action="capture")
+
+    def _all_captured(self, captured: bool) -> bool:
+        """True if every rank of the group has captured its steps."""
+        collective = self._model.collective
+        if collective.world_size == 1:
+            return captured
+        votes = torch.tensor([int(captured)], dtype=torch.int64, device=self._model.device)
+        return int(collective.all_reduce(votes).item()) == collective.world_size
 
     def release(self) -> None:
         """Give the graphs up; needed before their communicator is destroyed."""
@@ -159,9 +183,17 @@ class DecodeGraphs:
 
 def graphs_for(model: ServedModel, store: KVStore) -> DecodeGraphs | None:
     """Graphs where decode steps can be captured: on a GPU, without waiting for the device in between."""
-    if model.device.type != "cuda" or not isinstance(store, PagedStore) or store.attention is gathered.attend:
+    if model.device.type != "cuda" or not isinstance(store, PagedStore) or model.dtype == torch.float64:
         return None
     if model.waits_for_device:
         log.info("decode steps not captured", reason="the chosen experts are read from the device", action="capture")
         return None
-    return DecodeGraphs(model, store, CudaCapture(model.device))
+    reason = switches.reason_off("graphs")
+    if store.attention is gathered.attend:
+        reason = "attention runs without its kernels, and waits for the device"
+    if reason is None:
+        return DecodeGraphs(model, store, CudaCapture(model.device))
+    if model.collective.world_size > 1:
+        return DecodeGraphs(model, store, RefusedCapture(reason))
+    log.warning("decode steps not captured", reason=reason, action="capture")
+    return None

@@ -12,6 +12,7 @@ from worker.attention import gathered
 from worker.kernels.paging import PagedAttention
 from worker.kv import pages, slabs
 from worker.kv.base import CacheLayout, KVStore
+from worker.verdicts import switches
 
 log = structlog.get_logger()
 
@@ -43,9 +44,12 @@ def gpu_budget(free_bytes: int) -> int:
 
 def attention_for(layout: CacheLayout) -> PagedAttention:
     """Triton's kernels where they can be had for these numbers, else plain torch, which is right but slow."""
-    missing = importlib.util.find_spec("triton") is None
-    if missing or layout.dtype not in KERNEL_TYPES:
-        reason = "Triton is not installed" if missing else f"the kernels have no {layout.dtype}"
+    reason = switches.reason_off(*switches.ATTENTION)
+    if importlib.util.find_spec("triton") is None:
+        reason = "Triton is not installed"
+    elif layout.dtype not in KERNEL_TYPES:
+        reason = f"the kernels have no {layout.dtype}"
+    if reason is not None:
         log.warning("attention runs without its kernels", reason=reason, action="choose_kernels")
         return gathered.attend
     from worker.attention import paged  # only here: on a CPU neither Triton nor its kernels are loaded

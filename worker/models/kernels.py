@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from worker.kernels.activation import GELU_TANH, SILU, gated
 from worker.kernels.norm import rms_norm
 from worker.kernels.rotary import rotate
+from worker.verdicts import switches
 
 TYPES = {torch.float32, torch.bfloat16, torch.float16}
 
@@ -53,22 +54,24 @@ class FusedFeedForward(nn.Module):
 
 
 def fuse(model: Any) -> int:
-    """Replace norms, feed-forward gates and rotary embeddings; how many modules were replaced."""
+    """Replace norms, feed-forward gates and rotary embeddings, but for what is switched off; how many modules were
+    replaced."""
     if next(model.parameters()).dtype not in TYPES:
         return 0
     activation = ACTIVATIONS.get(getattr(model.config, "hidden_activation", None) or model.config.hidden_act)
+    norms, gates = switches.reason_off("triton.norm") is None, switches.reason_off("triton.gate") is None
     replaced = 0
     for name, module in list(model.named_modules()):
         kind, fused = type(module).__name__, None
-        if kind.endswith("RMSNorm"):
+        if norms and kind.endswith("RMSNorm"):
             fused = FusedNorm(module)
-        elif kind.endswith("MLP") and hasattr(module, "gate_proj") and activation is not None:
+        elif gates and kind.endswith("MLP") and hasattr(module, "gate_proj") and activation is not None:
             fused = FusedFeedForward(module, activation)
         if fused is not None:
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, fused)
             replaced += 1
-    if model.config.model_type not in INTERLEAVED:
+    if model.config.model_type not in INTERLEAVED and switches.reason_off("triton.rotary") is None:
         _fuse_rotary(sys.modules[type(model).__module__], frozenset({"cuda"}) | {model.device.type})
     return replaced
 

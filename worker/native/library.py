@@ -11,6 +11,7 @@ import structlog
 import torch
 
 from worker.native import compiled
+from worker.verdicts import switches
 
 log = structlog.get_logger()
 
@@ -138,7 +139,7 @@ class Batch(ctypes.Structure):
 
 def library() -> ctypes.CDLL | None:
     """The compiled library; None where it can't be compiled, or isn't wanted."""
-    if os.environ.get(SWITCH) == "0":
+    if os.environ.get(SWITCH) == "0" or switches.reason_off("cpp"):
         return None
     loaded = compiled.library(SOURCE, for_this_processor=True)
     if loaded is not None:
@@ -158,6 +159,7 @@ def library() -> ctypes.CDLL | None:
         loaded.furrow_product_room.argtypes, loaded.furrow_product_room.restype = [address, number], number
         loaded.furrow_step_room.argtypes, loaded.furrow_step_room.restype = [address] * 3, number
         loaded.furrow_step.argtypes = [address] * 4
+        loaded.furrow_check.restype = ctypes.c_char_p
     return loaded
 
 

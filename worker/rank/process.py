@@ -26,6 +26,7 @@ from worker.rank.ending import exit_status
 from worker.rank.rank import Rank
 from worker.repository import validation
 from worker.repository.assets import read_assets
+from worker.selftest.choice import choose_collective
 from worker.tp_group.address import rendezvous_address
 from worker.tp_group.rank_worker import RankWorker
 
@@ -65,6 +66,8 @@ def begin(
     spec = assignment.spec
     check_device(device)
     use_threads(len(assignment.ranks), device)
+    if spec.tp > 1:
+        choose_collective(device)
     rank_worker = RankWorker(rank, spec.tp, device, settings.shared_memory)
     if spec.tp > 1 and device == "cpu":  # compiled while the ranks gather
         threading.Thread(target=native.library, name="compile", daemon=True).start()

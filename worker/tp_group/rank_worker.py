@@ -55,6 +55,7 @@ from worker.kv.stores import store_for
 from worker.models.loading import ServedModel, load
 from worker.repository.files import ModelFiles
 from worker.repository.validation import context_length
+from worker.selftest.choice import choose
 
 log = structlog.get_logger()
 
@@ -217,6 +218,7 @@ class RankWorker:
             self._loading = True
             try:
                 files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
+                choose(files.config, command.dtype, self.device, self.world_size, lambda: self._was_read(0.0))
                 model = load(
                     files,
                     collective=collective,

@@ -1,0 +1,73 @@
+"""Trials of kernels that are wrong on purpose; child processes import this module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from worker.collective.native import NativeExchange
+from worker.kernels import decode
+from worker.selftest.request import Request
+from worker.selftest.trials import attention, capture, collectives, modules
+from worker.selftest.trials.case import Case
+
+
+def wrong_scale(request: Request) -> Iterator[Case]:
+    """The decode kernel with scores that are a tenth too large."""
+    right = decode.arguments
+
+    def wrong(*given: Any) -> dict[str, Any]:
+        found = right(*given)
+        return found | {"scale": found["scale"] * 1.1}
+
+    with mock.patch.object(decode, "arguments", wrong):
+        yield from attention.decode(request)
+
+
+def wrong_place(request: Request) -> Iterator[Case]:
+    """A store that leaves the new tokens out."""
+    from worker.kernels import pages
+
+    with mock.patch.object(pages, "store", lambda *given: None):
+        yield from attention.store(request)
+
+
+def raising(request: Request) -> Iterator[Case]:
+    raise RuntimeError("out of resources: shared memory\nin a kernel")
+    yield from modules.gate(request)
+
+
+def killed(request: Request) -> Iterator[Case]:
+    """As an illegal access that ends the process."""
+    yield from modules.norm(request)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def refused_capture(request: Request) -> Iterator[Case]:
+    def refuse(work: Callable[[], None]) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    yield from capture.captured(request, refuse)
+
+
+def stale_capture(request: Request) -> Iterator[Case]:
+    """A graph that replays what it captured, and not what its buffers hold."""
+
+    class Stale:
+        def replay(self) -> None: ...
+
+    yield from capture.captured(request, lambda work: Stale())
+
+
+def hanging_collective(request: Request) -> Iterator[Case]:
+    def hang(*_: torch.Tensor) -> None:
+        time.sleep(600)
+
+    with mock.patch.object(NativeExchange, "all_reduce", hang):
+        yield from collectives.native(request)

@@ -1,0 +1,148 @@
+"""The choice of kernels for a model: by the verdicts of this kind of device, which are made where there are none."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import platform
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+import torch
+
+from worker.models.loading import resolve_dtype
+from worker.selftest import runner
+from worker.selftest.shapes import DEFAULT, Shapes, of_config
+from worker.selftest.task import TRIALS, Task
+from worker.verdicts import records, switches
+from worker.verdicts.records import Record, Result, Subject
+
+log = structlog.get_logger()
+
+TOKENS = 70
+"""Rows of a trial before a load: more than a tile of a prompt has, and than keys are read at once."""
+KERNELS = {
+    "cuda": tuple(name for name in TRIALS if name.startswith("triton") or name == "graphs"),
+    "cpu": ("cpp",),
+}
+COLLECTIVES = {"cuda": ("collective.nccl",), "cpu": ("collective.native", "collective.interpreted")}
+"""What a device has, by its type; collectives are tried on the same shapes for all models."""
+_WORKER = Path(__file__).parents[1]
+_SOURCES = ("kernels", "attention", "collective", "native", "selftest", "engine/graphs.py", "models/kernels.py")
+
+
+def choose(config: dict[str, Any], dtype: str, device: str, tp: int, tell: Callable[[], None] = lambda: None) -> None:
+    """Switch off the kernels that fail on this device with a rank's shapes of this model. A GPU tries them where no
+    record says how they did; that may take a minute, and `tell` is called with each result. On a CPU the C++ library is
+    checked when it is compiled, so only a record of `furrow selftest` is asked."""
+    for name in switches.unknown_names():
+        log.warning("unknown kernel", name=name, known=", ".join(switches.PLAIN), action="choose_kernels")
+    where = torch.device(device)
+    chosen = str(resolve_dtype(dtype, where, config)).removeprefix("torch.")
+    _choose(where, of_config(config, chosen, tp), KERNELS[where.type], tell)
+
+
+def choose_collective(device: str) -> None:
+    """Switch off the collectives that fail on this device, as `choose` does; before a rank joins its group."""
+    where = torch.device(device)
+    _choose(where, collective_shapes(where), COLLECTIVES[where.type], lambda: None)
+
+
+def collective_shapes(device: torch.device) -> Shapes:
+    return msgspec.structs.replace(DEFAULT[0], dtype="float32" if device.type == "cpu" else "bfloat16")
+
+
+def _choose(device: torch.device, shapes: Shapes, names: tuple[str, ...], tell: Callable[[], None]) -> None:
+    subject = subject_of(device, shapes, names)
+    record = records.read(subject)
+    if record is None and device.type == "cuda":
+        record = _tried(subject, Task(str(device), shapes, TOKENS, False, {name: TRIALS[name] for name in names}), tell)
+    off = {} if record is None else record.off()
+    switches.switch_off(off, names)
+    for name, reason in off.items():
+        log.warning(
+            "kernel switched off",
+            kernel=name,
+            reason=reason,
+            instead=switches.PLAIN[name],
+            remedy="run `furrow selftest` and report its table",
+            action="choose_kernels",
+        )
+
+
+def _tried(subject: Subject, task: Task, tell: Callable[[], None]) -> Record | None:
+    with _alone():  # the ranks of a host start together: one tries, the others read
+        record = records.read(subject)
+        if record is not None:
+            return record
+        log.info("kernels are tried", device=subject.device, action="choose_kernels")
+
+        def heard(result: Result) -> None:
+            tell()
+
+        try:
+            record = Record(subject, runner.run(task, heard))
+        except (runner.NotTried, OSError) as error:
+            log.warning("kernels could not be tried", reason=str(error), action="choose_kernels")
+            return None
+        records.write(record)
+        return record
+
+
+@contextlib.contextmanager
+def _alone() -> Generator[None]:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            place = records.folder()
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context((place / "lock").open("w")), fcntl.LOCK_EX)
+        yield
+
+
+def subject_of(device: torch.device, shapes: Shapes, names: tuple[str, ...]) -> Subject:
+    """The circumstances of a verdict on these kernels on `device`."""
+    versions = {"torch": str(torch.__version__), "kernels": _sources()}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions["triton"] = importlib.metadata.version("triton")
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        versions["cuda"] = str(torch.version.cuda)
+        versions["driver"] = _driver()
+        name = f"{properties.name} sm_{properties.major}{properties.minor}"
+    else:
+        name = _processor()
+    return Subject(name, versions, {"kernels": " ".join(names), **shapes.described()})
+
+
+def _driver() -> str:
+    with contextlib.suppress(OSError):
+        words = Path("/proc/driver/nvidia/version").read_text().split()
+        return next((word for word in words if word[:1].isdigit() and "." in word), "unknown")
+    return "unknown"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _sources() -> str:
+    found = hashlib.sha256()
+    for name in _SOURCES:
+        place = _WORKER / name
+        files = (
+            [place]
+            if place.is_file()
+            else sorted(path for path in place.rglob("*") if path.suffix in (".py", ".cpp", ".h"))
+        )
+        for path in files:
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]

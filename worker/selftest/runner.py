@@ -1,0 +1,120 @@
+"""Runs trials in child processes with a time limit. After a death, a hang or a failure another child tries the rest."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from control.errors import FurrowError
+from control.process import child_environment, python_command
+from worker.selftest.task import Begun, Done, Message, Task, Tried
+from worker.verdicts.records import Result
+
+START_WITHIN_S = 90.0
+"""For a child to import torch and reach its device, on a slow machine."""
+TRIAL_WITHIN_S = 90.0
+"""For one trial, the compilation of its kernels included; less than what the leader grants a load that stands still."""
+
+
+class Late:
+    """Nothing was heard in time."""
+
+
+LATE = Late()
+decode = msgspec.json.Decoder(Message)
+
+
+class NotTried(FurrowError):
+    """A child process did not get as far as its first trial."""
+
+
+def run(
+    task: Task, tell: Callable[[Result], None] = lambda result: None, within_s: float = TRIAL_WITHIN_S
+) -> list[Result]:
+    """The results of all trials of `task`, each also given to `tell` as it comes. Raises NotTried."""
+    results: list[Result] = []
+    left = dict(task.trials)
+    while left:
+        for result in _Child(msgspec.structs.replace(task, trials=left), within_s).results(left):
+            results.append(result)
+            tell(result)
+    return results
+
+
+class _Child:
+    def __init__(self, task: Task, within_s: float) -> None:
+        self._task, self._within_s = task, within_s
+        self._current: str | None = None
+        self._rest = b""
+
+    def results(self, left: dict[str, str]) -> list[Result]:
+        """Takes what was tried out of `left`."""
+        reader, writer = os.pipe()
+        with tempfile.TemporaryFile() as said:
+            child = subprocess.Popen(
+                python_command("worker.selftest"),
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                pass_fds=[writer],
+                env=child_environment(),
+            )
+            try:
+                os.close(writer)
+                assert child.stdin is not None
+                child.stdin.write(msgspec.json.encode(msgspec.structs.replace(self._task, pipe=writer)))
+                child.stdin.close()
+                return self._heard(child, reader, left, said.fileno())
+            finally:
+                child.kill()
+                child.wait()
+                os.close(reader)
+
+    def _heard(self, child: subprocess.Popen[bytes], reader: int, left: dict[str, str], said: int) -> list[Result]:
+        results: list[Result] = []
+        while (message := self._next(reader)) is not None:
+            match message:
+                case Begun(kernel):
+                    self._current = kernel
+                    del left[kernel]
+                case Tried(result):
+                    results.append(result)
+                case Done():
+                    self._current = None
+                case Late():
+                    if self._current is None:
+                        raise NotTried(f"no trial began within {START_WITHIN_S:g} s")
+                    detail = f"after {self._within_s:g} s"
+                    return [*results, Result(self._current, "", self._task.shapes.dtype, "timed out", detail)]
+        status = child.wait()
+        if self._current is None and left:
+            raise NotTried(f"the process for trials ended with status {status}: {_last_line(said)}")
+        if self._current is not None and (not results or results[-1].works or results[-1].kernel != self._current):
+            ended = signal.Signals(-status).name if status < 0 else f"status {status}, {_last_line(said)}"
+            results.append(Result(self._current, "", self._task.shapes.dtype, "faulted", f"({ended})"))
+        return results
+
+    def _next(self, reader: int) -> Message | Late | None:
+        """The next message; LATE if none comes in time, None at the end."""
+        deadline = time.monotonic() + (START_WITHIN_S if self._current is None else self._within_s)
+        while b"\n" not in self._rest:
+            if not select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return LATE
+            if not (more := os.read(reader, 65536)):
+                return None
+            self._rest += more
+        line, _, self._rest = self._rest.partition(b"\n")
+        return decode.decode(line)
+
+
+def _last_line(descriptor: int) -> str:
+    size = os.fstat(descriptor).st_size
+    text = os.pread(descriptor, 2000, max(0, size - 2000)).decode(errors="replace").strip()
+    return text.splitlines()[-1][:300] if text else "without a word"
