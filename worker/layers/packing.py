@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,9 @@ from worker.layers.half import HalfLinear
 from worker.layers.int8 import Int8Linear
 from worker.layers.linear import NativeLinear, threads_here
 from worker.layers.prepacked import PrepackedLinear
+from worker.layers.quantized.grouped import Grouped, GroupedLinear
 
-Pack = Callable[[list[Tensor], Tensor | None], nn.Module]
+Pack = Callable[[list[Any], Tensor | None], nn.Module]
 """(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
 
 WORTH_PACKING = 2**19
@@ -44,7 +46,19 @@ class Packing:
 
 
 def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Packing:
-    """How linear layers are kept. Raises SettingsError where this torch has no kernels for `quant`."""
+    """How linear layers are kept; those with a `Grouped` part at its stored width. Raises SettingsError where this
+    torch has no kernels for `quant`."""
+    plain = _plain_packing(quant, dtype, device)
+
+    def pack(parts: list[Tensor | Grouped], bias: Tensor | None) -> nn.Module:
+        if any(isinstance(part, Grouped) for part in parts):
+            return GroupedLinear(parts, bias, dtype)
+        return plain.pack(parts, bias)
+
+    return replace(plain, pack=pack)
+
+
+def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Packing:
     threads = threads_here() if dtype == torch.float32 and device.type == "cpu" else None
     if threads is not None:
 

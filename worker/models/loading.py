@@ -27,11 +27,14 @@ from worker.models.gguf.checkpoint import GgufCheckpoint
 from worker.models.native.config import native_config
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.unsupported import NotNative
+from worker.models.quantized_checkpoint import QuantizedCheckpoint
 from worker.models.served import ServedModel
 from worker.models.weight_loader import WeightLoader
 from worker.native import library
 from worker.repository import validation
 from worker.repository.files import ModelFiles, inspect, is_gguf
+from worker.repository.quantization import tensors
+from worker.repository.quantization.scheme import scheme_of
 
 log = structlog.get_logger()
 
@@ -54,6 +57,7 @@ def load(
     files = source if isinstance(source, ModelFiles) else inspect(source)
     validation.check(files.config, collective.world_size, quant=quant)
     check_quant(quant, dtype, [device])
+    tensors.check(files.config, files.weights, collective.world_size, [device])
     where = torch.device(device)
     chosen = resolve_dtype(dtype, where, files.config)
     kept = packing(quant, chosen, where)
@@ -64,12 +68,13 @@ def load(
         family = validation.family_of(files.config)
         plan = ShardPlan(family.roles, heads, kv_heads, collective.rank, collective.world_size)
         link = parallel.Link(collective)
-        with open_checkpoint(files.weights, dequantize) as checkpoint:
+        with open_checkpoint(files, dequantize) as checkpoint:
             WeightLoader(model, checkpoint, plan, family, chosen, where, link, kept, tell).fill()
         _fuse(model, chosen, where)
         return ServedModel(model, link, _cache_layout(model.config, plan, chosen, where), model.config.vocab_size)
 
-    if kept.native and (native := _native_meta_model(files.config, collective.world_size)) is not None:
+    plain = scheme_of(files.config) is None
+    if kept.native and plain and (native := _native_meta_model(files.config, collective.world_size)) is not None:
         served = fill(native)
         if served.is_native:
             return served
@@ -108,9 +113,12 @@ def _fuse(model: Any, dtype: torch.dtype, device: torch.device) -> None:
         fuse(model)
 
 
-def open_checkpoint(files: list[Path], dequantize: bool) -> AbstractContextManager[StoredTensors]:
-    """The tensors of safetensors or GGUF files; `dequantize` makes plain numbers of the latter's blocks."""
-    return GgufCheckpoint(files, dequantize) if files and is_gguf(files[0]) else Checkpoint(files)
+def open_checkpoint(files: ModelFiles, dequantize: bool) -> AbstractContextManager[StoredTensors]:
+    """The tensors of a model's files, plain or quantized; `dequantize` makes plain numbers of GGUF blocks."""
+    if files.weights and is_gguf(files.weights[0]):
+        return GgufCheckpoint(files.weights, dequantize)
+    scheme = scheme_of(files.config)
+    return Checkpoint(files.weights) if scheme is None else QuantizedCheckpoint(files.weights, scheme)
 
 
 def resolve_dtype(name: str, device: torch.device, config: dict[str, Any] | None = None) -> torch.dtype:

@@ -20,8 +20,10 @@ _default_type = threading.Lock()
 
 
 def configuration(config: dict[str, Any]) -> PreTrainedConfig:
-    """config.json as transformers' own class, with its defaults filled in."""
-    return CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(config))
+    """config.json as transformers' own class, with its defaults filled in. The format of quantized weights is left
+    out: transformers would look for libraries of its own."""
+    kept = {name: value for name, value in config.items() if name not in ("quantization_config", "compression_config")}
+    return CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(kept))
 
 
 def meta_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:

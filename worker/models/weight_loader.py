@@ -111,8 +111,8 @@ class WeightLoader:
         else:
             embedding.weight = self._parameter(table)
 
-    def _read(self, module: str, leaf: str, parameter: Tensor) -> Tensor:
-        """This rank's part of a parameter, as stored."""
+    def _read(self, module: str, leaf: str, parameter: Tensor) -> Any:
+        """This rank's part of a parameter, as stored: a tensor, or a `Grouped`."""
         if experts.are_in(module):
             return experts.read(self.checkpoint, self.plan, module, leaf, parameter, self.family.expert_keys)
         name = stored = f"{module}.{leaf}"

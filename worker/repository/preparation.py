@@ -22,6 +22,7 @@ from control.replicas.health import AgentState
 from worker.repository import source, validation
 from worker.repository.download import Download
 from worker.repository.gguf import gate
+from worker.repository.quantization import tensors
 
 log = structlog.get_logger()
 
@@ -42,6 +43,7 @@ def check(
     place = source.resolve(spec.source, tell=tell, fetch=fetch, gguf=spec.gguf)
     files = validation.inspect(place)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
+    tensors.check(files.config, files.weights, spec.tp, assignment.devices)
     if files.gguf is not None:
         gate.check(files.gguf, files.config, spec, assignment.devices)
     return place

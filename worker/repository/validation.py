@@ -7,13 +7,15 @@ from typing import Any
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.repository.families import FAMILIES, TEXT_PART, UNBATCHABLE_ROPE, Family
 from worker.repository.files import ModelFiles, inspect
+from worker.repository.quantization.scheme import scheme_of
 
 __all__ = ["ModelFiles", "check", "context_length", "eos_ids", "family_of", "inspect", "kv_heads"]
 
 
 def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant: str | None = None) -> None:
-    """Raise UnsupportedArchitecture naming the type, the number that `tp` ranks can't divide, or what `quant` can't
-    pack; ModelFilesError for a `max_context` beyond the model's own."""
+    """Raise UnsupportedArchitecture naming the type, the number that `tp` ranks can't divide, what `quant` can't pack,
+    or the format of quantized weights that is not served; ModelFilesError for a `max_context` beyond the model's
+    own."""
     family = family_of(config)
     if quant is not None and family.experts is not None and family.expert_keys is None:
         raise UnsupportedArchitecture(
@@ -22,6 +24,7 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
         )
     if tp < 1:
         raise UnsupportedArchitecture(f"Tensor parallelism must be at least 1, not {tp}.")
+    _check_quantization(config, family, quant)
     _check_features(config)
     heads, shared = _number(config, "num_attention_heads"), kv_heads(config)
     for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
@@ -81,12 +84,21 @@ def _number(config: dict[str, Any], name: str) -> int:
     return value
 
 
-def _check_features(config: dict[str, Any]) -> None:
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "?")
+def _check_quantization(config: dict[str, Any], family: Family, quant: str | None) -> None:
+    scheme = scheme_of(config)
+    if scheme is not None and quant is not None:
         raise UnsupportedArchitecture(
-            f"The checkpoint is quantized ({method}), which is not supported. Use the unquantized checkpoint."
+            f"--quant {quant} packs plain weights, and the checkpoint is quantized already ({scheme.method}). Leave "
+            "--quant out: it is served at its stored width."
         )
+    if scheme is not None and family.experts is not None:
+        raise UnsupportedArchitecture(
+            f"Model type '{config['model_type']}' with quantized experts ({scheme.method}) is not supported yet. Use "
+            "the unquantized checkpoint."
+        )
+
+
+def _check_features(config: dict[str, Any]) -> None:
     if config.get("use_bidirectional_attention"):
         raise UnsupportedArchitecture("use_bidirectional_attention is set: an encoder can't generate text.")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}

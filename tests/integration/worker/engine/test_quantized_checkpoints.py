@@ -1,0 +1,86 @@
+"""Checkpoints that are quantized already: the tokens of the weights that their formulas give, at the stored width."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests import quantized
+from tests.integration.worker.engine.ranks import RankGroup, play
+from tests.integration.worker.engine.script import write
+from tests.integration.worker.engine.test_parity import assert_close, assert_identical, mixed
+from worker.collective import Solo
+from worker.engine.step import Engine
+from worker.kv.slabs import SlabStore
+from worker.layers.quantized.grouped import Grouped
+from worker.models.loading import load, open_checkpoint
+from worker.repository.files import inspect
+
+Written = Callable[[str], tuple[Path, Path]]
+
+WEIGHT_ONLY = sorted(set(quantized.KINDS) - {"w8a8"})
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """(stored, plain) of a kind, made once."""
+
+    def made(kind: str) -> tuple[Path, Path]:
+        return quantized.write(tmp_path_factory.mktemp(kind.replace(" ", "-")), kind)
+
+    return functools.cache(made)
+
+
+def engine_of(folder: Path, dtype: str) -> Engine:
+    model = load(folder, collective=Solo(), dtype=dtype)
+    return Engine(model, SlabStore(model.cache_layout, 4096), Solo())
+
+
+@pytest.mark.parametrize("kind", sorted(quantized.KINDS))
+def test_weights_are_those_of_the_formula(kind: str, written: Written) -> None:
+    """Each layer's weights, as a whole and by parts that begin inside a tensor, to the last bit of float64."""
+    stored, plain = written(kind)
+    exact = load_file(plain / "model.safetensors")
+    with open_checkpoint(inspect(stored), dequantize=False) as checkpoint:
+        for name in (name for name in exact if name.endswith("_proj.weight")):
+            outputs, inputs = exact[name].shape
+            for dim, part in ((None, slice(None)), (0, slice(13, outputs - 3)), (1, slice(inputs // 2, None))):
+                ranges = None if dim is None else [(part.start, part.stop or inputs)]
+                found = checkpoint.read(name, dim, ranges)
+                assert isinstance(found, Grouped)
+                wanted = exact[name][:, part] if dim == 1 else exact[name][part]
+                assert torch.equal(found.dequantized(torch.float64), wanted), (name, dim)
+
+
+@pytest.mark.parametrize("kind", WEIGHT_ONLY)
+def test_tokens_are_those_of_the_dequantized_weights(kind: str, written: Written) -> None:
+    """Greedy float64 tokens equal transformers' on the plain weights, in chunks and in company."""
+    stored, plain = written(kind)
+    jobs = mixed()
+    assert_identical(plain, jobs, play(engine_of(stored, "float64"), write(jobs)))
+
+
+@pytest.mark.parametrize("kind", WEIGHT_ONLY)
+def test_logits_in_float32(kind: str, written: Written) -> None:
+    """They are within 1e-4 of transformers' forward on the plain weights."""
+    stored, plain = written(kind)
+    jobs = mixed()
+    assert_close(plain, jobs, play(engine_of(stored, "auto"), write(jobs)))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["fp8 by block", "w4a16 with zeros", "awq", "gptq"])
+def test_two_ranks_share_whole_groups(kind: str, written: Written, ranks: RankGroup) -> None:
+    """Two ranks give transformers' tokens on the plain weights."""
+    stored, plain = written(kind)
+    ranks.form(2)
+    ranks.ask("load", stored, "float64")
+    jobs = mixed()
+    first, second = ranks.ask("play", write(jobs))
+    assert_identical(plain, jobs, first)
+    assert second.checksums == first.checksums

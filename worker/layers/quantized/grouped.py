@@ -1,0 +1,112 @@
+"""Weights of a linear layer as codes with a scale by group of inputs, as a checkpoint stores them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+E4M3, INT8, INT4 = "e4m3", "int8", "int4"
+
+ROWS = 1024
+"""Outputs whose weights are floats at one time."""
+
+SMALLEST = torch.finfo(torch.float32).tiny
+"""Divisor for a row of zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """A matrix (outputs, inputs): w[o, i] = scales[o, i // group] · (code[o, i] - zeros[o, i // group]).
+
+    `codes` is uint8 of shape (outputs, bytes of a row): e4m3 numbers of 8 bits (OCP FP8: no infinity), int8 whole
+    numbers, or int4, unsigned whole numbers of 4 bits, the first of two in the low half of a byte. `scales` is
+    (outputs, groups) in float32, `zeros` the same in uint8, or None for zero. The last group may be short. A product
+    with an int8 matrix rounds the other factor to 8 bits too.
+    """
+
+    kind: str
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    group: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1] * (2 if self.kind == INT4 else 1)
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
+
+    def rows(self, start: int, stop: int) -> Grouped:
+        """The outputs [start, stop), views."""
+        zeros = None if self.zeros is None else self.zeros[start:stop]
+        return Grouped(self.kind, self.codes[start:stop], self.scales[start:stop], zeros, self.group)
+
+    def values(self) -> Tensor:
+        """The codes less their zeros (outputs, inputs), in float32, where each is exact."""
+        outputs, inputs = self.shape
+        if self.kind == E4M3:
+            return self.codes.view(torch.float8_e4m3fn).float()
+        if self.kind == INT8:
+            return self.codes.view(torch.int8).float()
+        values = torch.stack([self.codes & 15, self.codes >> 4], dim=-1).reshape(outputs, inputs).float()
+        return values if self.zeros is None else values - self._by_input(self.zeros.float())
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """The weights (outputs, inputs)."""
+        return self.values().to(dtype) * self._by_input(self.scales.to(dtype))
+
+    def _by_input(self, groups: Tensor) -> Tensor:
+        return groups.repeat_interleave(self.group, dim=1)[:, : self.shape[1]]
+
+
+def joined(parts: list[Grouped]) -> Grouped:
+    """Parts of one kind and group, one below the other."""
+    first = parts[0]
+    zeros = None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
+    codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+    return Grouped(first.kind, codes, scales, zeros, first.group)
+
+
+class GroupedLinear(nn.Module):
+    """y = x · Wᵀ + b with W made of stored and plain matrices. x (…, inputs) → y (…, outputs), of
+    one type. Weights become floats a thousand outputs at a time, for each product."""
+
+    def __init__(self, parts: list[Tensor | Grouped], bias: Tensor | None, dtype: torch.dtype) -> None:
+        """`parts` (outputs, inputs) lie one below the other."""
+        super().__init__()
+        # Codes may be the mapped file, which may change in place.
+        self._parts = [
+            part.to(dtype) if isinstance(part, Tensor) else replace(part, codes=part.codes.clone()) for part in parts
+        ]
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.packed_bytes = sum(part.nbytes for part in self._parts)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        product = torch.cat([_product(inputs, part) for part in self._parts], dim=-1)
+        return product if self.bias is None else product + self.bias
+
+
+def _product(inputs: Tensor, part: Tensor | Grouped) -> Tensor:
+    if isinstance(part, Tensor):
+        return functional.linear(inputs, part)
+    starts = range(0, part.shape[0], ROWS)
+    if part.kind != INT8:
+        return torch.cat(
+            [functional.linear(inputs, part.rows(at, at + ROWS).dequantized(inputs.dtype)) for at in starts], dim=-1
+        )
+    levels, largest = rounded(inputs)
+    # Sums of whole numbers, exact in float64.
+    sums = torch.cat([functional.linear(levels, part.rows(at, at + ROWS).values().double()) for at in starts], dim=-1)
+    return (sums.to(inputs.dtype) * part.scales[:, 0].to(inputs.dtype)) * (largest / 127)
+
+
+def rounded(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row (…, inputs) in whole numbers of ± 127, as float64, and the largest of its magnitudes (…, 1): a number is
+    worth largest / 127. NaN stays NaN in its row."""
+    largest = inputs.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST)
+    return torch.round(inputs / largest * 127).double(), largest
