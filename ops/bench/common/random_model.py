@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ops.bench.common import alphabet
 from ops.bench.common.shapes import SHAPES
@@ -20,12 +22,13 @@ def build(shape: str, folder: Path, dtype: str) -> Path:
     Its tokens are single characters. Greedy sampling never meets a special one, so that no answer ends early: their
     logits are zero, and the largest of thousands of random ones is not.
     """
-    config = Qwen3Config(
+    make: Any = CONFIG_MAPPING[SHAPES[shape].get("model_type", "qwen3")]
+    config = make(
         initializer_range=0.05,
         bos_token_id=alphabet.BOS,
         eos_token_id=alphabet.EOS,
         pad_token_id=None,
-        **SHAPES[shape],
+        **{name: value for name, value in SHAPES[shape].items() if name != "model_type"},
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))

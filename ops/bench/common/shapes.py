@@ -1,8 +1,34 @@
-"""Shapes of models for measuring, by name."""
+"""Shapes of models for measuring, by name: fields of config.json, of a qwen3 unless `model_type` says otherwise."""
 
 from __future__ import annotations
 
 from typing import Any
+
+# The layers of google/gemma-3-270m, with a smaller vocabulary so that the layers are what shows.
+_SMALL: dict[str, Any] = {
+    "vocab_size": 8192,
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
+
+# Four fifths of the weights that a token meets are those of four experts of 512.
+_MIXED: dict[str, Any] = {
+    "vocab_size": 8192,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
 
 SHAPES: dict[str, dict[str, Any]] = {
     # Small enough that the engine's own overhead is what shows.
@@ -30,6 +56,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
     },
+    "gemma3-small": _SMALL | {"model_type": "gemma3_text", "query_pre_attn_scalar": 256, "sliding_window": 512},
+    "qwen3-small": _SMALL,
+    "qwen3-moe-small": _MIXED
+    | {
+        "model_type": "qwen3_moe",
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+    },
+    # A dense model that reads as many bytes a token as qwen3-moe-small.
+    "qwen3-moe-dense": _MIXED,
     # The shape of Qwen/Qwen3-8B: for GPUs.
     "qwen3-8b": {
         "vocab_size": 151_936,

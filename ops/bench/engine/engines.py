@@ -51,6 +51,7 @@ class Furrow:
         model = load(files, collective=self._collective, dtype=dtype, quant=quant, device=device)
         store = store_for(model.cache_layout, kv_tokens, context_length(config), self._collective.world_size)
         self._engine = Engine(model, store, self._collective)
+        self.weight_bytes = model.weight_bytes
         self._engine.prepare()
         self._next = 0
         self._running: list[int] = []

@@ -61,6 +61,7 @@ def native(
         engines = {"C++": _engine(checkpoint, quant, room, "1")}
         if not alone:
             engines["torch"] = _engine(checkpoint, quant, room, "0")
+        click.echo(_memory(checkpoint, engines["C++"]))
         for batch in batches:
             generator = torch.Generator().manual_seed(batch)
             prompts = torch.randint(SHAPES[shape]["vocab_size"], (batch, length), generator=generator).tolist()
@@ -76,6 +77,12 @@ def native(
 def _engine(checkpoint: Path, quant: str | None, room: int, switch: str) -> Furrow:
     os.environ[SWITCH] = switch
     return Furrow(checkpoint, "float32", "cpu", kv_tokens=room, quant=quant)
+
+
+def _memory(checkpoint: Path, engine: Furrow) -> str:
+    """What the weights take, beside their files, in words."""
+    files = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    return f"weights {engine.weight_bytes / 1e6:.0f} MB, files {files / 1e6:.0f} MB"
 
 
 def line(name: str, batch: int, steps: Steps) -> str:
