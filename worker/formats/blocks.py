@@ -37,4 +37,6 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
         ("q6_k", 14, 256, 210),
     )
 }
+MXFP4 = BlockFormat("mxfp4", 39, 32, 17)
+"""Four bits (E2M1) and a power of two by block; no quantiser makes it, files of published MXFP4 models have it."""
 BY_GGML_TYPE: dict[int, BlockFormat] = {one.ggml_type: one for one in BLOCK_FORMATS.values()}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from worker.layers.blocks import Blocks, Weights
 from worker.native import library
-from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads
+from worker.native.library import MOST_MATRICES, Kept, Linear, Matrix, Threads
 from worker.native.matrix import PackedMatrix
 
 
@@ -17,20 +19,22 @@ class NativeLinear(nn.Module):
     """y = x · Wᵀ + b in float32. x (…, inputs) → y (…, outputs); the bits of a row don't depend on the others.
 
     Weights of 32 or 16 bits are widened as they are read. With int8 a weight has one scale per output and an activation
-    one per row; sums are exact integers. NaN or infinity in a row gives NaN in that row alone.
+    one per row; with blocks a weight has its file's scales and an activation one for each 32 inputs. Sums over a scale
+    are exact integers. NaN or infinity in a row gives NaN in that row alone.
     """
 
-    def __init__(self, parts: list[Tensor], bias: Tensor | None, kinds: list[torch.dtype], threads: Threads) -> None:
+    def __init__(self, parts: Sequence[Weights], bias: Tensor | None, kinds: Sequence[Kept], threads: Threads) -> None:
         """`parts` (outputs, inputs) of layers that share their input, as stored; `kinds[i]` is the type in which
-        `parts[i]` is kept: float32, bfloat16, float16 or int8. Raises ValueError where the kinds change more than
-        twice from part to part."""
+        `parts[i]` is kept: float32, bfloat16, float16 or int8, or the format of its blocks. Raises ValueError where the
+        kinds change more than twice from part to part."""
         super().__init__()
         self.outputs, self.inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
         self.threads = threads
         self._matrices: list[PackedMatrix] = []
         first = 0
         for kind, run in itertools.groupby(zip(parts, kinds, strict=True), lambda pair: pair[1]):
-            self._matrices.append(PackedMatrix([part for part, _ in run], kind, first, threads))
+            data = [part.data if isinstance(part, Blocks) else part for part, _ in run]
+            self._matrices.append(PackedMatrix(data, self.inputs, kind, first, threads))
             first += self._matrices[-1].outputs
         if len(self._matrices) > MOST_MATRICES:
             raise ValueError(f"{len(self._matrices)} kinds of weights in one product; {MOST_MATRICES} fit")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from control.errors import SettingsError
+from worker.layers.blocks import Blocks, Weights
 from worker.layers.dense import DenseLinear, stacked
 from worker.layers.half import HalfLinear
 from worker.layers.int8 import Int8Linear
 from worker.layers.linear import NativeLinear, threads_here
 from worker.layers.prepacked import PrepackedLinear
 from worker.layers.quantized.grouped import Grouped, GroupedLinear
+from worker.native.library import Kept
 
 Pack = Callable[[list[Any], Tensor | None], nn.Module]
 """(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
@@ -62,7 +64,7 @@ def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device) 
     threads = threads_here() if dtype == torch.float32 and device.type == "cpu" else None
     if threads is not None:
 
-        def native(parts: list[Tensor], bias: Tensor | None) -> nn.Module:
+        def native(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
             return NativeLinear(parts, bias, [_kept_as(part, quant) for part in parts], threads)
 
         return Packing(native, packed=True, quantized=quant is not None, shares_tables=quant != "int8", native=True)
@@ -70,27 +72,43 @@ def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device) 
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             raise SettingsError(f"--quant {quant} needs an x86 processor with AVX2; leave it out on this host")
         layer = PACKED[quant]
-        return Packing(lambda parts, bias: layer(_joined(parts), bias), packed=True, quantized=True)
+        return Packing(lambda parts, bias: layer(_joined(_tensors(parts)), bias), packed=True, quantized=True)
 
-    def dense(parts: list[Tensor], bias: Tensor | None) -> nn.Module:
-        return DenseLinear(stacked(parts, dtype, device), bias)
+    def dense(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
+        return DenseLinear(stacked(_tensors(parts), dtype, device), bias)
 
-    def prepacked(parts: list[Tensor], bias: Tensor | None) -> nn.Module:
-        worthwhile = sum(part.numel() for part in parts) >= WORTH_PACKING
-        return PrepackedLinear(_joined(parts), bias) if worthwhile else dense(parts, bias)
+    def prepacked(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
+        worthwhile = sum(part.numel() for part in _tensors(parts)) >= WORTH_PACKING
+        return PrepackedLinear(_joined(_tensors(parts)), bias) if worthwhile else dense(parts, bias)
 
     if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
         return Packing(prepacked, packed=True, quantized=False)
     return Packing(dense, packed=False, quantized=False)
 
 
-def _kept_as(part: Tensor, quant: str | None) -> torch.dtype:
-    """16 bits of the checkpoint stay what they are: they lose nothing, and float32 would only be more to read."""
+def _kept_as(part: Weights, quant: str | None) -> Kept:
+    """Blocks and 16 bits of the checkpoint stay what they are: they lose nothing, and float32 would only be more to
+    read."""
+    if isinstance(part, Blocks):
+        return part.format
     if quant == "int8":
         return torch.int8
     if part.dtype in (torch.float16, torch.bfloat16):
         return part.dtype
     return torch.float16 if quant == "f16" else torch.float32
+
+
+def _tensors(parts: Sequence[Weights]) -> list[Tensor]:
+    """Raises SettingsError where a part is in blocks, which only the C++ products read."""
+    tensors: list[Tensor] = []
+    for part in parts:
+        if isinstance(part, Blocks):
+            raise SettingsError(
+                f"weights in {part.format.name} need a CPU with AVX2, a C++ compiler and float32; "
+                "serve them with --dequantize on this host"
+            )
+        tensors.append(part)
+    return tensors
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 import torch
 
+from worker.formats.blocks import BLOCK_FORMATS, MXFP4, BlockFormat
 from worker.native import compiled
 from worker.verdicts import switches
 
@@ -21,7 +22,15 @@ SWITCH = "FURROW_NATIVE"
 
 FLOAT32, BFLOAT16, FLOAT16, INT8 = range(4)
 SILU, GELU_TANH = range(2)
-KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.int8: INT8}
+Kept = torch.dtype | BlockFormat
+"""A kind of packed weights."""
+KINDS: dict[Kept, int] = {
+    torch.float32: FLOAT32,
+    torch.bfloat16: BFLOAT16,
+    torch.float16: FLOAT16,
+    torch.int8: INT8,
+    **{one: number for number, one in enumerate((*BLOCK_FORMATS.values(), MXFP4), INT8 + 1)},
+}
 
 
 MOST_MATRICES = 3
@@ -143,24 +152,29 @@ def library() -> ctypes.CDLL | None:
         return None
     loaded = compiled.library(SOURCE, for_this_processor=True)
     if loaded is not None:
+        declare_products(loaded)
         address, number = c_void_p, c_int64
-        loaded.furrow_pool.argtypes, loaded.furrow_pool.restype = [c_int32], c_void_p
-        loaded.furrow_pool_end.argtypes, loaded.furrow_pool_end.restype = [address], None
-        loaded.furrow_pool_progress.argtypes, loaded.furrow_pool_progress.restype = [address], address
-        loaded.furrow_pack.argtypes, loaded.furrow_pack.restype = (
-            [address, address, number, address, number, number],
-            None,
-        )
         loaded.furrow_quantize.argtypes = [address, c_int32, address, number, number, address]
         loaded.furrow_quantize.restype = number
-        loaded.furrow_look_up.argtypes, loaded.furrow_look_up.restype = [address, address, number, address], None
-        loaded.furrow_product.argtypes = [address, address, address, number, address, address]
-        loaded.furrow_product.restype = None
-        loaded.furrow_product_room.argtypes, loaded.furrow_product_room.restype = [address, number], number
         loaded.furrow_step_room.argtypes, loaded.furrow_step_room.restype = [address] * 3, number
         loaded.furrow_step.argtypes = [address] * 4
         loaded.furrow_check.restype = ctypes.c_char_p
     return loaded
+
+
+def declare_products(loaded: ctypes.CDLL) -> None:
+    """The types of the functions that pack weights and multiply."""
+    address, number = c_void_p, c_int64
+    loaded.furrow_pool.argtypes, loaded.furrow_pool.restype = [c_int32], c_void_p
+    loaded.furrow_pool_end.argtypes, loaded.furrow_pool_end.restype = [address], None
+    loaded.furrow_pool_progress.argtypes, loaded.furrow_pool_progress.restype = [address], address
+    loaded.furrow_matrix_bytes.argtypes, loaded.furrow_matrix_bytes.restype = [c_int32, number, number], number
+    loaded.furrow_pack.argtypes = [address, address, number, address, number, number]
+    loaded.furrow_pack.restype = None
+    loaded.furrow_look_up.argtypes, loaded.furrow_look_up.restype = [address, address, number, address], None
+    loaded.furrow_product.argtypes = [address, address, address, number, address, address]
+    loaded.furrow_product.restype = None
+    loaded.furrow_product_room.argtypes, loaded.furrow_product_room.restype = [address, number], number
 
 
 class Threads:

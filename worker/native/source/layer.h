@@ -5,7 +5,24 @@
 
 namespace furrow {
 
-enum Kind : int32_t { FLOAT32, BFLOAT16, FLOAT16, INT8 };
+// Kinds of weights. From Q4_0_BLOCKS on they are kept in the blocks of a file: see blocks/format.h.
+enum Kind : int32_t {
+  FLOAT32,
+  BFLOAT16,
+  FLOAT16,
+  INT8,
+  Q4_0_BLOCKS,
+  Q4_1_BLOCKS,
+  Q5_0_BLOCKS,
+  Q5_1_BLOCKS,
+  Q8_0_BLOCKS,
+  Q2_K_BLOCKS,
+  Q3_K_BLOCKS,
+  Q4_K_BLOCKS,
+  Q5_K_BLOCKS,
+  Q6_K_BLOCKS,
+  MXFP4_BLOCKS,
+};
 
 // Of the gate of a feed-forward network.
 enum Activation : int32_t { SILU, GELU_TANH };

@@ -1,9 +1,12 @@
 // A rank's products and forwards on this processor, as Python calls them (library.py).
 
-#include "check/forward.h"
 #include "packing.h"
+#ifndef FURROW_PRODUCTS_ONLY  // for tests that compile the products several times
+#include "check/blocks.h"
+#include "check/forward.h"
 #include "quantize/quantize.h"
 #include "step.h"
+#endif
 
 using namespace furrow;
 
@@ -15,17 +18,14 @@ Pool* furrow_pool(int32_t threads) { return new Pool(threads); }
 void furrow_pool_end(Pool* pool) { delete pool; }
 const void* furrow_pool_progress(const Pool* pool) { return pool->progress(); }
 
+// Bytes of a matrix's packed weights.
+int64_t furrow_matrix_bytes(int32_t kind, int64_t inputs, int64_t outputs) {
+  return matrix_bytes(static_cast<Kind>(kind), inputs, outputs);
+}
+
 // `first`: among the matrix's outputs.
 void furrow_pack(Pool* pool, const Matrix* matrix, int64_t inputs, const void* rows, int64_t count, int64_t first) {
   pool->run([=, one = *matrix](Hand& hand) { pack(hand, one, inputs, rows, count, first); });
-}
-
-// `rows` (count, inputs) to blocks of the format `type`, its number in GGUF. Returns -1, the index of a row with NaN or
-// infinity, or UNKNOWN_FORMAT.
-int64_t furrow_quantize(Pool* pool, int32_t type, const float* rows, int64_t count, int64_t inputs, char* out) {
-  const auto result = std::make_shared<std::atomic<int64_t>>(-1);
-  pool->run([=](Hand& hand) { quantize(hand, type, rows, count, inputs, out, *result); });
-  return result->load();
 }
 
 void furrow_look_up(const Linear* linear, const int64_t* ids, int64_t count, float* out) {
@@ -34,14 +34,18 @@ void furrow_look_up(const Linear* linear, const int64_t* ids, int64_t count, flo
 
 // `room`: bytes as furrow_product_room says.
 void furrow_product(Pool* pool, const Linear* linear, const float* x, int64_t rows, float* out, char* room) {
-  const int64_t bytes = (rows * byte_stride(linear->inputs) + LANES + 63) / 64 * 64;
-  const Quantized quantized{reinterpret_cast<uint8_t*>(room), reinterpret_cast<float*>(room + bytes)};
-  pool->run([=, layer = *linear](Hand& hand) { product(hand, layer, x, rows, out, false, quantized); });
+  pool->run([=, layer = *linear](Hand& hand) { product(hand, layer, x, rows, out, false, {room}); });
 }
 
-int64_t furrow_product_room(const Linear* linear, int64_t rows) {
-  if (!has(*linear, INT8)) return 0;
-  return rows * (byte_stride(linear->inputs) + static_cast<int64_t>(sizeof(float))) + LANES + 64;
+int64_t furrow_product_room(const Linear* linear, int64_t rows) { return quantized_room(rows, linear->inputs); }
+
+#ifndef FURROW_PRODUCTS_ONLY
+// `rows` (count, inputs) to blocks of the format `type`, its number in GGUF. Returns -1, the index of a row with NaN or
+// infinity, or UNKNOWN_FORMAT.
+int64_t furrow_quantize(Pool* pool, int32_t type, const float* rows, int64_t count, int64_t inputs, char* out) {
+  const auto result = std::make_shared<std::atomic<int64_t>>(-1);
+  pool->run([=](Hand& hand) { quantize(hand, type, rows, count, inputs, out, *result); });
+  return result->load();
 }
 
 int64_t furrow_step_room(Pool* pool, const Model* model, const Batch* batch) {
@@ -60,7 +64,9 @@ const char* furrow_check() {
   static std::string why;
   Pool pool(2);
   why = check::products(pool);
+  if (why.empty()) why = check::block_products(pool);
   if (why.empty()) why = check::Forward(pool).run();
   return why.empty() ? nullptr : why.c_str();
 }
+#endif
 }

@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "blocks/packing.h"
 #include "product.h"
 
 namespace furrow {
@@ -55,6 +56,7 @@ inline void place_bytes(const Matrix& matrix, int64_t inputs, const float* row, 
 }
 
 inline void pack(Hand& hand, const Matrix& matrix, int64_t inputs, const void* rows, int64_t count, int64_t first) {
+  if (in_blocks(matrix.kind)) return pack_blocks(hand, matrix, inputs, rows, count, first);
   if (matrix.kind == FLOAT32) return place(hand, matrix, inputs, static_cast<const float*>(rows), count, first);
   if (matrix.kind != INT8) return place(hand, matrix, inputs, static_cast<const uint16_t*>(rows), count, first);
   hand.each(count, 64, [&](int64_t from, int64_t to) {
@@ -66,6 +68,8 @@ inline void pack(Hand& hand, const Matrix& matrix, int64_t inputs, const void* r
 
 // The weights of one output of a matrix as floats; not from INT8.
 inline void look_up(const Matrix& matrix, int64_t inputs, int64_t output, float* out) {
+  const auto from_blocks = [&](auto format) { return look_up_blocks<decltype(format)>(matrix, inputs, output, out), true; };
+  if (of_format(matrix.kind, from_blocks, false)) return;
   for (int64_t input = 0; input < inputs; ++input) {
     const int64_t at = position(matrix.kind, inputs, output, input);
     if (matrix.kind == FLOAT32) {

@@ -8,18 +8,15 @@
 
 #include <array>
 
-#include "layer.h"
+#include "blocks/product.h"
+#include "inputs.h"
 #include "pool.h"
-#include "simd.h"
 
 namespace furrow {
 
-constexpr int64_t PANEL = 2 * LANES;
 constexpr int TILE = LANES == 16 ? 8 : 6;  // rows: 2 · TILE sums, two weights and one input fill the registers
-constexpr float SMALLEST = 1.17549435e-38f;   // divides a row of zeros
 constexpr int64_t LEAST_BYTES = 64 * 1024, MOST_BYTES = 256 * 1024;  // of weights, for a thread at a time: see `piece_of`
 constexpr int64_t AHEAD_BYTES = 3 * 1024;   // see `ask_ahead`
-constexpr int64_t LINE_BYTES = 64;
 
 inline int64_t panels(const Matrix& matrix) { return (matrix.outputs + PANEL - 1) / PANEL; }
 
@@ -57,13 +54,6 @@ struct Int8 {
   static Sum zero() { return all(0); }
   static Ints read(const Stored* from) { return load(from); }
   static Sum add(Input inputs, Ints weights, Sum sum) { return dot4(all(inputs), weights, sum); }
-};
-
-// The rows to multiply: `rows` of them, `stride` apart, counted in a kind's inputs. INT8: in bytes, with a scale for each.
-struct Rows {
-  const void* data;
-  const float* scales;
-  int64_t rows, stride;
 };
 
 // `bias`: of the outputs from `output` on, or null.
@@ -145,51 +135,22 @@ inline void panel_product(const Linear& linear, const Matrix& matrix, const Rows
   }
 }
 
-// A row's values as bytes, its own largest becoming ± 127, each ABOVE its value; and that largest. Where the row holds NaN or
-// infinity the largest is NaN. `bytes` has room for `room` of them and a vector.
-template <int ABOVE>
-void scaled_bytes(const float* row, int64_t count, int64_t room, uint8_t* bytes, float* largest_of_row) {
-  Floats most = all(0.0f), poison = all(0.0f);
-  float rest = 0.0f, spoilt = 0.0f;
-  int64_t at = 0;
-  for (; at + LANES <= count; at += LANES) {
-    most = larger(most, magnitude(load(row + at)));
-    poison = fma(load(row + at), all(0.0f), poison);
-  }
-  for (int64_t i = at; i < count; ++i) rest = std::max(rest, std::fabs(row[i])), spoilt += row[i] * 0.0f;
-  const float divisor = std::max({largest(most), rest, SMALLEST});
-  for (int64_t i = 0; i < at; i += LANES)
-    store_bytes(bytes + i, plus(rounded(load(row + i) / all(divisor) * all(127.0f)), all(ABOVE)));
-  for (int64_t i = at; i < count; ++i)
-    bytes[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyintf(row[i] / divisor * 127.0f)) + ABOVE);
-  for (int64_t i = count; i < room; ++i) bytes[i] = ABOVE;
-  *largest_of_row = divisor + spoilt + sum(poison);
-}
-
-// Room for rows in the kind of numbers that a layer multiplies; floats stay where they are.
-struct Quantized {
-  uint8_t* bytes;
-  float* scales;
-};
-
-inline int64_t byte_stride(int64_t inputs) { return (inputs + 3) / 4 * 4; }
-
-inline bool has(const Linear& linear, Kind kind) {
-  for (int i = 0; i < linear.count; ++i)
-    if (linear.matrices[i].kind == kind) return true;
-  return false;
-}
-
 // Of one panel.
-inline int64_t panel_bytes(const Linear& linear, Kind kind) {
-  constexpr int64_t BYTES[] = {4, 2, 2, 1};
-  return PANEL * linear.inputs * BYTES[kind];
+inline int64_t panel_bytes(Kind kind, int64_t inputs) {
+  constexpr int64_t BYTES[] = {4, 2, 2};
+  if (in_blocks(kind)) return block_panel_bytes(kind, inputs);
+  return PANEL * (kind == INT8 ? byte_stride(inputs) : inputs * BYTES[kind]);
+}
+
+// Of a matrix's packed weights.
+inline int64_t matrix_bytes(Kind kind, int64_t inputs, int64_t outputs) {
+  return (outputs + PANEL - 1) / PANEL * panel_bytes(kind, inputs);
 }
 
 inline int64_t average_panel_bytes(const Linear& linear) {
   int64_t whole = 0;
   for (int i = 0; i < linear.count; ++i)
-    whole += panels(linear.matrices[i]) * panel_bytes(linear, linear.matrices[i].kind);
+    whole += panels(linear.matrices[i]) * panel_bytes(linear.matrices[i].kind, linear.inputs);
   return std::max<int64_t>(1, whole / panels(linear));
 }
 
@@ -200,29 +161,25 @@ inline int64_t piece_of(const Linear& linear, int threads) {
   return std::max<int64_t>(1, std::clamp(whole / (4 * threads), LEAST_BYTES, MOST_BYTES) / panel);
 }
 
-// The rows of a product in every kind of numbers that its matrices multiply.
-struct Inputs {
-  Rows floats, bytes;
-
-  // `count` of the rows from `first` on.
-  Inputs part(int64_t first, int64_t count) const {
-    const float* x = static_cast<const float*>(floats.data) + first * floats.stride;
-    const uint8_t* room = static_cast<const uint8_t*>(bytes.data) + first * bytes.stride * 4;
-    return {{x, nullptr, count, floats.stride}, {room, bytes.scales + first, count, bytes.stride}};
+// A panel of blocks for all rows, some of them at a time.
+inline void block_panel_product(const Linear& linear, const Matrix& matrix, const BlockRows& x, int64_t panel, float* out, bool add) {
+  const auto* packed = static_cast<const uint8_t*>(matrix.weights) + panel * block_panel_bytes(matrix.kind, linear.inputs);
+  const int64_t first = matrix.first + panel * PANEL, room = matrix.outputs - panel * PANEL;
+  alignas(64) float totals[GROUP * PANEL];
+  for (int64_t row = 0; row < x.rows; row += GROUP) {
+    const int64_t count = std::min(GROUP, x.rows - row);
+    const auto multiply = [&](auto format) {
+      block_panel<decltype(format)>(packed, linear.inputs, x.part(row, count), totals);
+      return true;
+    };
+    of_format(matrix.kind, multiply, false);
+    for (int64_t i = 0; i < count * 2; ++i) {
+      const int64_t at = i % 2 * LANES;
+      const Floats total = load(totals + i * LANES);
+      put(out + (row + i / 2) * linear.outputs + first + at, linear.bias ? total + load(linear.bias + first + at) : total,
+          room - at, add);
+    }
   }
-};
-
-// `x`: `rows` rows, `width` floats apart, which is at least as many as a linear layer has inputs.
-inline Inputs inputs_of(const float* x, int64_t width, int64_t rows, Quantized room) {
-  return {{x, nullptr, rows, width}, {room.bytes, room.scales, rows, byte_stride(width) / 4}};
-}
-
-// Converts a row from floats into the other kinds that the layer needs.
-inline void prepare(const Linear& linear, const Inputs& inputs, int64_t row) {
-  if (!has(linear, INT8)) return;
-  const float* x = static_cast<const float*>(inputs.floats.data) + row * inputs.floats.stride;
-  uint8_t* bytes = static_cast<uint8_t*>(const_cast<void*>(inputs.bytes.data)) + row * inputs.bytes.stride * 4;
-  scaled_bytes<OFFSET>(x, linear.inputs, byte_stride(linear.inputs), bytes, const_cast<float*>(inputs.bytes.scales) + row);
 }
 
 // The panels `from` … `to` of a layer, counted over its matrices, for rows that are prepared.
@@ -231,14 +188,17 @@ inline void panels_product(const Linear& linear, const Inputs& inputs, int64_t f
   for (int i = 0; i < linear.count; front += panels(linear.matrices[i]), ++i) {
     const Matrix& matrix = linear.matrices[i];
     for (int64_t panel = std::max(from, front); panel < std::min(to, front + panels(matrix)); ++panel)
-      panel_product(linear, matrix, matrix.kind == INT8 ? inputs.bytes : inputs.floats, panel - front, out, add);
+      if (in_blocks(matrix.kind))
+        block_panel_product(linear, matrix, inputs.blocks, panel - front, out, add);
+      else
+        panel_product(linear, matrix, matrix.kind == INT8 ? inputs.bytes : inputs.floats, panel - front, out, add);
   }
 }
 
 // out (rows, outputs) = x (rows, inputs) · Wᵀ, by all threads; added to `out` where `add`.
 inline void product(Hand& hand, const Linear& linear, const float* x, int64_t rows, float* out, bool add, Quantized room) {
   const Inputs inputs = inputs_of(x, linear.inputs, rows, room);
-  if (has(linear, INT8))
+  if (must_prepare(linear))
     hand.each(rows, 1, [&](int64_t from, int64_t to) {
       for (int64_t row = from; row < to; ++row) prepare(linear, inputs, row);
     });

@@ -46,9 +46,7 @@ class Scratch {
     return place;
   }
 
-  Quantized take_quantized(int64_t rows, int64_t width) {
-    return {take<uint8_t>(rows * byte_stride(width) + LANES), take<float>(rows)};
-  }
+  Quantized take_quantized(int64_t rows, int64_t width) { return {take<char>(quantized_room(rows, width))}; }
 
   // For the largest of the model's mixtures: they run one after the other.
   void take_mixture(const Model& model, int64_t tokens) {

@@ -28,9 +28,9 @@ class Layered {
 
   // (rows, outputs) of `x` (rows, inputs).
   Values multiplied(Pool& pool, const Values& x, int64_t rows) {
-    Values out(rows * linear.outputs), scales(rows);
-    std::vector<uint8_t> bytes(rows * byte_stride(linear.inputs) + LANES);
-    const Quantized quantized{bytes.data(), scales.data()};
+    Values out(rows * linear.outputs);
+    std::vector<char> room(quantized_room(rows, linear.inputs));
+    const Quantized quantized{room.data()};
     pool.run([=, layer = linear, from = x.data(), to = out.data()](Hand& hand) {
       product(hand, layer, from, rows, to, false, quantized);
     });

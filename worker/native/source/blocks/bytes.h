@@ -1,0 +1,117 @@
+// Vectors of bytes: shifts, tables, and products of unsigned weights by signed activations.
+#pragma once
+
+#include "../simd.h"
+
+namespace furrow {
+
+constexpr int VECTOR = 4 * LANES;  // bytes: four for each lane
+
+using Words = uint16_t __attribute__((vector_size(VECTOR)));  // shifts move bits between neighbouring bytes: mask them
+
+inline Ints shifted_right(Ints a, int bits) { return reinterpret_cast<Ints>(reinterpret_cast<Words>(a) >> bits); }
+inline Ints shifted_left(Ints a, int bits) { return reinterpret_cast<Ints>(reinterpret_cast<Words>(a) << bits); }
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+
+inline Ints load(const uint8_t* from) { return _mm512_loadu_si512(from); }
+inline void store(uint8_t* to, Ints a) { _mm512_storeu_si512(to, a); }
+inline Ints all_bytes(int8_t value) { return _mm512_set1_epi8(value); }
+inline Ints times_power_of_two(Ints a, int exponent) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(exponent)); }
+inline int32_t sum(Ints a) { return _mm512_reduce_add_epi32(a); }
+
+// LANES bytes, widened.
+inline Ints widened(const int8_t* from) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+inline Ints widened(const uint8_t* from) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+
+// table[index] by byte; indices lie below 16.
+inline Ints from_table(const uint8_t (&table)[16], Ints indices) {
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), indices);
+}
+
+// 2^(e - 128) of LANES bytes e, as E8M0 halves are defined: subnormal for 0 and 1, and never infinite.
+inline Floats halved_powers(const uint8_t* from) {
+  const Ints exponents = widened(from), small = _mm512_sllv_epi32(all(0x200000), exponents);
+  const Ints normal = _mm512_slli_epi32(minus(exponents, all(1)), 23);
+  return _mm512_castsi512_ps(_mm512_max_epi32(normal, _mm512_min_epi32(small, all(0x400000))));
+}
+
+inline Ints widened_pairs(Ints pairs, Ints sum) {
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+inline Ints multiplied_pairs(Ints weights, Ints activations) { return _mm512_maddubs_epi16(weights, activations); }
+inline Ints byte_magnitudes(Ints a) { return _mm512_abs_epi8(a); }
+inline Ints signed_by(Ints a, Ints sign) {
+  return _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(sign), _mm512_setzero_si512(), a);
+}
+
+#else
+
+inline Ints load(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const Ints*>(from)); }
+inline void store(uint8_t* to, Ints a) { _mm256_storeu_si256(reinterpret_cast<Ints*>(to), a); }
+inline Ints all_bytes(int8_t value) { return _mm256_set1_epi8(value); }
+inline Ints times_power_of_two(Ints a, int exponent) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(exponent)); }
+inline int32_t sum(Ints a) {
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_srli_epi64(two, 32)));
+}
+
+// LANES bytes, widened.
+inline Ints widened(const int8_t* from) {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+}
+inline Ints widened(const uint8_t* from) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+}
+
+// table[index] by byte; indices lie below 16.
+inline Ints from_table(const uint8_t (&table)[16], Ints indices) {
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), indices);
+}
+
+// 2^(e - 128) of LANES bytes e, as E8M0 halves are defined: subnormal for 0 and 1, and never infinite.
+inline Floats halved_powers(const uint8_t* from) {
+  const Ints exponents = widened(from), small = _mm256_sllv_epi32(all(0x200000), exponents);
+  const Ints normal = _mm256_slli_epi32(minus(exponents, all(1)), 23);
+  return _mm256_castsi256_ps(_mm256_max_epi32(normal, _mm256_min_epi32(small, all(0x400000))));
+}
+
+inline Ints widened_pairs(Ints pairs, Ints sum) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+inline Ints multiplied_pairs(Ints weights, Ints activations) { return _mm256_maddubs_epi16(weights, activations); }
+inline Ints byte_magnitudes(Ints a) { return _mm256_abs_epi8(a); }
+inline Ints signed_by(Ints a, Ints sign) { return _mm256_sign_epi8(a, sign); }
+
+#endif
+
+// sum + Σ over four neighbouring bytes of weights · activations, in each lane; activations lie within ± 127. Weights are
+// unsigned: any byte where the processor has VNNI (BYTE_WEIGHTS), else below 64, so that a pair of products fits into 16 bits.
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+constexpr bool BYTE_WEIGHTS = true;
+inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) { return _mm512_dpbusd_epi32(sum, weights, activations); }
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+constexpr bool BYTE_WEIGHTS = true;
+inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) {
+  return _mm256_dpbusd_avx_epi32(sum, weights, activations);
+}
+#else
+constexpr bool BYTE_WEIGHTS = false;
+inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) {
+  return widened_pairs(multiplied_pairs(weights, activations), sum);
+}
+#endif
+
+// The same for signed weights, -128 included. A pair of products of 128 · 127 fits into 16 bits.
+inline Ints dot4_signed(Ints weights, Ints activations, Ints sum) {
+  return widened_pairs(multiplied_pairs(byte_magnitudes(weights), signed_by(activations, weights)), sum);
+}
+
+}  // namespace furrow

@@ -1,0 +1,158 @@
+// Weights in blocks, as ggml's files have them: their numbers, their order in a panel, and their way into registers.
+//
+// A unit is a block of 32 inputs, or a super-block of 256, of all outputs of a panel. It holds, by output side by side: the
+// scales and minima as stored (fp16), a super-block's smaller scales (bytes), then the values of each 32 inputs in vectors of
+// four inputs by output. Values are unsigned. Low bits of several vectors share one, and so do high bits.
+//
+// A product unpacks a run of a panel's inputs once for all rows: values to bytes, scales to floats.
+#pragma once
+
+#include "bytes.h"
+#include "../layer.h"
+
+namespace furrow {
+
+constexpr int64_t PANEL = 2 * LANES;
+constexpr int64_t BLOCK = 32, RUN = 256;  // inputs
+constexpr int64_t STEPS = BLOCK / 4;      // vectors of a block's values, for each half of a panel
+
+// `HALF`: one fp16 by block. `BYTES`: by SUB inputs a signed byte, times an fp16. `NIBBLES`: the same with 4 bits, beside 4 bits
+// of a minimum. `EXPONENT`: a power of two by block.
+enum class Scales { HALF, BYTES, NIBBLES, EXPONENT };
+
+// A weight is scale · (value - 2^SHIFT), or scale · value + minimum where MINIMA.
+template <int UNIT_, int FILE_BYTES_, int LOW_, int HIGH_, int SUB_, Scales SCALES_, bool MINIMA_, int SHIFT_>
+struct Format {
+  static constexpr int64_t UNIT = UNIT_, FILE_BYTES = FILE_BYTES_;  // weights and bytes of one block of a file
+  static constexpr int LOW = LOW_, HIGH = HIGH_;                    // bits
+  static constexpr int64_t SUB = SUB_;                              // inputs that share a scale
+  static constexpr Scales SCALES = SCALES_;
+  static constexpr bool MINIMA = MINIMA_;
+  static constexpr int SHIFT = SHIFT_;
+
+  static constexpr int64_t SUBS = UNIT / SUB;
+  // Bytes of a unit for each output, and where its parts begin.
+  static constexpr int64_t MINIMUM = SCALES == Scales::EXPONENT ? 1 : 2;
+  static constexpr int64_t SMALL_SCALES = MINIMUM + (MINIMA ? 2 : 0);
+  static constexpr int64_t SMALL_MINIMA = SMALL_SCALES + (SCALES == Scales::BYTES || SCALES == Scales::NIBBLES ? SUBS : 0);
+  static constexpr int64_t VALUES = SMALL_MINIMA + (SCALES == Scales::BYTES && MINIMA ? SUBS : 0);
+  static constexpr int64_t LOW_BYTES = BLOCK * LOW / 8, BLOCK_BYTES = BLOCK * (LOW + HIGH) / 8;
+  static constexpr int64_t BYTES = VALUES + UNIT / BLOCK * BLOCK_BYTES;
+};
+
+struct Q4_0 : Format<32, 18, 4, 0, 32, Scales::HALF, false, 3> {};
+struct Q4_1 : Format<32, 20, 4, 0, 32, Scales::HALF, true, 0> {};
+struct Q5_0 : Format<32, 22, 4, 1, 32, Scales::HALF, false, 4> {};
+struct Q5_1 : Format<32, 24, 4, 1, 32, Scales::HALF, true, 0> {};
+struct Q8_0 : Format<32, 34, 8, 0, 32, Scales::HALF, false, 7> {};
+struct Q2_K : Format<256, 84, 2, 0, 16, Scales::NIBBLES, true, 0> {};
+struct Q3_K : Format<256, 110, 2, 1, 16, Scales::BYTES, false, 2> {};
+struct Q4_K : Format<256, 144, 4, 0, 32, Scales::BYTES, true, 0> {};
+struct Q5_K : Format<256, 176, 4, 1, 32, Scales::BYTES, true, 0> {};
+struct Q6_K : Format<256, 210, 4, 2, 16, Scales::BYTES, false, 5> {};
+struct MXFP4 : Format<32, 17, 4, 0, 32, Scales::EXPONENT, false, 4> {};
+
+// `work(format)` for the format of a kind; `otherwise` for a kind without blocks.
+template <typename Work, typename Result>
+Result of_format(Kind kind, const Work& work, Result otherwise) {
+  switch (kind) {
+    case Q4_0_BLOCKS: return work(Q4_0{});
+    case Q4_1_BLOCKS: return work(Q4_1{});
+    case Q5_0_BLOCKS: return work(Q5_0{});
+    case Q5_1_BLOCKS: return work(Q5_1{});
+    case Q8_0_BLOCKS: return work(Q8_0{});
+    case Q2_K_BLOCKS: return work(Q2_K{});
+    case Q3_K_BLOCKS: return work(Q3_K{});
+    case Q4_K_BLOCKS: return work(Q4_K{});
+    case Q5_K_BLOCKS: return work(Q5_K{});
+    case Q6_K_BLOCKS: return work(Q6_K{});
+    case MXFP4_BLOCKS: return work(MXFP4{});
+    default: return otherwise;
+  }
+}
+
+inline bool in_blocks(Kind kind) { return kind > INT8; }
+
+// Bytes of a panel for all of its inputs.
+inline int64_t block_panel_bytes(Kind kind, int64_t inputs) {
+  return of_format(kind, [=](auto format) { return inputs / format.UNIT * format.BYTES * PANEL; }, int64_t{0});
+}
+
+// A run of a panel's inputs, ready to multiply.
+struct Unpacked {
+  alignas(64) uint8_t values[RUN * PANEL];  // by four inputs: (PANEL, 4)
+  alignas(64) float scales[RUN / 16 * PANEL];  // by SUB inputs: (PANEL)
+  alignas(64) float minima[RUN / 16 * PANEL];
+};
+
+// Of four bits in MXFP4 (E2M1, doubled so that all are whole), 16 more.
+constexpr uint8_t E2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+
+template <typename F>
+void unpack_values(const uint8_t* from, uint8_t* to) {
+  constexpr int HALVES = 2 * VECTOR, SHARE = 8 / F::LOW, HIGH_SHARE = F::HIGH ? 8 / F::HIGH : 1;
+  for (int half = 0; half < 2; ++half, from += VECTOR, to += VECTOR) {
+    const uint8_t* high = from + F::LOW_BYTES * PANEL;
+#pragma GCC unroll 8
+    for (int step = 0; step < STEPS; ++step) {
+      // Vector v holds the steps v, v + COUNT, v + 2 COUNT, … of its kind of bits.
+      constexpr int COUNT = STEPS / SHARE, HIGH_COUNT = STEPS / HIGH_SHARE;
+      Ints values = load(from + step % COUNT * HALVES);
+      if constexpr (F::LOW < 8)
+        values = shifted_right(values, step / COUNT * F::LOW) & all_bytes((1 << F::LOW) - 1);
+      if constexpr (F::HIGH > 0) {
+        const int up = F::LOW - step / HIGH_COUNT * F::HIGH;
+        const Ints bits = load(high + step % HIGH_COUNT * HALVES);
+        values = values | ((up > 0 ? shifted_left(bits, up) : shifted_right(bits, -up)) &
+                           all_bytes(((1 << F::HIGH) - 1) << F::LOW));
+      }
+      if constexpr (F::SCALES == Scales::EXPONENT) values = from_table(E2M1, values);
+      if constexpr (F::LOW == 8 && !BYTE_WEIGHTS) values = values ^ all_bytes(-128);
+      store(to + step * HALVES, values);
+    }
+  }
+}
+
+template <typename F>
+void unpack_scales(const uint8_t* unit, float* scales, float* minima) {
+  const Floats zero = all(0.0f);
+  for (int64_t at = 0; at < PANEL; at += LANES) {
+    if constexpr (F::SCALES == Scales::EXPONENT) {
+      store(scales + at, halved_powers(unit + at));
+      continue;
+    }
+    const Floats scale = load_half(reinterpret_cast<const uint16_t*>(unit) + at);
+    Floats minimum = zero;
+    if constexpr (F::MINIMA) minimum = load_half(reinterpret_cast<const uint16_t*>(unit + F::MINIMUM * PANEL) + at);
+    if constexpr (F::UNIT == RUN) minimum = zero - minimum;  // subtracted in super-blocks, else added
+    for (int64_t sub = 0; sub < F::SUBS; ++sub) {
+      const uint8_t* small = unit + (F::SMALL_SCALES + sub) * PANEL + at;
+      float *to = scales + sub * PANEL + at, *least = minima + sub * PANEL + at;
+      if constexpr (F::SCALES == Scales::HALF) {
+        store(to, scale);
+        if constexpr (F::MINIMA) store(least, minimum);
+      } else if constexpr (F::SCALES == Scales::NIBBLES) {
+        const Ints both = widened(small);
+        store(to, scale * to_floats(both & all(15)));
+        store(least, minimum * to_floats(shifted_right(both, 4)));
+      } else {
+        store(to, scale * to_floats(widened(reinterpret_cast<const int8_t*>(small))));
+        if constexpr (F::MINIMA) store(least, minimum * to_floats(widened(small + F::SUBS * PANEL)));
+      }
+    }
+  }
+}
+
+// `blocks` blocks of 32 inputs from a unit's begin on: whole units.
+template <typename F>
+void unpack(const uint8_t* unit, int64_t blocks, Unpacked& run) {
+  constexpr int64_t PER_UNIT = F::UNIT / BLOCK;
+  for (int64_t block = 0; block < blocks; block += PER_UNIT, unit += F::BYTES * PANEL) {
+    const int64_t sub = block * (BLOCK / F::SUB);
+    unpack_scales<F>(unit, run.scales + sub * PANEL, run.minima + sub * PANEL);
+    for (int64_t i = 0; i < PER_UNIT; ++i)
+      unpack_values<F>(unit + (F::VALUES + i * F::BLOCK_BYTES) * PANEL, run.values + (block + i) * BLOCK * PANEL);
+  }
+}
+
+}  // namespace furrow

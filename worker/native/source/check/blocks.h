@@ -1,0 +1,67 @@
+// Products of weights in blocks of every format, beside the same weights looked up and multiplied in double.
+#pragma once
+
+#include "../packing.h"
+#include "numbers.h"
+
+namespace furrow::check {
+
+// Random blocks whose every fp16 is a small number: a high byte of 0x20 … 0x2f. Where a byte isn't part of one, it is any value.
+template <typename F>
+std::vector<uint8_t> random_blocks(int64_t count, uint32_t seed) {
+  std::vector<uint8_t> blocks(count * F::FILE_BYTES);
+  for (uint8_t& byte : blocks) byte = static_cast<uint8_t>((seed = seed * 1664525u + 1013904223u) >> 24);
+  constexpr bool AT_END = F::UNIT == RUN && F::SUB == 16;  // Q2_K, Q3_K, Q6_K
+  constexpr int64_t HALVES = F::MINIMA ? 2 : 1;
+  for (int64_t block = 0; block < count; ++block)
+    for (int64_t half = 0; half < HALVES; ++half) {
+      uint8_t* first = blocks.data() + block * F::FILE_BYTES + (AT_END ? F::FILE_BYTES - 2 * HALVES : 0);
+      if (F::SCALES == Scales::EXPONENT)
+        first[0] = static_cast<uint8_t>(112 + first[0] % 8);
+      else
+        first[2 * half + 1] = static_cast<uint8_t>(0x20 + first[2 * half + 1] % 16);
+    }
+  return blocks;
+}
+
+template <typename F>
+std::string block_product(Pool& pool, Kind kind, int64_t rows) {
+  constexpr int64_t INPUTS = RUN + F::UNIT, OUTPUTS = PANEL + 3;
+  const std::vector<uint8_t> stored = random_blocks<F>(OUTPUTS * INPUTS / F::UNIT, kind);
+  std::vector<uint64_t> packed(matrix_bytes(kind, INPUTS, OUTPUTS) / sizeof(uint64_t) + 1);
+  Linear linear{};
+  linear.matrices[0] = {packed.data(), nullptr, nullptr, 0, OUTPUTS, kind};
+  linear.inputs = INPUTS, linear.outputs = OUTPUTS, linear.count = 1;
+  // By value: a thread that comes late still reads what the job holds.
+  pool.run([=, matrix = linear.matrices[0], from = stored.data()](Hand& hand) { pack(hand, matrix, INPUTS, from, OUTPUTS, 0); });
+  const Values x = random_values(rows * INPUTS, 11);
+  Values out(rows * OUTPUTS), weights(INPUTS);
+  std::vector<char> room(quantized_room(rows, INPUTS));
+  pool.run([=, from = x.data(), to = out.data(), memory = room.data()](Hand& hand) {
+    product(hand, linear, from, rows, to, false, {memory});
+  });
+  std::vector<double> expected(rows * OUTPUTS);
+  double squares = 0;
+  for (int64_t output = 0; output < OUTPUTS; ++output) {
+    look_up(linear.matrices[0], INPUTS, output, weights.data());
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t input = 0; input < INPUTS; ++input)
+        expected[row * OUTPUTS + output] += static_cast<double>(weights[input]) * x[row * INPUTS + input];
+  }
+  for (const double value : expected) squares += value * value;
+  // An activation is rounded to 1/127 of the largest beside it: some 0.6 % of a product.
+  return difference("a product of blocks", out, expected, 0.05 * std::sqrt(squares / expected.size()));
+}
+
+// With one row and with more than a tile holds.
+inline std::string block_products(Pool& pool) {
+  for (int kind = Q4_0_BLOCKS; kind <= MXFP4_BLOCKS; ++kind)
+    for (const int64_t rows : {1, BLOCK_TILE + 2}) {
+      const auto work = [&](auto format) { return block_product<decltype(format)>(pool, static_cast<Kind>(kind), rows); };
+      const auto why = of_format(static_cast<Kind>(kind), work, std::string());
+      if (!why.empty()) return why + " (kind " + std::to_string(kind) + ")";
+    }
+  return "";
+}
+
+}  // namespace furrow::check
