@@ -50,6 +50,7 @@ YARN: dict[str, Any] = {
 }
 
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
+    "apertus": {},
     "arcee": {"mlp_bias": True},
     "cohere": {"tie_word_embeddings": True, "logit_scale": 0.5, "use_qk_norm": True},
     "cohere2": {"tie_word_embeddings": True, "logit_scale": 0.5, **SLIDING_AND_FULL},

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from control.errors import ModelFilesError
 from worker.models.mapped import MappedFile
+from worker.repository.multimodal import text_name
 
 Ranges = list[tuple[int, int]]
 """Half-open intervals along one dimension, in order."""
@@ -37,7 +38,7 @@ TYPES: dict[str, torch.dtype] = {
 
 
 class _File:
-    """A file and its header: the type, shape and place of each tensor."""
+    """A file and its header: the type, shape and place of each tensor of the text part."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,8 +46,9 @@ class _File:
             pass  # it has checked the header: every place lies in the file and fits type and shape
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            self.entries: dict[str, Any] = json.loads(file.read(length))
-        self.entries.pop("__metadata__", None)
+            header: dict[str, Any] = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        self.entries = {name: entry for stored, entry in header.items() if (name := text_name(stored)) is not None}
         self._begin = 8 + length
         self.mapped = MappedFile(path)
 

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from control.errors import ModelFilesError
 from worker.models import registered
 
 AttentionInterface.register(registered.NAME, registered.attend)
@@ -21,9 +22,12 @@ _default_type = threading.Lock()
 
 def configuration(config: dict[str, Any]) -> PreTrainedConfig:
     """config.json as transformers' own class, with its defaults filled in. The format of quantized weights is left
-    out: transformers would look for libraries of its own."""
+    out: transformers would look for libraries of its own. Raises ModelFilesError for what that class refuses."""
     kept = {name: value for name, value in config.items() if name not in ("quantization_config", "compression_config")}
-    return CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(kept))
+    try:
+        return CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(kept))
+    except Exception as error:  # each class has checks of its own
+        raise ModelFilesError(f"transformers refuses config.json: {type(error).__name__}: {error}") from error
 
 
 def meta_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:

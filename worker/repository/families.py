@@ -61,9 +61,10 @@ _MIXTRAL_EXPERTS = (
 )
 
 FAMILIES: dict[str, Family] = {
+    "apertus": Family({**_ATTENTION, "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}),
     "arcee": Family({**_ATTENTION, "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}),
     "cohere": Family({**_DENSE, "self_attn.q_norm": "colwise", "self_attn.k_norm": "colwise"}),
-    "cohere2": Family(_DENSE, kv_heads=64),
+    "cohere2": Family(_DENSE),
     "ernie4_5": Family(_DENSE, kv_heads=2),
     "exaone4": Family(_DENSE, kv_heads=32),
     "gemma": Family(_DENSE, kv_heads=16),
@@ -121,8 +122,22 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": Family({**_ATTENTION, "mlp.c_fc": "colwise", "mlp.c_proj": "rowwise"}, kv_heads=2),
 }
 
-TEXT_PART: dict[str, str] = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
-"""Multimodal types whose text part alone would be served, so that their refusal can say so."""
+_MLA = "its attention keeps compressed keys and values (MLA)"
+_RECURRENT = "its layers keep a recurrent state"
+_CHUNKED = "its attention ends at the borders of chunks"
+_UNEVEN = "the width of its heads differs by layer, and layers share keys and values"
+_ENCODER = "it is no decoder that generates text"
+
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3"), _MLA),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _RECURRENT),
+    **dict.fromkeys(("kimi_linear", "lfm2", "lfm2_moe", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"), _RECURRENT),
+    **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
+    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _UNEVEN),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "deberta-v2", "t5"), _ENCODER),
+}
+"""Well-known model types that are not served, with the reason."""
 
 UNBATCHABLE_ROPE = {"dynamic", "longrope"}
 """Rotary embeddings that depend on the batch's longest sequence: one user's length would change another's answer."""

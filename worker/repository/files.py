@@ -11,6 +11,7 @@ from typing import Any
 from control.errors import ModelFilesAway, ModelFilesError
 from worker.repository.gguf.architectures import configuration
 from worker.repository.gguf.model import GgufModel, read_model
+from worker.repository.multimodal import text_config
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -18,8 +19,9 @@ SINGLE = "model.safetensors"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of a model: those that a rank loads, and those that describe the model to the farm. `tokenizer` is None
-    in a rank that got only the weights, by its load command, and for a GGUF model, which `gguf` describes."""
+    """The files of a model: those that a rank loads, and those that describe the model to the farm. `config` is that of
+    the text part. `tokenizer` is None in a rank that got only the weights, by its load command, and for a GGUF model,
+    which `gguf` describes."""
 
     config: dict[str, Any]
     weights: list[Path]
@@ -72,7 +74,7 @@ def _inspect(folder: Path) -> ModelFiles:
             f"{folder} has no tokenizer.json. Save a fast tokenizer there (`tokenizer.save_pretrained(folder)`)."
         )
     return ModelFiles(
-        config=config,
+        config=text_config(config),
         weights=weights,
         folder=folder,
         tokenizer=tokenizer,

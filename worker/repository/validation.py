@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.repository.families import FAMILIES, TEXT_PART, UNBATCHABLE_ROPE, Family
+from worker.repository.families import FAMILIES, REFUSED, UNBATCHABLE_ROPE, Family
 from worker.repository.files import ModelFiles, inspect
+from worker.repository.multimodal import TEXT_PARTS
 from worker.repository.quantization.scheme import scheme_of
 
 __all__ = ["ModelFiles", "check", "context_length", "eos_ids", "family_of", "inspect", "kv_heads"]
@@ -48,13 +49,13 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
 def family_of(config: dict[str, Any]) -> Family:
     """The table's row for a configuration; raises UnsupportedArchitecture listing what is served."""
     kind = config.get("model_type")
-    if kind in FAMILIES:
+    if isinstance(kind, str) and kind in FAMILIES:
         return FAMILIES[kind]
-    supported = f"Supported model types: {', '.join(sorted(FAMILIES))}."
-    if kind in TEXT_PART or "text_config" in config or "vision_config" in config:
-        part = f" Its text part alone ({TEXT_PART[kind]}) is served." if kind in TEXT_PART else ""
-        raise UnsupportedArchitecture(f"Model type '{kind}' is multimodal, which is not supported.{part} {supported}")
-    raise UnsupportedArchitecture(f"Model type '{kind}' is not supported. {supported}")
+    reason = f": {REFUSED[kind]}" if isinstance(kind, str) and kind in REFUSED else ""
+    if not reason and ("text_config" in config or "vision_config" in config):
+        reason = f": of the types with images only the text of {', '.join(sorted(TEXT_PARTS))} is served"
+    supported = ", ".join(sorted([*FAMILIES, *TEXT_PARTS]))
+    raise UnsupportedArchitecture(f"Model type {kind!r} is not supported{reason}. Supported model types: {supported}.")
 
 
 def kv_heads(config: dict[str, Any]) -> int:

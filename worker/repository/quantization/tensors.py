@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
+from worker.repository.multimodal import text_name
 from worker.repository.quantization.scheme import E4M3, INT4, INT8, Scheme, scheme_of
 
 FLOATS = {"F16", "BF16", "F32"}
@@ -63,7 +64,7 @@ Headers = dict[str, Header]
 
 
 def headers_of(files: list[Path]) -> Headers:
-    """Every tensor of safetensors files; raises ModelFilesError naming a file that is none."""
+    """The tensors of the text part by their names there; raises ModelFilesError naming a file that is no safetensors."""
     found: Headers = {}
     for path in files:
         try:
@@ -72,8 +73,9 @@ def headers_of(files: list[Path]) -> Headers:
                 if length > path.stat().st_size:
                     raise ValueError(f"its header should have {length} bytes")
                 entries: dict[str, Any] = json.loads(file.read(length))
-            for name, entry in entries.items():
-                if name != "__metadata__":
+            for stored, entry in entries.items():
+                name = text_name(stored)
+                if stored != "__metadata__" and name is not None:
                     found[name] = Header(str(entry["dtype"]), tuple(int(one) for one in entry["shape"]), path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
             raise ModelFilesError(f"{path} is not a safetensors file: {error}. Download it again.") from error

@@ -140,6 +140,7 @@ def neighbours(model: Any) -> bool:
 
 
 PARTS: dict[str, list[Callable[[Any], bool]]] = {
+    "apertus": [config("hidden_act", "xielu"), norm_over(16), part("mlp.act_fn.alpha_p")],
     "arcee": [config("hidden_act", "relu2"), biased("mlp.up_proj")],
     "cohere": [part("self_attn.q_norm"), tied, neighbours, config("logit_scale", 0.5)],
     "cohere2": [alternating, tied, neighbours, config("logit_scale", 0.5)],

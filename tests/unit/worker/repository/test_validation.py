@@ -32,9 +32,13 @@ def test_what_divides_is_accepted(tp: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "tp", "message"),
     [
-        ({"model_type": "bert"}, 1, "Model type 'bert' is not supported. Supported model types: .*qwen3_moe"),
-        ({"model_type": "gemma3"}, 1, "multimodal.*text part alone \\(gemma3_text\\) is served"),
-        ({"model_type": "glm_v", "vision_config": {}}, 1, "'glm_v' is multimodal"),
+        ({"model_type": "gpt9"}, 1, "Model type 'gpt9' is not supported. Supported model types: .*qwen3_moe"),
+        ({"model_type": "bert"}, 1, "Model type 'bert' is not supported: it is no decoder"),
+        ({"model_type": "deepseek_v3"}, 1, "'deepseek_v3' is not supported: its attention keeps compressed .*MLA"),
+        ({"model_type": "qwen3_next"}, 1, "'qwen3_next' is not supported: its layers keep a recurrent state"),
+        ({"model_type": "llama4_text"}, 1, "'llama4_text' is not supported: its attention ends at the borders"),
+        ({"model_type": "gemma4_text"}, 1, "'gemma4_text' is not supported: the width of its heads differs"),
+        ({"model_type": "glm_v", "vision_config": {}}, 1, "'glm_v' is not supported: of the types with images only"),
         ({}, 3, "4 attention heads can't be divided among 3 ranks. Use one of --tp 1, 2, 4"),
         ({}, 0, "must be at least 1, not 0"),
         (
@@ -97,6 +101,18 @@ def test_every_default_is_transformers_own() -> None:
     for kind, family in FAMILIES.items():
         config = CONFIG_MAPPING[kind]()
         assert config.num_key_value_heads == (family.kv_heads or config.num_attention_heads), kind
+        more = CONFIG_MAPPING[kind](hidden_size=7680, num_attention_heads=120)
+        assert more.num_key_value_heads == (family.kv_heads or 120), kind
+
+
+def test_every_refused_type_is_transformers_own() -> None:
+    """A name that is misspelt would refuse nothing."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from worker.repository.families import FAMILIES, REFUSED
+
+    assert set(REFUSED) <= set(CONFIG_MAPPING.keys())
+    assert not set(REFUSED) & set(FAMILIES)
 
 
 def test_every_end_of_sequence_id_counts() -> None:

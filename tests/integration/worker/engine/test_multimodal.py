@@ -1,0 +1,103 @@
+"""Checkpoints with images serve their text: the tokens are those of transformers' whole model on text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForImageTextToText
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tests import models
+from tests.integration.worker.engine.ranks import RankGroup, play
+from tests.integration.worker.engine.script import write
+from tests.integration.worker.engine.test_parity import LENGTHS, NEW, engine_of, mixed, prompt
+from worker.repository.files import inspect
+from worker.repository.multimodal import TEXT_PARTS
+
+SECTIONS: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+
+TEXT: dict[str, dict[str, Any]] = {
+    "gemma3": {"initializer_range": 0.2, **models.FAMILY_SHAPES["gemma3_text"]},
+    "mistral3": {"model_type": "ministral3", **models.FAMILY_SHAPES["ministral3"]},
+    "qwen2_5_vl": {"rope_parameters": SECTIONS, "tie_word_embeddings": True},
+    "qwen3_vl": {"rope_parameters": SECTIONS},
+}
+VISION: dict[str, dict[str, Any]] = {
+    "gemma3": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "mistral3": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "qwen2_5_vl": {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
+    "qwen3_vl": {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "depth": 1,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "deepstack_visual_indexes": [0],
+    },
+}
+SERVED_AS = {"gemma3": "gemma3_text", "mistral3": "ministral3", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A multimodal type's tiny checkpoint, made once."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = _make(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return make
+
+
+def _make(kind: str, folder: Path) -> Path:
+    text = models.SHAPE | TEXT[kind]
+    tied = bool(text["tie_word_embeddings"])
+    config = CONFIG_MAPPING[kind](text_config=text, vision_config=VISION[kind], tie_word_embeddings=tied)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_((3.0 if kind == "gemma3" and "layers" in name else 0.1) * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    models.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def generated(folder: Path, length: int) -> list[int]:
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64)
+    tokens = torch.tensor([prompt(length)])
+    answer = model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=NEW,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return answer[0, length:].tolist()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", sorted(TEXT_PARTS))
+def test_text_equals_generate(kind: str, whole: Callable[[str], Path], ranks: RankGroup) -> None:
+    """Greedy float64 tokens of one rank and of two are those of the whole model, in chunks of every size."""
+    folder, jobs = whole(kind), mixed()
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        assert any("vis" in name for name in list(file.keys()))
+    assert inspect(folder).config["model_type"] == SERVED_AS[kind]
+    expected = {length: generated(folder, length) for length in LENGTHS}
+    assert len({tuple(one) for one in expected.values()}) == len(LENGTHS)
+    assert all(len(set(one)) > 4 for one in expected.values())
+    ranks.form(2)
+    ranks.ask("load", folder, "float64")
+    for outcome in (play(engine_of(folder, "float64"), write(jobs)), ranks.ask("play", write(jobs))[0]):
+        for job in jobs:
+            assert outcome.tokens[job.sid] == expected[len(job.prompt)]

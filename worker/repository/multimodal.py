@@ -1,0 +1,92 @@
+"""The text part of a checkpoint with images: its configuration, and the names of its tensors.
+
+Only text is served, and for text such a model computes what the model of its text part computes: where a token's
+position has several rows (mRoPE), they are equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from control.errors import ModelFilesError
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """The text part of a multimodal model type. `model_type` is its own as a model alone, None where `text_config` says
+    it. `tied` and `defaults` are transformers' where config.json says nothing."""
+
+    model_type: str | None
+    tied: bool
+    defaults: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+_GEMMA3 = {
+    "hidden_size": 2304,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+}
+
+TEXT_PARTS: dict[str, TextPart] = {
+    "gemma3": TextPart("gemma3_text", tied=True, defaults=_GEMMA3),
+    "mistral3": TextPart(None, tied=True),
+    "qwen2_5_vl": TextPart("qwen2", tied=False),
+    "qwen3_vl": TextPart("qwen3", tied=False),
+}
+
+_FROM_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "compression_config")
+"""Fields that checkpoints have beside `text_config`, and that are meant for it too."""
+
+_SECTIONS = ("mrope_section", "mrope_interleaved")
+
+_TEXT = re.compile(r"(?:model\.)?language_model\.(?:model\.)*(?P<head>lm_head\.)?")
+_OTHER = re.compile(r"(?:model\.)?(?:visual|vision_tower|vision_model|multi_modal_projector)\.")
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the text part, as that of a model alone; of another model type `config` itself. Raises
+    ModelFilesError for a `text_config` that is none."""
+    part = TEXT_PARTS.get(str(config.get("model_type")))
+    if part is None:
+        return config
+    # Older files of Qwen2.5-VL have the fields of the text part beside the others.
+    given = config.get("text_config", config)
+    if not isinstance(given, dict):
+        raise ModelFilesError(f"config.json has text_config = {given!r}; an object is needed.")
+    text = {**part.defaults, **{name: value for name, value in given.items() if name != "vision_config"}}
+    for name in _FROM_THE_WHOLE:
+        if config.get(name) is not None:
+            text.setdefault(name, config[name])
+    tied = (one.get("tie_word_embeddings") for one in (config, given))
+    text["tie_word_embeddings"] = next((one for one in tied if one is not None), part.tied)
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(rope := text.get(name), dict):
+            text[name] = _rope_of_text(rope)
+    text["model_type"] = part.model_type or text.get("model_type")
+    return text
+
+
+def text_name(stored: str) -> str | None:
+    """The name that a tensor of a checkpoint has in the model of its text part; None for a tensor of another part."""
+    if _OTHER.match(stored):
+        return None
+    found = _TEXT.match(stored)
+    if found is None:
+        return stored
+    return f"{'lm_head.' if found['head'] else 'model.'}{stored[found.end() :]}"
+
+
+def _rope_of_text(rope: dict[str, Any]) -> dict[str, Any]:
+    """Rotary embedding without the sections of mRoPE, which are alike for text."""
+    kept = {name: value for name, value in rope.items() if name not in _SECTIONS}
+    for name in ("type", "rope_type"):
+        if kept.get(name) == "mrope":
+            kept[name] = "default"
+    return kept
