@@ -64,7 +64,7 @@ Headers = dict[str, Header]
 
 
 def headers_of(files: list[Path]) -> Headers:
-    """The tensors of the text part by their names there; raises ModelFilesError naming a file that is no safetensors."""
+    """The tensors of the text part, by their names there; raises ModelFilesError naming a file that is no such file."""
     found: Headers = {}
     for path in files:
         try:
