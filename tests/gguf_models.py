@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,13 +54,17 @@ PARTS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 GEMMA_PARTS = PARTS | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+ARCHITECTURES = {"qwen3_moe": "qwen3moe", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 
 
 @dataclass(frozen=True)
@@ -123,26 +128,39 @@ def make(family: str, folder: Path, kinds: list[str], seed: int = 0, **changes: 
     plain = models.make(family, folder, seed, **changes)
     config = json.loads((plain / "config.json").read_text())
     weights = load_file(plain / "model.safetensors")
-    tensors, numbers = dict[str, Stored](), dict[str, Floats]()
+    parts, numbers = dict[str, dict[int, Stored]](), dict[str, Floats]()
     for index, (name, values) in enumerate(sorted(weights.items())):
         kind = kinds[index % len(kinds)] if values.ndim == 2 else "f32"
+        if ".experts." in name:
+            kind = kinds[len(name) % len(kinds)]  # one tensor has one type
         rows = _permuted(name, values, config) if family == "llama" else values
         one, held = stored(kind, rows + 1 if family == "gemma3_text" and "norm" in name else rows, seed=index)
         held = held - 1 if family == "gemma3_text" and "norm" in name else held
-        tensors[gguf_name(family, name)] = one
+        expert = re.search(r"\.experts\.(\d+)\.", name)
+        parts.setdefault(gguf_name(family, name), {})[int(expert[1]) if expert else -1] = one
         numbers[name] = np.ascontiguousarray(_ordered(name, held, config) if family == "llama" else held)
     save_file(numbers, plain / "model.safetensors", {"format": "pt"})
+    tensors = {name: _together(several) for name, several in parts.items()}
     scaling = config.get("rope_parameters", {})
     if scaling.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = _factors(scaling, config["head_dim"])
     return write(folder / "model.gguf", metadata(family, config), tensors), plain
 
 
+def _together(several: dict[int, Stored]) -> Stored:
+    """The experts of a layer as one tensor; a matrix or vector alone."""
+    if list(several) == [-1]:
+        return several[-1]
+    ordered = [several[expert] for expert in range(len(several))]
+    shape = (len(ordered), *ordered[0].shape)
+    return Stored(ordered[0].type, shape, b"".join(one.data for one in ordered))
+
+
 def gguf_name(family: str, name: str) -> str:
     if name in NAMES:
         return NAMES[name]
     _, _, layer, rest = name.split(".", 3)
-    stem, _, leaf = rest.rpartition(".")
+    stem, _, leaf = re.sub(r"\.experts\.\d+\.", ".experts.", rest).rpartition(".")
     return f"blk.{layer}.{(GEMMA_PARTS if family == 'gemma3_text' else PARTS)[stem]}.{leaf}"
 
 
@@ -194,6 +212,10 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         f"{name}.rope.freq_base": float(rope["rope_theta"]),
         **vocabulary(),
     }
+    if family == "qwen3_moe":
+        fields["qwen3moe.expert_count"] = config.get("num_experts") or config["num_local_experts"]
+        fields["qwen3moe.expert_used_count"] = config["num_experts_per_tok"]
+        fields["qwen3moe.expert_feed_forward_length"] = config["moe_intermediate_size"]
     if family == "gemma3_text":
         fields["gemma3.attention.sliding_window"] = config["sliding_window"]
     return fields

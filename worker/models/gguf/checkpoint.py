@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -13,7 +14,7 @@ from worker.layers.blocks import Blocks, Weights
 from worker.models.checkpoint import Ranges
 from worker.models.gguf.dequantize import dequantize
 from worker.models.mapped import MappedFile
-from worker.repository.gguf.architectures import Architecture, architecture, stored_name
+from worker.repository.gguf.architectures import Architecture, architecture, expert_of, stored_name
 from worker.repository.gguf.header import StoredTensor
 from worker.repository.gguf.model import GgufModel, read_model
 
@@ -64,6 +65,8 @@ class GgufCheckpoint:
         if stored is None or place is None:
             raise ModelFilesError(f"{self._model.files[0]} has no tensor {stored or name}; is it whole?")
         self._left.pop(stored, None)
+        if (expert := expert_of(name)) is not None:
+            place = _slice(stored, place, expert)
         whole = self._whole(stored, place)
         if dim is None or ranges is None:
             part = whole
@@ -109,3 +112,12 @@ class GgufCheckpoint:
             heads = self._model.whole(f"{arch}.attention.head_count_kv", heads)
         order = torch.arange(rows.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
         return rows[order]
+
+
+def _slice(name: str, place: StoredTensor, index: int) -> StoredTensor:
+    """One matrix of a tensor that has several. Raises ModelFilesError where there are not so many."""
+    count = place.shape[0]
+    if len(place.shape) != 3 or index >= count:
+        raise ModelFilesError(f"{place.path}: tensor {name} of shape {place.shape} has no expert {index}.")
+    size = place.bytes // count
+    return replace(place, shape=place.shape[1:], start=place.start + index * size, bytes=size)

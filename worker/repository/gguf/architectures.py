@@ -5,6 +5,7 @@ Names and keys are llama.cpp's (github.com/ggml-org/llama.cpp, gguf-py/gguf/cons
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +28,18 @@ LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+EXPERT_LAYER_NAMES = LAYER_NAMES | {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
 GEMMA3_LAYER_NAMES = LAYER_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _GEMMA3_27B_LAYERS = 62
 _GEMMA3_PATTERN = 6
 """Every sixth layer of gemma3 attends to all positions."""
@@ -47,6 +55,7 @@ class Architecture:
     config: Callable[[GgufModel, dict[str, Any]], dict[str, Any]]
     layer_names: dict[str, str]
     head_norms: bool = False
+    experts: bool = False
     permuted: bool = False
     norm_offset: float = 0.0
 
@@ -57,7 +66,7 @@ def configuration(model: GgufModel) -> dict[str, Any]:
     embedding = model.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise model.wrong("token_embd.weight", embedding and embedding.shape, "a matrix is needed")
-    if model.whole(f"{name}.expert_count", 0, least=0):
+    if model.whole(f"{name}.expert_count", 0, least=0) and not kind.experts:
         raise UnsupportedArchitecture(f"{model.files[0]}: {name} with experts is not supported from GGUF files.")
     hidden, heads = model.whole(f"{name}.embedding_length"), model.whole(f"{name}.attention.head_count")
     width = model.whole(f"{name}.attention.key_length", hidden // heads)
@@ -97,14 +106,21 @@ def architecture(model: GgufModel) -> Architecture:
 
 
 def stored_name(kind: Architecture, name: str) -> str | None:
-    """The name in the file of transformers' parameter `name`; None if the architecture has none."""
-    stem, _, leaf = name.rpartition(".")
+    """The name in the file of transformers' parameter `name`; None if the architecture has none. The experts of a layer
+    are one tensor."""
+    stem, _, leaf = _EXPERT.sub(".experts.", name).rpartition(".")
     if stem.startswith("model.layers."):
         index, _, rest = stem.removeprefix("model.layers.").partition(".")
         inner = kind.layer_names.get(rest)
         return None if inner is None else f"blk.{index}.{inner}.{leaf}"
     outer = OUTER_NAMES.get(stem)
     return None if outer is None else f"{outer}.{leaf}"
+
+
+def expert_of(name: str) -> int | None:
+    """The number of the expert that transformers' parameter `name` belongs to."""
+    found = _EXPERT.search(name)
+    return None if found is None else int(found[1])
 
 
 def _llama(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
@@ -124,6 +140,17 @@ def _qwen3(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
         "hidden_act": "silu",
         "use_sliding_window": False,
         "attention_bias": "blk.0.attn_q.bias" in model.tensors,
+    }
+
+
+def _qwen3_moe(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
+    return _qwen3(model, common) | {
+        "num_experts": model.whole("qwen3moe.expert_count"),
+        "num_experts_per_tok": model.whole("qwen3moe.expert_used_count"),
+        "moe_intermediate_size": model.whole("qwen3moe.expert_feed_forward_length"),
+        "norm_topk_prob": True,  # as llama.cpp has it; the file does not say
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     }
 
 
@@ -152,5 +179,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", _llama, LAYER_NAMES, permuted=True),
     "qwen2": Architecture("qwen2", _qwen2, LAYER_NAMES),
     "qwen3": Architecture("qwen3", _qwen3, LAYER_NAMES, head_norms=True),
+    "qwen3moe": Architecture("qwen3_moe", _qwen3_moe, EXPERT_LAYER_NAMES, head_norms=True, experts=True),
     "gemma3": Architecture("gemma3_text", _gemma3, GEMMA3_LAYER_NAMES, head_norms=True, norm_offset=1.0),
 }

@@ -13,7 +13,7 @@ from worker.repository.gguf.header import StoredTensor
 from worker.repository.gguf.model import GgufModel
 from worker.repository.gguf.rotary import FACTORS
 
-ROW_PARALLEL = ("attn_output.weight", "ffn_down.weight")
+ROW_PARALLEL = ("attn_output.weight", "ffn_down.weight", "ffn_down_exps.weight")
 """Tensors whose inputs are divided among the ranks."""
 MOST_RANKS = 64
 _PLAIN_DTYPES = ("auto", "float32")
@@ -73,14 +73,14 @@ def _check_blocks(
             ]
             raise SettingsError(
                 f"{stored.path}: --tp {spec.tp} would cut blocks of {stored.type.weights} weights of {tensor} ("
-                f"{stored.type.name.upper()}, {stored.shape[1]} inputs). Use --tp {', '.join(fitting)} or --dequantize."
+                f"{stored.type.name.upper()}, {stored.shape[-1]} wide). Use --tp {', '.join(fitting)} or --dequantize."
             )
     raise SettingsError(f"{about} can't be computed with yet. Use --dequantize.")
 
 
 def _fits(stored: StoredTensor, tp: int) -> bool:
     """True if every rank's share of the inputs ends where a block does."""
-    size = stored.shape[1]
+    size = stored.shape[-1]
     return all(size * rank // tp % stored.type.weights == 0 for rank in range(1, tp))
 
 
@@ -105,16 +105,14 @@ _HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors of one layer by transformers' names; `stored_name` drops those that an architecture does not have."""
-    hidden, inner, width = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    hidden, width = config["hidden_size"], config["head_dim"]
     query, shared = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
     shapes: dict[str, tuple[int, ...]] = {
         "self_attn.q_proj.weight": (query, hidden),
         "self_attn.k_proj.weight": (shared, hidden),
         "self_attn.v_proj.weight": (shared, hidden),
         "self_attn.o_proj.weight": (hidden, query),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
+        **_feed_forward_shapes(config, hidden),
         "self_attn.q_norm.weight": (width,),
         "self_attn.k_norm.weight": (width,),
     }
@@ -127,3 +125,16 @@ def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if config.get("mlp_bias"):
         shapes |= {f"mlp.{one}_proj.bias": shapes[f"mlp.{one}_proj.weight"][:1] for one in ("gate", "up", "down")}
     return shapes
+
+
+def _feed_forward_shapes(config: dict[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:
+    """Matrices of a layer's feed-forward, or of all its experts."""
+    if "num_experts" not in config:
+        inner = config["intermediate_size"]
+        pairs: dict[str, tuple[int, ...]] = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        return {f"mlp.{name}_proj.weight": shape for name, shape in pairs.items()}
+    count, inner = config["num_experts"], config["moe_intermediate_size"]
+    pairs = {"gate": (count, inner, hidden), "up": (count, inner, hidden), "down": (count, hidden, inner)}
+    return {f"mlp.experts.{name}_proj.weight": shape for name, shape in pairs.items()} | {
+        "mlp.gate.weight": (count, hidden)
+    }

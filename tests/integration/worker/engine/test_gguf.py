@@ -28,6 +28,7 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
     "llama": (["q8_0", "f16", "q4_0", "bf16"], {"rope_parameters": LLAMA3, "head_dim": 64, "hidden_size": 128}),
     "qwen2": (["q5_1", "q8_0"], {"tie_word_embeddings": False}),
     "qwen3": (["q8_0", "q4_1", "q5_0"], {}),
+    "qwen3_moe": (["q8_0", "f16"], {"mlp_only_layers": [], "moe_intermediate_size": 64}),
     "gemma3_text": (["q6_k", "q4_k", "q3_k"], {"hidden_size": 256, "head_dim": 64, "num_hidden_layers": 6}),
 }
 """Types and shape by family; the sixth layer of a gemma3 is the first that attends to all positions."""

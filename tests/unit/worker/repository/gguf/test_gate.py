@@ -141,7 +141,7 @@ def test_a_share_that_cuts_blocks_is_refused_with_those_that_fit(tmp_path: Path)
     """192 inputs are 6 blocks, and 64 are 2."""
     files = model(tmp_path)
     message = (
-        r"--tp 4 would cut blocks of 32 weights of blk\.0\.attn_output\.weight \(Q8_0, 64 inputs\)\. Use --tp 1, 2 or"
+        r"--tp 4 would cut blocks of 32 weights of blk\.0\.attn_output\.weight \(Q8_0, 64 wide\)\. Use --tp 1, 2 or"
     )
     with pytest.raises(SettingsError, match=message):
         check(files, dequantize=False, tp=4)
