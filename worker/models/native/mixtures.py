@@ -6,13 +6,13 @@ import ctypes
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from worker.layers.linear import NativeLinear
 from worker.layers.parallel import ReducedExperts, RowParallelLinear
 from worker.models.experts import PackedExperts
 from worker.models.native.unsupported import NotNative, require
-from worker.native.library import Expert, Mixture, Threads
+from worker.native.library import Expert, Linear, Mixture, Threads
 
 
 class Mixtures:
@@ -34,7 +34,7 @@ class Mixtures:
         if not isinstance(experts, PackedExperts):
             raise NotNative(f"its {type(experts).__name__} is torch's")
         pairs = [
-            Expert(gate_up.struct, down.struct) for gate_up, down in zip(experts.gate_up, experts.down, strict=True)
+            Expert(_struct(gate_up), _struct(down)) for gate_up, down in zip(experts.gate_up, experts.down, strict=True)
         ]
         router = [block.gate.weight]
         shared = getattr(block, "shared_expert", None)
@@ -64,7 +64,13 @@ def _shared(expert: Any, sharded: bool) -> Expert:
     if sharded:
         require(isinstance(down, RowParallelLinear), "its shared expert is whole on each rank")
         down = down.partial
-    return Expert(expert.gate_proj_up_proj.linear.struct, down.struct)
+    return Expert(_struct(expert.gate_proj_up_proj.linear), _struct(down))
+
+
+def _struct(linear: nn.Module) -> Linear:
+    if not isinstance(linear, NativeLinear):
+        raise NotNative(f"its {type(linear).__name__} is torch's")
+    return linear.struct
 
 
 def _lossless(weights: list[Tensor]) -> torch.dtype:
