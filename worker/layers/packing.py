@@ -37,6 +37,9 @@ class Packing:
     quantized: bool
     shares_tables: bool = False
     """True if an embedding can be looked up in the head that `pack` made of the same table."""
+    rounds_tables: bool = False
+    """True if such a look-up gives rows in 8 bits. Families that scale their embedding have the table apart: its
+    rounding would be scaled too."""
 
     native: bool = False
     """True if the layers are those of the C++ step."""
@@ -67,7 +70,14 @@ def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device) 
         def native(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
             return NativeLinear(parts, bias, [_kept_as(part, quant) for part in parts], threads)
 
-        return Packing(native, packed=True, quantized=quant is not None, shares_tables=quant != "int8", native=True)
+        return Packing(
+            native,
+            packed=True,
+            quantized=quant is not None,
+            shares_tables=True,
+            rounds_tables=quant == "int8",
+            native=True,
+        )
     if quant is not None:
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             raise SettingsError(f"--quant {quant} needs an x86 processor with AVX2; leave it out on this host")

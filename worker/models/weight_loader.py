@@ -95,10 +95,11 @@ class WeightLoader:
         bias = None
         if head.bias is not None:
             bias = stacked([self._vocabulary(f"{name_of[head]}.bias", head)], self.dtype, self.device)
-        if tied and self.packing.shares_tables:
+        scale: Tensor | None = getattr(embedding, "embed_scale", None)
+        if tied and self.packing.shares_tables and not (self.packing.rounds_tables and scale is not None):
             head = cast(NativeLinear, self.packing.pack([table], bias))  # the only layer that shares tables
             model.set_output_embeddings(head)
-            model.set_input_embeddings(SharedEmbedding(head, getattr(embedding, "embed_scale", None)))
+            model.set_input_embeddings(SharedEmbedding(head, scale))
             return
         if tied and not apart:
             embedding.weight = self._parameter(table)

@@ -66,10 +66,16 @@ inline void pack(Hand& hand, const Matrix& matrix, int64_t inputs, const void* r
   });
 }
 
-// The weights of one output of a matrix as floats; not from INT8.
+// The weights of one output of a matrix as floats.
 inline void look_up(const Matrix& matrix, int64_t inputs, int64_t output, float* out) {
   const auto from_blocks = [&](auto format) { return look_up_blocks<decltype(format)>(matrix, inputs, output, out), true; };
   if (of_format(matrix.kind, from_blocks, false)) return;
+  if (matrix.kind == INT8) {
+    const auto* packed = static_cast<const int8_t*>(matrix.weights);
+    const float scale = matrix.scales[output] * 127.0f;  // a scale is also that of an activation's 127 levels
+    for (int64_t input = 0; input < inputs; ++input) out[input] = packed[position(INT8, inputs, output, input)] * scale;
+    return;
+  }
   for (int64_t input = 0; input < inputs; ++input) {
     const int64_t at = position(matrix.kind, inputs, output, input);
     if (matrix.kind == FLOAT32) {
@@ -83,7 +89,7 @@ inline void look_up(const Matrix& matrix, int64_t inputs, int64_t output, float*
   }
 }
 
-// The weights of the outputs `ids`, each as a row of `inputs` floats; not from INT8.
+// The weights of the outputs `ids`, each as a row of `inputs` floats.
 inline void look_up(const Linear& linear, const int64_t* ids, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i)
     for (int one = 0; one < linear.count; ++one) {

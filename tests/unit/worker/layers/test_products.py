@@ -189,6 +189,17 @@ def test_an_embedding_reads_the_packed_rows(kind: torch.dtype) -> None:
     assert torch.equal(NativeLinear([weight], None, [kind], THREADS).look_up(ids), weight.to(kind).float()[ids])
 
 
+@pytest.mark.skipif(THREADS is None, reason="no compiler")
+def test_an_embedding_reads_rows_in_8_bits() -> None:
+    """A row that is looked up in an int8 head differs from the weight by half a step of 127 at most."""
+    weight, _ = weights(131, 50)
+    ids = torch.tensor([[0, 130], [31, 32]])
+    found = NativeLinear([weight], None, [torch.int8], THREADS).look_up(ids)
+    step = weight[ids].abs().amax(-1, keepdim=True) / 127
+    assert ((found - weight[ids]).abs() <= 0.501 * step).all()
+    assert not torch.equal(found, weight[ids])
+
+
 def test_packing_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """With neither a compiler nor fbgemm the option is refused with a remedy."""
     monkeypatch.setenv("FURROW_NATIVE", "0")
