@@ -45,7 +45,7 @@ class PagedBatch:
                 for first, count in self.chunks
                 for done in range(0, count, tokens)
             ]
-            self._tiles[tokens] = torch.tensor(pieces, dtype=torch.int32, device=self.owners.device)
+            self._tiles[tokens] = torch.tensor(pieces, dtype=torch.int32).to(self.owners.device, non_blocking=True)
         return self._tiles[tokens]
 
 

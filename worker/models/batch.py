@@ -52,10 +52,9 @@ def flatten(rows: list[Row], cache: CacheStep, device: torch.device) -> Batch:
         positions.extend(range(row.offset, row.offset + len(row.tokens)))
         if row.sample:
             sampled.append(len(tokens) - 1)
-    return Batch(
-        tokens=torch.tensor(tokens, dtype=torch.int64, device=device),
-        positions=torch.tensor(positions, dtype=torch.int64, device=device),
-        sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
-        cache=cache,
-        scored=torch.tensor(scored, dtype=torch.int64, device=device) if scored else None,
-    )
+
+    def sent(numbers: list[int]) -> Tensor:
+        # A tensor that is made on a device waits for what runs there.
+        return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+
+    return Batch(sent(tokens), sent(positions), sent(sampled), cache, sent(scored) if scored else None)
