@@ -139,5 +139,9 @@ REFUSED: dict[str, str] = {
 }
 """Well-known model types that are not served, with the reason."""
 
-UNBATCHABLE_ROPE = {"dynamic", "longrope"}
-"""Rotary embeddings that depend on the batch's longest sequence: one user's length would change another's answer."""
+BATCHABLE_ROPE = {"default", "linear", "llama3", "yarn"}
+"""Rotary embeddings that are served. `dynamic` and `longrope` depend on the batch's longest sequence: one user's length
+would change another's answer."""
+
+LONGROPE_NAMES = {"phi3": {"su", "yarn"}}
+"""Other names of `longrope` in the files of a model type."""

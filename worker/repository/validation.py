@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.repository.families import FAMILIES, REFUSED, UNBATCHABLE_ROPE, Family
+from worker.repository import config_fields
+from worker.repository.config_fields import number, token_ids
+from worker.repository.families import FAMILIES, REFUSED, Family
 from worker.repository.files import ModelFiles, inspect
 from worker.repository.multimodal import TEXT_PARTS
 from worker.repository.quantization.scheme import scheme_of
@@ -27,9 +29,8 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
         raise UnsupportedArchitecture(f"Tensor parallelism must be at least 1, not {tp}.")
     _check_quantization(config, family, quant)
     _check_features(config)
-    heads, shared = _number(config, "num_attention_heads"), kv_heads(config)
-    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-        _number(config, name)
+    config_fields.check(config, family)
+    heads, shared = number(config, "num_attention_heads"), kv_heads(config)
     if heads % shared:
         raise UnsupportedArchitecture(f"{heads} attention heads can't share {shared} key-value heads evenly.")
     if heads % tp:
@@ -61,28 +62,20 @@ def family_of(config: dict[str, Any]) -> Family:
 def kv_heads(config: dict[str, Any]) -> int:
     """Key-value heads of the whole model, before any division."""
     given = config.get("num_key_value_heads", family_of(config).kv_heads)
-    return _number(config, "num_attention_heads") if given is None else int(given)
+    return number(config, "num_attention_heads") if given is None else int(given)
 
 
 def context_length(config: dict[str, Any]) -> int:
     """Positions that the model was made for: prompt and answer together."""
-    return _number(config, "max_position_embeddings")
+    return number(config, "max_position_embeddings")
 
 
 def eos_ids(config: dict[str, Any], generation_config: dict[str, Any]) -> list[int]:
     """Every id that ends an answer: generation_config.json's, else config.json's."""
     for source in (generation_config, config):
-        given = source.get("eos_token_id")
-        if given is not None:
-            return [int(one) for one in given] if isinstance(given, list) else [int(given)]
+        if (given := token_ids(source, "eos_token_id")) is not None:
+            return given
     return []
-
-
-def _number(config: dict[str, Any], name: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelFilesError(f"config.json has {name} = {value!r}; a positive whole number is needed.")
-    return value
 
 
 def _check_quantization(config: dict[str, Any], family: Family, quant: str | None) -> None:
@@ -102,20 +95,12 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
 def _check_features(config: dict[str, Any]) -> None:
     if config.get("use_bidirectional_attention"):
         raise UnsupportedArchitecture("use_bidirectional_attention is set: an encoder can't generate text.")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    for one in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
-        kind = one.get("rope_type", one.get("type"))
-        if kind in UNBATCHABLE_ROPE:
-            raise UnsupportedArchitecture(
-                f"Rotary embedding '{kind}' depends on the longest sequence of the batch, so answers would depend on "
-                "other requests. Use a checkpoint with 'default', 'linear', 'llama3' or 'yarn'."
-            )
 
 
 def _check_widths(config: dict[str, Any], family: Family, tp: int) -> None:
     """Feed-forward widths are split unevenly where they must be, but every rank needs at least one column."""
-    names = ["intermediate_size", *(["moe_intermediate_size"] if family.experts else [])]
-    for name in names:
+    experts = ("moe_intermediate_size", "shared_expert_intermediate_size") if family.experts else ()
+    for name in ("intermediate_size", *experts):
         if isinstance(width := config.get(name), int) and width < tp:
             raise UnsupportedArchitecture(f"{name} = {width} can't be divided among {tp} ranks.")
 

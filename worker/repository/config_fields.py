@@ -1,0 +1,162 @@
+"""Checks of the fields of config.json that every served model type reads: types, limits, and what must fit together.
+
+A value that is missing or null has the default of transformers' class, except where all classes need one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from control.errors import ModelFilesError, UnsupportedArchitecture
+from worker.repository.families import BATCHABLE_ROPE, LONGROPE_NAMES, Family
+
+LARGEST = 2**31 - 1
+"""No size that a model has is above it, and no product of two of them overflows."""
+
+LIMITS = {"num_hidden_layers": 4096, "num_attention_heads": 65536, "num_key_value_heads": 65536}
+
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
+SIZES = (
+    *("num_key_value_heads", "head_dim", "intermediate_size", "moe_intermediate_size"),
+    *(
+        "shared_expert_intermediate_size",
+        "num_experts_per_tok",
+        "n_group",
+        "topk_group",
+        "original_max_position_embeddings",
+    ),
+)
+COUNTS = (
+    "sliding_window",
+    "max_window_layers",
+    "first_k_dense_replace",
+    "n_shared_experts",
+    "num_nextn_predict_layers",
+)
+"""Whole numbers that may be 0."""
+NUMBERS = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "partial_rotary_factor", "logit_scale")
+SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "use_qk_norm", "qk_layernorm")
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def number(config: dict[str, Any], name: str) -> int:
+    """A field that every model needs: a whole number from 1 on."""
+    value = config.get(name)
+    largest = LIMITS.get(name, LARGEST)
+    if not _is_whole(value) or not 1 <= cast(int, value) <= largest:
+        raise ModelFilesError(
+            f"config.json has {name} = {_shown(value)}; a positive whole number is needed, at most {largest}."
+        )
+    return cast(int, value)
+
+
+def check(config: dict[str, Any], family: Family) -> None:
+    """Raise ModelFilesError or UnsupportedArchitecture naming a field and its value."""
+    for name in NEEDED:
+        number(config, name)
+    for name in (*SIZES, *([family.experts] if family.experts else [])):
+        if config.get(name) is not None:
+            number(config, name)
+    for name in COUNTS:
+        if (value := config.get(name)) is not None and not (_is_whole(value) and 0 <= value <= LARGEST):
+            raise _wrong(name, value, "a whole number from 0 on")
+    for name in NUMBERS:
+        if (value := config.get(name)) is not None:
+            _check_positive(name, value)
+    for name in SWITCHES:
+        if not isinstance(value := config.get(name), bool | None):
+            raise _wrong(name, value, "true or false")
+    _check_layers(config)
+    _check_experts(config, family)
+    _check_rope(config)
+
+
+def token_ids(source: dict[str, Any], name: str) -> list[int] | None:
+    """One id or a list of them; None where there is none."""
+    value = source.get(name)
+    given: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
+    if value is None:
+        return None
+    if not all(_is_whole(one) and 0 <= one <= LARGEST for one in given):
+        raise _wrong(name, value, "a token id or a list of them")
+    return given
+
+
+def _check_layers(config: dict[str, Any]) -> None:
+    """Each layer has a kind that is known, and a window where it needs one."""
+    given, layers = config.get("layer_types"), config["num_hidden_layers"]
+    if given is None:
+        return
+    if not isinstance(given, list) or len(cast(list[Any], given)) != layers:
+        raise _wrong("layer_types", given, f"a list of num_hidden_layers = {layers} kinds")
+    for kind in cast(list[Any], given):
+        if kind not in (SLIDING, FULL):
+            raise UnsupportedArchitecture(
+                f"config.json has a layer of type {_shown(kind)} in layer_types. Served are {SLIDING} and {FULL}."
+            )
+    off = config.get("use_sliding_window") is False
+    if SLIDING in given and not off and "sliding_window" in config and not config["sliding_window"]:
+        raise _wrong("sliding_window", config["sliding_window"], f"a width, as layer_types has {SLIDING},")
+
+
+def _check_experts(config: dict[str, Any], family: Family) -> None:
+    if family.experts is None:
+        return
+    count, chosen = config.get(family.experts), config.get("num_experts_per_tok")
+    if count is not None and chosen is not None and chosen > count:
+        raise _wrong("num_experts_per_tok", chosen, f"at most {family.experts} = {count}")
+    groups, kept = config.get("n_group"), config.get("topk_group")
+    if count is not None and groups is not None and count % groups:
+        raise _wrong("n_group", groups, f"a divisor of {family.experts} = {count}")
+    if groups is not None and kept is not None and kept > groups:
+        raise _wrong("topk_group", kept, f"at most n_group = {groups}")
+
+
+def _check_rope(config: dict[str, Any]) -> None:
+    """Rotary embeddings that can be batched; one for all layers, or one by kind of layer."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = config.get(name)
+        if rope is None:
+            continue
+        if not isinstance(rope, dict):
+            raise _wrong(name, rope, "an object")
+        whole = cast(dict[str, Any], rope)
+        for one in [whole, *(cast(dict[str, Any], value) for value in whole.values() if isinstance(value, dict))]:
+            _check_rotary(name, one, str(config.get("model_type")))
+
+
+def _check_rotary(name: str, rope: dict[str, Any], model_type: str) -> None:
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind is not None and not isinstance(kind, str):
+        raise _wrong(f"{name}.rope_type", kind, "a text")
+    if kind in LONGROPE_NAMES.get(model_type, ()):
+        kind = "longrope"
+    if kind is not None and kind not in BATCHABLE_ROPE:
+        why = "depends on the longest sequence of the batch, so answers would depend on other requests"
+        reason = why if kind in ("dynamic", "longrope") else "is not known"
+        raise UnsupportedArchitecture(
+            f"Rotary embedding '{kind}' {reason}. Use a checkpoint with {', '.join(sorted(BATCHABLE_ROPE))}."
+        )
+    for field in ("factor", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        if (value := rope.get(field)) is not None:
+            _check_positive(f"{name}.{field}", value)
+
+
+def _check_positive(name: str, value: object) -> None:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LARGEST**2
+    if not fits or (name.endswith("partial_rotary_factor") and cast(float, value) > 1):
+        raise _wrong(name, value, "a number above 0" if "partial" not in name else "a number above 0, at most 1")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _wrong(name: str, value: object, needed: str) -> ModelFilesError:
+    return ModelFilesError(f"config.json has {name} = {_shown(value)}; {needed} is needed.")
