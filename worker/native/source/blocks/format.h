@@ -88,6 +88,10 @@ struct Unpacked {
 // Of four bits in MXFP4 (E2M1, doubled so that all are whole), 16 more.
 constexpr uint8_t E2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
+// Bytes from what is unpacked to what is asked for meanwhile: about a run. A processor foresees what is read from front to
+// back, but not beyond a page, and not while a run is multiplied.
+constexpr int64_t RUN_AHEAD = 5 * 1024;
+
 template <typename F>
 void unpack_values(const uint8_t* from, uint8_t* to) {
   constexpr int HALVES = 2 * VECTOR, SHARE = 8 / F::LOW, HIGH_SHARE = F::HIGH ? 8 / F::HIGH : 1;
@@ -97,6 +101,8 @@ void unpack_values(const uint8_t* from, uint8_t* to) {
     for (int step = 0; step < STEPS; ++step) {
       // Vector v holds the steps v, v + COUNT, v + 2 COUNT, … of its kind of bits.
       constexpr int COUNT = STEPS / SHARE, HIGH_COUNT = STEPS / HIGH_SHARE;
+      if (step < COUNT) __builtin_prefetch(from + step * HALVES + RUN_AHEAD);
+      if (F::HIGH > 0 && step < HIGH_COUNT) __builtin_prefetch(high + step * HALVES + RUN_AHEAD);
       Ints values = load(from + step % COUNT * HALVES);
       if constexpr (F::LOW < 8)
         values = shifted_right(values, step / COUNT * F::LOW) & all_bytes((1 << F::LOW) - 1);

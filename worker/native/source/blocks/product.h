@@ -31,6 +31,7 @@ void block_tile(const Unpacked& run, int64_t blocks, const BlockRows& x, int64_t
     for (int i = 0; i < ROWS; ++i)
       sums[i][0] = sums[i][1] =
           FORM == Form::OFFSET_VALUES ? times_power_of_two(all(negated[i * stride * SUBS + sub]), shift) : all(0);
+#pragma GCC unroll 8
     for (int step = 0; step < SUB / 4; ++step, values += 2 * VECTOR, ++words) {
       const Ints low = load(values), high = load(values + VECTOR);
 #pragma GCC unroll 8
