@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from worker.layers.blocks import Blocks, Weights
+from worker.layers.quantized.grouped import Grouped
 from worker.native import library
-from worker.native.library import MOST_MATRICES, Kept, Linear, Matrix, Threads
+from worker.native.grouped_matrix import GroupedMatrix
+from worker.native.library import MOST_MATRICES, Groups, Kept, Linear, Matrix, Threads
 from worker.native.matrix import PackedMatrix
 
 
@@ -20,21 +22,23 @@ class NativeLinear(nn.Module):
 
     Weights of 32 or 16 bits are widened as they are read. With int8 a weight has one scale per output and an activation
     one per row; with blocks a weight has its file's scales and an activation one for each 32 inputs. Sums over a scale
-    are exact integers. NaN or infinity in a row gives NaN in that row alone.
+    are exact integers. Codes with a scale by group are widened too, and scaled once a group. NaN or infinity in a row
+    gives NaN in that row alone.
     """
 
-    def __init__(self, parts: Sequence[Weights], bias: Tensor | None, kinds: Sequence[Kept], threads: Threads) -> None:
+    def __init__(
+        self, parts: Sequence[Weights | Grouped], bias: Tensor | None, kinds: Sequence[Kept], threads: Threads
+    ) -> None:
         """`parts` (outputs, inputs) of layers that share their input, as stored; `kinds[i]` is the type in which
-        `parts[i]` is kept: float32, bfloat16, float16 or int8, or the format of its blocks. Raises ValueError where the
-        kinds change more than twice from part to part."""
+        `parts[i]` is kept: float32, bfloat16, float16 or int8, or the format of its blocks or groups. Raises
+        ValueError where the kinds change more than twice from part to part."""
         super().__init__()
         self.outputs, self.inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
         self.threads = threads
-        self._matrices: list[PackedMatrix] = []
+        self._matrices: list[PackedMatrix | GroupedMatrix] = []
         first = 0
         for kind, run in itertools.groupby(zip(parts, kinds, strict=True), lambda pair: pair[1]):
-            data = [part.data if isinstance(part, Blocks) else part for part, _ in run]
-            self._matrices.append(PackedMatrix(data, self.inputs, kind, first, threads))
+            self._matrices.append(_packed([part for part, _ in run], self.inputs, kind, first, threads))
             first += self._matrices[-1].outputs
         if len(self._matrices) > MOST_MATRICES:
             raise ValueError(f"{len(self._matrices)} kinds of weights in one product; {MOST_MATRICES} fit")
@@ -69,6 +73,16 @@ class NativeLinear(nn.Module):
         out = torch.empty(*ids.shape, self.inputs)
         self.threads.library.furrow_look_up(self._address, wanted.data_ptr(), wanted.numel(), out.data_ptr())
         return out
+
+
+def _packed(
+    parts: list[Weights | Grouped], inputs: int, kind: Kept, first: int, threads: Threads
+) -> PackedMatrix | GroupedMatrix:
+    if isinstance(kind, Groups):
+        grouped = [(part.codes, part.scales, part.zeros) for part in parts if isinstance(part, Grouped)]
+        return GroupedMatrix(grouped, inputs, kind, first, threads)
+    data = [part.data if isinstance(part, Blocks) else part for part in parts if not isinstance(part, Grouped)]
+    return PackedMatrix(data, inputs, kind, first, threads)
 
 
 class SharedEmbedding(nn.Module):

@@ -16,8 +16,8 @@ from worker.layers.half import HalfLinear
 from worker.layers.int8 import Int8Linear
 from worker.layers.linear import NativeLinear, threads_here
 from worker.layers.prepacked import PrepackedLinear
-from worker.layers.quantized.grouped import Grouped, GroupedLinear
-from worker.native.library import Kept
+from worker.layers.quantized.grouped import INT8, Grouped, GroupedLinear
+from worker.native.library import Groups, Kept
 
 Pack = Callable[[list[Any], Tensor | None], nn.Module]
 """(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
@@ -56,7 +56,9 @@ def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Pack
     plain = _plain_packing(quant, dtype, device)
 
     def pack(parts: list[Tensor | Grouped], bias: Tensor | None) -> nn.Module:
-        if any(isinstance(part, Grouped) for part in parts):
+        grouped = [part.kind for part in parts if isinstance(part, Grouped)]
+        # Products of two factors in 8 bits are not written in C++ for weights that are stored so.
+        if grouped and (not plain.native or INT8 in grouped):
             return GroupedLinear(parts, bias, dtype)
         return plain.pack(parts, bias)
 
@@ -67,7 +69,7 @@ def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device) 
     threads = threads_here() if dtype == torch.float32 and device.type == "cpu" else None
     if threads is not None:
 
-        def native(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
+        def native(parts: Sequence[Weights | Grouped], bias: Tensor | None) -> nn.Module:
             return NativeLinear(parts, bias, [_kept_as(part, quant) for part in parts], threads)
 
         return Packing(
@@ -96,9 +98,11 @@ def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device) 
     return Packing(dense, packed=False, quantized=False)
 
 
-def _kept_as(part: Weights, quant: str | None) -> Kept:
+def _kept_as(part: Weights | Grouped, quant: str | None) -> Kept:
     """Blocks and 16 bits of the checkpoint stay what they are: they lose nothing, and float32 would only be more to
     read."""
+    if isinstance(part, Grouped):
+        return Groups(part.kind, part.group)
     if isinstance(part, Blocks):
         return part.format
     if quant == "int8":

@@ -73,8 +73,7 @@ def load(
         _fuse(model, chosen, where)
         return ServedModel(model, link, _cache_layout(model.config, plan, chosen, where), model.config.vocab_size)
 
-    plain = scheme_of(files.config) is None
-    if kept.native and plain and (native := _native_meta_model(files.config, collective.world_size)) is not None:
+    if kept.native and (native := _native_meta_model(files.config, collective.world_size)) is not None:
         served = fill(native)
         if served.is_native:
             return served

@@ -6,6 +6,7 @@ import ctypes
 import os
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 import torch
@@ -22,14 +23,23 @@ SWITCH = "FURROW_NATIVE"
 
 FLOAT32, BFLOAT16, FLOAT16, INT8 = range(4)
 SILU, GELU_TANH = range(2)
-Kept = torch.dtype | BlockFormat
+
+
+class Groups(NamedTuple):
+    """Weights in codes with a scale by `group` inputs: `kind` is e4m3 or int4."""
+
+    kind: str
+    group: int
+
+
+Kept = torch.dtype | BlockFormat | Groups
 """A kind of packed weights."""
-KINDS: dict[Kept, int] = {
+KINDS: dict[torch.dtype | BlockFormat | str, int] = {
     torch.float32: FLOAT32,
     torch.bfloat16: BFLOAT16,
     torch.float16: FLOAT16,
     torch.int8: INT8,
-    **{one: number for number, one in enumerate((*BLOCK_FORMATS.values(), MXFP4), INT8 + 1)},
+    **{one: number for number, one in enumerate((*BLOCK_FORMATS.values(), MXFP4, "e4m3", "int4"), INT8 + 1)},
 }
 
 
@@ -44,6 +54,8 @@ class Matrix(ctypes.Structure):
         ("first", c_int64),
         ("outputs", c_int64),
         ("kind", c_int32),
+        ("zeros", c_void_p),
+        ("group", c_int64),
     ]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.formats.blocks import BlockFormat
-from worker.native.library import KINDS, Kept, Matrix, Threads
+from worker.native.library import KINDS, Matrix, Threads
 from worker.native.zeros import zeros
 
 CHUNK = 8192
@@ -21,7 +21,9 @@ class PackedMatrix:
     """Outputs [first, first + outputs) of a linear layer, all kept as `kind`. `struct` is for C++; the memory that it
     points to lives as long as this object."""
 
-    def __init__(self, parts: list[Tensor], inputs: int, kind: Kept, first: int, threads: Threads) -> None:
+    def __init__(
+        self, parts: list[Tensor], inputs: int, kind: torch.dtype | BlockFormat, first: int, threads: Threads
+    ) -> None:
         """`parts` lie one below the other. They are (outputs, inputs), converted to `kind` and packed; for a format of
         blocks they are the blocks' bytes (outputs, row bytes)."""
         panel: int = threads.library.furrow_panel()
@@ -42,7 +44,7 @@ class PackedMatrix:
         )
         self._pack(parts, inputs, kind, threads)
 
-    def _pack(self, parts: list[Tensor], inputs: int, kind: Kept, threads: Threads) -> None:
+    def _pack(self, parts: list[Tensor], inputs: int, kind: torch.dtype | BlockFormat, threads: Threads) -> None:
         address, first = ctypes.addressof(self.struct), 0
         for part in parts:
             for rows in part.split(CHUNK):
@@ -51,7 +53,7 @@ class PackedMatrix:
                 first += rows.shape[0]
 
 
-def _converted(rows: Tensor, kind: Kept) -> Tensor:
+def _converted(rows: Tensor, kind: torch.dtype | BlockFormat) -> Tensor:
     """The rows as the packing in C++ takes them."""
     if isinstance(kind, BlockFormat):
         return rows

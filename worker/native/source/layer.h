@@ -22,6 +22,8 @@ enum Kind : int32_t {
   Q5_K_BLOCKS,
   Q6_K_BLOCKS,
   MXFP4_BLOCKS,
+  E4M3_GROUPS,  // see groups.h
+  INT4_GROUPS,
 };
 
 // Of the gate of a feed-forward network.
@@ -30,10 +32,12 @@ enum Activation : int32_t { SILU, GELU_TANH };
 // Outputs [first, first + outputs) of a linear layer, with weights of one kind.
 struct Matrix {
   const void* weights;  // packed: see product.h
-  const float* scales;  // INT8: by output, the value of one unit of its integer sums
+  const float* scales;  // INT8: by output, the value of one unit of its integer sums. Groups: see groups.h
   const int32_t* sums;  // INT8: by output, what OFFSET (simd.h) adds to its integer sums
   int64_t first, outputs;
   Kind kind;
+  const uint8_t* zeros;  // groups of INT4
+  int64_t group;         // inputs that share a scale
 };
 
 constexpr int MOST_MATRICES = 3;  // query, key and value

@@ -9,6 +9,7 @@
 #include <array>
 
 #include "blocks/product.h"
+#include "groups.h"
 #include "inputs.h"
 #include "pool.h"
 
@@ -139,6 +140,7 @@ inline void panel_product(const Linear& linear, const Matrix& matrix, const Rows
 inline int64_t panel_bytes(Kind kind, int64_t inputs) {
   constexpr int64_t BYTES[] = {4, 2, 2};
   if (in_blocks(kind)) return block_panel_bytes(kind, inputs);
+  if (in_groups(kind)) return group_panel_bytes(kind, inputs);
   return PANEL * (kind == INT8 ? byte_stride(inputs) : inputs * BYTES[kind]);
 }
 
@@ -182,6 +184,24 @@ inline void block_panel_product(const Linear& linear, const Matrix& matrix, cons
   }
 }
 
+// A panel of groups for all rows, in tiles of nearly equal size.
+inline void group_panel_product(const Linear& linear, const Matrix& matrix, const Rows& x, int64_t panel, float* out, bool add) {
+  const int64_t first = matrix.first + panel * PANEL, room = matrix.outputs - panel * PANEL;
+  const int64_t parts = (x.rows + TILE - 1) / TILE;
+  alignas(64) float totals[TILE * PANEL];
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t from = x.rows * part / parts, count = x.rows * (part + 1) / parts - from;
+    const float* rows = static_cast<const float*>(x.data) + from * x.stride;
+    group_tile_for<TILE>(matrix.kind, count)(matrix, linear.inputs, rows, x.stride, panel, totals);
+    for (int64_t i = 0; i < count * 2; ++i) {
+      const int64_t at = i % 2 * LANES;
+      const Floats total = load(totals + i * LANES);
+      put(out + (from + i / 2) * linear.outputs + first + at, linear.bias ? total + load(linear.bias + first + at) : total,
+          room - at, add);
+    }
+  }
+}
+
 // The panels `from` … `to` of a layer, counted over its matrices, for rows that are prepared.
 inline void panels_product(const Linear& linear, const Inputs& inputs, int64_t from, int64_t to, float* out, bool add) {
   int64_t front = 0;  // panels of the matrices before
@@ -190,6 +210,8 @@ inline void panels_product(const Linear& linear, const Inputs& inputs, int64_t f
     for (int64_t panel = std::max(from, front); panel < std::min(to, front + panels(matrix)); ++panel)
       if (in_blocks(matrix.kind))
         block_panel_product(linear, matrix, inputs.blocks, panel - front, out, add);
+      else if (in_groups(matrix.kind))
+        group_panel_product(linear, matrix, inputs.floats, panel - front, out, add);
       else
         panel_product(linear, matrix, matrix.kind == INT8 ? inputs.bytes : inputs.floats, panel - front, out, add);
   }

@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional
 
 from tests import quantized
 from tests.integration.worker.engine.ranks import RankGroup, play
-from tests.integration.worker.engine.script import write
-from tests.integration.worker.engine.test_parity import assert_close, assert_identical, mixed
+from tests.integration.worker.engine.script import Job, write
+from tests.integration.worker.engine.test_parity import assert_close, assert_identical, mixed, prompt
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.layers.quantized.grouped import Grouped
 from worker.models.loading import load, open_checkpoint
+from worker.native.library import SWITCH, library
 from worker.repository.files import inspect
 
 Written = Callable[[str], tuple[Path, Path]]
@@ -65,12 +67,38 @@ def test_tokens_are_those_of_the_dequantized_weights(kind: str, written: Written
     assert_identical(plain, jobs, play(engine_of(stored, "float64"), write(jobs)))
 
 
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", WEIGHT_ONLY)
-def test_logits_in_float32(kind: str, written: Written) -> None:
-    """They are within 1e-4 of transformers' forward on the plain weights."""
+def test_logits_in_float32(kind: str, native: bool, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are within 1e-4 of transformers' forward on the plain weights, in C++ and in torch."""
+    monkeypatch.setenv(SWITCH, str(int(native)))
     stored, plain = written(kind)
+    jobs = [Job(1, prompt(21), 8, 4), Job(2, prompt(37), 512, 4, start=1)]
+    engine = engine_of(stored, "auto")
+    assert engine.model.is_native == (native and library() is not None)
+    assert_close(plain, jobs, play(engine, write(jobs)))
+
+
+def test_activations_of_eight_bits(written: Written) -> None:
+    """W8A8's logits point where those of the plain weights do; rounded activations move them a little."""
+    stored, plain = written("w8a8")
+    jobs = [Job(1, prompt(37), 16, 1)]
+    found, exact = (play(engine_of(folder, "auto"), write(jobs)).logits[1][0] for folder in (stored, plain))
+    assert functional.cosine_similarity(found, exact, dim=0) > 0.999
+    assert (found - exact).abs().max() > 1e-4
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+@pytest.mark.parametrize("kind", ["fp8 by block", "gptq"])
+def test_a_sequence_has_the_same_bits_in_any_company(kind: str, written: Written) -> None:
+    """In C++ a sequence's logits alone, token by token, are those in chunks beside others."""
+    stored, _ = written(kind)
     jobs = mixed()
-    assert_close(plain, jobs, play(engine_of(stored, "auto"), write(jobs)))
+    together = play(engine_of(stored, "auto"), write(jobs))
+    last = jobs[-1]
+    alone = play(engine_of(stored, "auto"), write([Job(1, last.prompt, 1, last.new)]))
+    for ours, theirs in zip(alone.logits[1], together.logits[last.sid], strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.timeout(60)

@@ -71,7 +71,7 @@ Result of_format(Kind kind, const Work& work, Result otherwise) {
   }
 }
 
-inline bool in_blocks(Kind kind) { return kind > INT8; }
+inline bool in_blocks(Kind kind) { return kind > INT8 && kind < E4M3_GROUPS; }
 
 // Bytes of a panel for all of its inputs.
 inline int64_t block_panel_bytes(Kind kind, int64_t inputs) {

@@ -1,0 +1,57 @@
+"""Memory of a matrix of codes with scales by group, in the order in which the compiled products read it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from worker.native.library import KINDS, Groups, Matrix, Threads
+from worker.native.zeros import zeros
+
+E4M3_UNIT = 256.0
+"""The products in C++ read numbers of 8 bits as 2^-8 of their value."""
+
+
+class GroupedMatrix:
+    """Outputs [first, first + outputs) of a linear layer. `struct` is for C++; the memory that it points to lives as
+    long as this object."""
+
+    def __init__(
+        self, parts: list[tuple[Tensor, Tensor, Tensor | None]], inputs: int, kind: Groups, first: int, threads: Threads
+    ) -> None:
+        """`parts` lie one below the other: codes (outputs, row bytes) in uint8, scales (outputs, groups) in float32 and
+        zeros in uint8, as in `Grouped`."""
+        self.outputs = sum(codes.shape[0] for codes, _, _ in parts)
+        number, panel = KINDS[kind.kind], threads.library.furrow_panel()
+        scales = torch.cat([one for _, one, _ in parts])
+        offsets = torch.cat(
+            [torch.zeros_like(one, dtype=torch.uint8) if zero is None else zero for _, one, zero in parts]
+        )
+        self._scales = _in_panels(scales * E4M3_UNIT if kind.kind == "e4m3" else scales, panel)
+        self._zeros = _in_panels(offsets, panel)
+        self._weights = zeros(threads.library.furrow_matrix_bytes(number, inputs, self.outputs), torch.uint8)
+        self.bytes = self._weights.nbytes + self._scales.nbytes + self._zeros.nbytes
+        self.struct = Matrix(
+            weights=self._weights.data_ptr(),
+            scales=self._scales.data_ptr(),
+            first=first,
+            outputs=self.outputs,
+            kind=number,
+            zeros=self._zeros.data_ptr(),
+            group=kind.group,
+        )
+        address, place = ctypes.addressof(self.struct), 0
+        for codes, _, _ in parts:
+            stored = codes.contiguous()
+            threads.library.furrow_pack(threads.address, address, inputs, stored.data_ptr(), len(stored), place)
+            place += len(stored)
+
+
+def _in_panels(numbers: Tensor, panel: int) -> Tensor:
+    """(outputs, groups) → (panels, groups, outputs of a panel), with zeros behind the last output."""
+    count = -(-numbers.shape[0] // panel)
+    room = numbers.new_zeros(count * panel, numbers.shape[1])
+    room[: numbers.shape[0]] = numbers
+    return room.view(count, panel, -1).transpose(1, 2).contiguous()

@@ -1,0 +1,122 @@
+// Weights as codes with a scale for each group of inputs, multiplied by floats: w = scale · (code - zero). Sums of a group are
+// floats and are scaled once.
+//
+// A panel holds, for one input after the other, the codes of its outputs: E4M3 a byte for each, INT4 half a byte, the first
+// LANES outputs in the low halves. Scales and zeros lie apart, PANEL of them for each group of a panel.
+#pragma once
+
+#include <array>
+
+#include "blocks/bytes.h"
+#include "inputs.h"
+#include "pool.h"
+
+namespace furrow {
+
+inline bool in_groups(Kind kind) { return kind >= E4M3_GROUPS; }
+
+// LANES numbers of 8 bits, each 2^-8 of its value: as halves their bits lie in the same order, with another bias.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+inline Floats load_e4m3(const uint8_t* from) {
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  const __m256i magnitude = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
+  const __m256i sign = _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16(INT16_MIN));
+  return _mm512_cvtph_ps(_mm256_or_si256(magnitude, sign));
+}
+#else
+inline Floats load_e4m3(const uint8_t* from) {
+  const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  const __m128i magnitude = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
+  const __m128i sign = _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16(INT16_MIN));
+  return _mm256_cvtph_ps(_mm_or_si128(magnitude, sign));
+}
+#endif
+
+// Reads the codes of one input: `BYTES` of them for a panel.
+struct E4M3Codes {
+  static constexpr int64_t BYTES = PANEL;
+  explicit E4M3Codes(const uint8_t*) {}
+  void read(const uint8_t* from, Floats& low, Floats& high) const { low = load_e4m3(from), high = load_e4m3(from + LANES); }
+};
+
+struct Int4Codes {
+  static constexpr int64_t BYTES = PANEL / 2;
+  Floats low_zeros, high_zeros;
+  explicit Int4Codes(const uint8_t* zeros)
+      : low_zeros(to_floats(widened(zeros))), high_zeros(to_floats(widened(zeros + LANES))) {}
+  void read(const uint8_t* from, Floats& low, Floats& high) const {
+    const Ints both = widened(from);
+    low = to_floats(both & all(15)) - low_zeros, high = to_floats(shifted_right(both, 4)) - high_zeros;
+  }
+};
+
+inline int64_t group_panel_bytes(Kind kind, int64_t inputs) {
+  return inputs * (kind == INT4_GROUPS ? Int4Codes::BYTES : E4M3Codes::BYTES);
+}
+
+// One panel for ROWS rows from `x` on; `totals` is (ROWS, PANEL).
+template <typename Codes, int ROWS>
+void group_tile(const Matrix& matrix, int64_t inputs, const float* x, int64_t stride, int64_t panel, float* totals) {
+  const int64_t groups = (inputs + matrix.group - 1) / matrix.group;
+  const uint8_t* codes = static_cast<const uint8_t*>(matrix.weights) + panel * inputs * Codes::BYTES;
+  const float* scales = matrix.scales + panel * groups * PANEL;
+  const uint8_t* zeros = matrix.zeros + panel * groups * PANEL;
+  Floats scaled[ROWS][2];
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i) scaled[i][0] = scaled[i][1] = all(0.0f);
+  for (int64_t input = 0; input < inputs; scales += PANEL, zeros += PANEL) {
+    const Codes format(zeros);
+    Floats sums[ROWS][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i) sums[i][0] = sums[i][1] = all(0.0f);
+    for (const int64_t end = std::min(inputs, input + matrix.group); input < end; ++input, codes += Codes::BYTES) {
+      Floats low, high;
+      format.read(codes, low, high);
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; ++i) {
+        const Floats value = all(x[i * stride + input]);
+        sums[i][0] = fma(value, low, sums[i][0]), sums[i][1] = fma(value, high, sums[i][1]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i) {
+      scaled[i][0] = fma(sums[i][0], load(scales), scaled[i][0]);
+      scaled[i][1] = fma(sums[i][1], load(scales + LANES), scaled[i][1]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i) store(totals + i * PANEL, scaled[i][0]), store(totals + i * PANEL + LANES, scaled[i][1]);
+}
+
+using GroupTile = void (*)(const Matrix&, int64_t, const float*, int64_t, int64_t, float*);
+
+template <typename Codes, int... ROWS>
+constexpr std::array<GroupTile, sizeof...(ROWS)> group_tiles(std::integer_sequence<int, ROWS...>) {
+  return {group_tile<Codes, ROWS + 1>...};
+}
+
+template <int MOST>
+GroupTile group_tile_for(Kind kind, int64_t rows) {
+  using Counts = std::make_integer_sequence<int, MOST>;
+  static constexpr std::array<std::array<GroupTile, MOST>, 2> known = {
+      group_tiles<E4M3Codes>(Counts{}), group_tiles<Int4Codes>(Counts{})};
+  return known[kind - E4M3_GROUPS][rows - 1];
+}
+
+// Rows of bytes with two inputs each become the matrix's outputs from `first` on; its memory holds zeros there.
+inline void place_nibbles(Hand& hand, const Matrix& matrix, int64_t inputs, const uint8_t* rows, int64_t count, int64_t first) {
+  uint8_t* packed = static_cast<uint8_t*>(const_cast<void*>(matrix.weights));
+  const int64_t front = first / PANEL, back = (first + count - 1) / PANEL;
+  hand.each(back - front + 1, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = front + begin; panel < front + end; ++panel)
+      for (int64_t output = std::max(first, panel * PANEL); output < std::min(first + count, (panel + 1) * PANEL); ++output) {
+        const uint8_t* row = rows + (output - first) * (inputs / 2);
+        const int64_t lane = output % PANEL, shift = lane / LANES * 4;
+        uint8_t* to = packed + panel * inputs * Int4Codes::BYTES + lane % LANES;
+        for (int64_t input = 0; input < inputs; ++input, to += Int4Codes::BYTES)
+          *to |= static_cast<uint8_t>((row[input / 2] >> (input % 2 * 4) & 15) << shift);
+      }
+  });
+}
+
+}  // namespace furrow
