@@ -34,7 +34,7 @@ from worker.native import library
 from worker.repository import validation
 from worker.repository.files import ModelFiles, inspect, is_gguf
 from worker.repository.quantization import tensors
-from worker.repository.quantization.scheme import scheme_of
+from worker.repository.quantization.scheme import INT8, scheme_of
 
 log = structlog.get_logger()
 
@@ -73,7 +73,10 @@ def load(
         _fuse(model, chosen, where)
         return ServedModel(model, link, _cache_layout(model.config, plan, chosen, where), model.config.vocab_size)
 
-    if kept.native and (native := _native_meta_model(files.config, collective.world_size)) is not None:
+    scheme = scheme_of(files.config)
+    # The products of weights that are stored in 8-bit whole numbers are torch's, and so is their forward.
+    possible = kept.native and (scheme is None or INT8 not in scheme.kinds)
+    if possible and (native := _native_meta_model(files.config, collective.world_size)) is not None:
         served = fill(native)
         if served.is_native:
             return served

@@ -22,7 +22,7 @@ enum Kind : int32_t {
   Q5_K_BLOCKS,
   Q6_K_BLOCKS,
   MXFP4_BLOCKS,
-  E4M3_GROUPS,  // see groups.h
+  E4M3_GROUPS,  // see blocks/groups.h
   INT4_GROUPS,
 };
 
@@ -32,7 +32,7 @@ enum Activation : int32_t { SILU, GELU_TANH };
 // Outputs [first, first + outputs) of a linear layer, with weights of one kind.
 struct Matrix {
   const void* weights;  // packed: see product.h
-  const float* scales;  // INT8: by output, the value of one unit of its integer sums. Groups: see groups.h
+  const float* scales;  // INT8: by output, the value of one unit of its integer sums. Groups: see blocks/groups.h
   const int32_t* sums;  // INT8: by output, what OFFSET (simd.h) adds to its integer sums
   int64_t first, outputs;
   Kind kind;

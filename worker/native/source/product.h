@@ -9,7 +9,7 @@
 #include <array>
 
 #include "blocks/product.h"
-#include "groups.h"
+#include "blocks/groups.h"
 #include "inputs.h"
 #include "pool.h"
 

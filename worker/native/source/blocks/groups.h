@@ -7,9 +7,9 @@
 
 #include <array>
 
-#include "blocks/bytes.h"
-#include "inputs.h"
-#include "pool.h"
+#include "bytes.h"
+#include "../inputs.h"
+#include "../pool.h"
 
 namespace furrow {
 
