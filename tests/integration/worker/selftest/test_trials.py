@@ -229,3 +229,47 @@ def test_the_command_prints_a_table(folder: Path, tmp_path: Path) -> None:
             [*command, "--device", "cuda:0"], capture_output=True, text=True, timeout=50, check=False
         )
         assert absent.returncode == 2 and "cuda:0 is absent" in absent.stderr
+
+
+def test_a_gpu_tries_once_and_reads_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first load of a model on a kind of device runs its trials and reports progress; others read the record."""
+    config = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "model_type": "llama"}
+    asked: list[Task] = []
+
+    def run(task: Task, tell: Callable[[Result], None]) -> list[Result]:
+        asked.append(task)
+        results = [Result(name, "", task.shapes.dtype, "ok") for name in task.trials]
+        results[0] = msgspec.structs.replace(results[0], verdict="faulted", detail="(SIGABRT)")
+        for result in results:
+            tell(result)
+        return results
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(
+        choice, "subject_of", lambda device, shapes, names: records.Subject("H100", {}, {"names": " ".join(names)})
+    )
+    told: list[int] = []
+    for _ in range(2):
+        switches.switch_off({})
+        choice.choose(config, "auto", "cuda:0", 1, lambda: told.append(1))
+        assert switches.reason_off("triton.norm") == "triton.norm: faulted (SIGABRT)"
+        assert switches.reason_off("triton.gate") is None
+    choice.choose_collective("cuda:0")
+    assert [tuple(task.trials) for task in asked] == [choice.KERNELS["cuda"], choice.COLLECTIVES["cuda"]]
+    assert asked[0].shapes.dtype == "bfloat16" and len(told) == len(choice.KERNELS["cuda"])
+    assert switches.reason_off("collective.nccl") is not None
+
+
+def test_trials_that_can_t_run_switch_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning says so, and the next load tries again."""
+
+    def fail(task: Task, tell: Callable[[Result], None]) -> list[Result]:
+        raise runner.NotTried("the device is busy")
+
+    monkeypatch.setattr(runner, "run", fail)
+    monkeypatch.setattr(choice, "subject_of", lambda device, shapes, names: records.Subject("H100", {}, {}))
+    with capture_logs() as logs:
+        choice.choose_collective("cuda:0")
+    assert logs[-1]["reason"] == "the device is busy" and logs[-1]["log_level"] == "warning"
+    assert switches.reason_off("collective.nccl") is None
+    assert records.read(records.Subject("H100", {}, {})) is None
