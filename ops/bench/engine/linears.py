@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,14 @@ from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
+from worker.formats.blocks import BLOCK_FORMATS, BlockFormat
+from worker.layers.blocks import Blocks, Weights
 from worker.layers.half import HalfLinear
 from worker.layers.int8 import Int8Linear, pack
+from worker.layers.linear import NativeLinear, threads_here
 from worker.layers.prepacked import PrepackedLinear
+from worker.native.library import Kept, Threads
+from worker.native.quantize import quantize
 
 COLD_BYTES = 512 * 2**20
 """Weights that are gone through between two uses of the same one: more than any cache, as in a whole model."""
@@ -30,11 +37,13 @@ Product = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`bytes` a weight takes, and how a layer is made for products with `rows` rows."""
+    """The bytes that a weight takes, and how a layer is made for products with `rows` rows from what `stored` makes of
+    the float32 weight."""
 
     name: str
-    bytes: int
-    make: Callable[[Tensor, int], Product]
+    bytes: float
+    make: Callable[[Any, int], Product]
+    stored: Callable[[Tensor], Weights] = torch.Tensor.contiguous
 
 
 def _plain(weight: Tensor, rows: int) -> Product:
@@ -56,6 +65,23 @@ def _one_scale(weight: Tensor, rows: int) -> Product:
     return lambda inputs: torch.ops.quantized.linear_dynamic(inputs, packed, reduce_range=True)
 
 
+def _blocks(format: BlockFormat) -> Callable[[Tensor], Weights]:
+    return lambda weight: Blocks(format, quantize(weight, format, _threads()))
+
+
+def _native(kind: Kept) -> Callable[[Weights, int], Product]:
+    return lambda weight, rows: NativeLinear([weight], None, [kind], _threads())
+
+
+@functools.cache
+def _threads() -> Threads:
+    """Made once the number of threads is known."""
+    threads = threads_here()
+    if threads is None:
+        raise click.ClickException("the kernels in C++ need a compiler and a processor with AVX2; choose others")
+    return threads
+
+
 KERNELS = (
     Kernel("plain", 4, _plain),
     Kernel("transposed", 4, _transposed),
@@ -64,6 +90,12 @@ KERNELS = (
     Kernel("f16", 2, lambda weight, rows: HalfLinear(weight, None)),
     Kernel("int8", 1, lambda weight, rows: Int8Linear(weight, None)),
     Kernel("int8, one scale", 1, _one_scale),
+    Kernel("bf16 in C++", 2, _native(torch.bfloat16)),
+    Kernel("int8 in C++", 1, _native(torch.int8)),
+    *(
+        Kernel(f"{name} in C++", format.bytes / format.weights, _native(format), _blocks(format))
+        for name, format in BLOCK_FORMATS.items()
+    ),
 )
 
 
@@ -146,9 +178,10 @@ def linears(
 def measure(layer: Layer, kernel: Kernel, rows: int, passes: int) -> Timing:
     """The layer with `kernel`, on as many copies of the weight as a cache can't hold, one after the other."""
     size = kernel.bytes * layer.outputs * layer.inputs
-    weight = torch.randn(layer.outputs, layer.inputs)
+    weight = kernel.stored(torch.randn(layer.outputs, layer.inputs))
     # As many as a model has at most: a small model stays in the cache in service too.
-    copies = [kernel.make(weight.clone(), rows) for _ in range(min(layer.count, COLD_BYTES // size + 1))]
+    count = min(layer.count, int(COLD_BYTES // size) + 1)
+    copies = [kernel.make(deepcopy(weight), rows) for _ in range(count)]
     inputs = torch.randn(rows, layer.inputs)
     seconds: list[float] = []
     for number in range(passes + 1):
