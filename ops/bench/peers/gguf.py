@@ -1,12 +1,14 @@
-"""Writes a random Qwen3 model as a GGUF file, the form that llama.cpp reads; numpy is all it takes.
+"""Writes a random Qwen3 model, dense or of experts, as a GGUF file, the form that llama.cpp reads; it needs numpy only.
 
 The format is GGUF version 3 (github.com/ggml-org/ggml/blob/master/docs/gguf.md); names and keys are llama.cpp's for the
-architecture "qwen3". The vocabulary is the alphabet, as a SentencePiece one: a character of it is one token.
+architectures "qwen3" and "qwen3moe". The vocabulary is the alphabet, as a SentencePiece one: a character of it is one
+token.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +43,24 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
+ARCHITECTURES = {"qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+
+
+class Tensor(NamedTuple):
+    """A tensor of the file: the matrices of a layer's experts one after the other, or one array."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: list[NDArray[Any]]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
 
 
 def convert(folder: Path, file: Path, weights: str) -> Path:
@@ -50,13 +69,15 @@ def convert(folder: Path, file: Path, weights: str) -> Path:
     Raises SettingsError for another architecture, and where rows can't be cut into blocks.
     """
     config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] != "qwen3":
-        raise SettingsError(f"{folder}: only qwen3 is written as GGUF, not {config['model_type']}")
-    tensors = [(gguf_name(name), array) for name, array in read_weights(folder)]
-    kinds = [weights if array.ndim == 2 else "f32" for _, array in tensors]
-    for (name, array), kind in zip(tensors, kinds, strict=True):
-        if array.shape[-1] % TYPES[kind].values:
-            raise SettingsError(f"{name} has rows of {array.shape[-1]}: {kind} needs a multiple of {_BLOCK}")
+    if config["model_type"] not in ARCHITECTURES:
+        known = " and ".join(ARCHITECTURES)
+        raise SettingsError(f"{folder}: only {known} are written as GGUF, not {config['model_type']}")
+    tensors = _tensors(folder)
+    # llama.cpp reads routers in float32 only.
+    kinds = [weights if len(one.shape) > 1 and "ffn_gate_inp" not in one.name else "f32" for one in tensors]
+    for one, kind in zip(tensors, kinds, strict=True):
+        if one.shape[-1] % TYPES[kind].values:
+            raise SettingsError(f"{one.name} has rows of {one.shape[-1]}: {kind} needs a multiple of {_BLOCK}")
     unfinished = file.with_suffix(".part")
     with unfinished.open("wb") as out:
         fields = metadata(config)
@@ -64,23 +85,40 @@ def convert(folder: Path, file: Path, weights: str) -> Path:
         for key, value in fields.items():
             out.write(encode_text(key) + encode_value(value))
         offset = 0
-        for (name, array), kind in zip(tensors, kinds, strict=True):
-            out.write(
-                encode_text(name) + struct.pack("<I", array.ndim) + struct.pack(f"<{array.ndim}Q", *array.shape[::-1])
-            )
+        for one, kind in zip(tensors, kinds, strict=True):
+            rank = len(one.shape)
+            out.write(encode_text(one.name) + struct.pack(f"<I{rank}Q", rank, *one.shape[::-1]))
             out.write(struct.pack("<IQ", TYPES[kind].number, offset))
-            size = array.size // TYPES[kind].values * TYPES[kind].bytes
+            size = one.size // TYPES[kind].values * TYPES[kind].bytes
             offset += size + -size % _ALIGNMENT
-        for (_, array), kind in zip(tensors, kinds, strict=True):
+        for one, kind in zip(tensors, kinds, strict=True):
             _pad(out)
-            for part in np.array_split(array, max(1, array.size >> 24)):  # a converted copy of a whole would be large
-                out.write(TYPES[kind].convert(_floats(part)).tobytes())
+            for array in one.parts:
+                for part in np.array_split(
+                    array, max(1, array.size >> 24)
+                ):  # a converted copy of a whole would be large
+                    out.write(TYPES[kind].convert(_floats(part)).tobytes())
         _pad(out)
     return unfinished.rename(file)
 
 
+def _tensors(folder: Path) -> list[Tensor]:
+    """In the order in which their names first occur."""
+    found: dict[str, dict[int, NDArray[Any]]] = {}
+    for name, array in read_weights(folder):
+        expert = re.search(r"\.experts\.(\d+)\.", name)
+        whole = name if expert is None else name.replace(expert[0], ".experts.")
+        found.setdefault(gguf_name(whole), {})[-1 if expert is None else int(expert[1])] = array
+    tensors: list[Tensor] = []
+    for name, several in found.items():
+        parts = [several[index] for index in sorted(several)]
+        shape = parts[0].shape if -1 in several else (len(parts), *parts[0].shape)
+        tensors.append(Tensor(name, shape, parts))
+    return tensors
+
+
 def gguf_name(name: str) -> str:
-    """llama.cpp's name of a parameter. Raises KeyError for one that Qwen3 does not have."""
+    """llama.cpp's name of a parameter, without an expert's number. Raises KeyError for one that Qwen3 does not have."""
     stem, _, leaf = name.rpartition(".")
     if stem.startswith("model.layers."):
         index, _, rest = stem.removeprefix("model.layers.").partition(".")
@@ -90,21 +128,29 @@ def gguf_name(name: str) -> str:
 
 def metadata(config: dict[str, Any]) -> dict[str, Any]:
     """The metadata that llama.cpp needs, by its keys."""
-    size = config["vocab_size"]
+    size, name = config["vocab_size"], ARCHITECTURES[config["model_type"]]
     rope = config.get("rope_parameters") or config
-    return {
-        "general.architecture": "qwen3",
+    experts = {}
+    if name == "qwen3moe":
+        experts = {
+            "qwen3moe.expert_count": config.get("num_experts")
+            or config["num_local_experts"],  # transformers renames it
+            "qwen3moe.expert_used_count": config["num_experts_per_tok"],
+            "qwen3moe.expert_feed_forward_length": config["moe_intermediate_size"],
+        }
+    return experts | {
+        "general.architecture": name,
         "general.name": "random",
-        "qwen3.block_count": config["num_hidden_layers"],
-        "qwen3.context_length": config["max_position_embeddings"],
-        "qwen3.embedding_length": config["hidden_size"],
-        "qwen3.feed_forward_length": config["intermediate_size"],
-        "qwen3.attention.head_count": config["num_attention_heads"],
-        "qwen3.attention.head_count_kv": config["num_key_value_heads"],
-        "qwen3.attention.key_length": config["head_dim"],
-        "qwen3.attention.value_length": config["head_dim"],
-        "qwen3.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "qwen3.rope.freq_base": float(rope["rope_theta"]),
+        f"{name}.block_count": config["num_hidden_layers"],
+        f"{name}.context_length": config["max_position_embeddings"],
+        f"{name}.embedding_length": config["hidden_size"],
+        f"{name}.feed_forward_length": config["intermediate_size"],
+        f"{name}.attention.head_count": config["num_attention_heads"],
+        f"{name}.attention.head_count_kv": config["num_key_value_heads"],
+        f"{name}.attention.key_length": config["head_dim"],
+        f"{name}.attention.value_length": config["head_dim"],
+        f"{name}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        f"{name}.rope.freq_base": float(rope["rope_theta"]),
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": list(alphabet.characters(size)),
         "tokenizer.ggml.scores": [0.0] * size,

@@ -110,8 +110,24 @@ def test_what_can_not_be_written_is_refused(checkpoint: dict[str, torch.Tensor],
     with pytest.raises(SettingsError, match=r"rows of 40: q8_0 needs a multiple of 32"):
         convert(tmp_path, tmp_path / "model.gguf", "q8_0")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "llama"}))
-    with pytest.raises(SettingsError, match="only qwen3 is written as GGUF, not llama"):
+    with pytest.raises(SettingsError, match="only qwen3 and qwen3_moe are written as GGUF, not llama"):
         convert(tmp_path, tmp_path / "model.gguf", "f32")
+
+
+def test_experts_of_a_layer_are_one_tensor(tmp_path: Path) -> None:
+    """Twelve of them in the order of their numbers, and the router in float32."""
+    stem = "model.layers.0.mlp"
+    tensors = {f"{stem}.experts.{index}.up_proj.weight": torch.full((2, 32), index / 1) for index in range(12)}
+    save_file(tensors | {f"{stem}.gate.weight": torch.ones(12, 32)}, tmp_path / "model.safetensors")
+    experts = {"model_type": "qwen3_moe", "num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 2}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | experts))
+    metadata, found = read(convert(tmp_path, tmp_path / "model.gguf", "f16"))
+    size, kind, data = found["blk.0.ffn_up_exps.weight"]
+    assert (size, kind) == ([32, 2, 12], 1)
+    assert np.frombuffer(data, np.float16, 12 * 64)[::64].tolist() == list(range(12))
+    assert found["blk.0.ffn_gate_inp.weight"][:2] == ([32, 12], 0)
+    assert metadata["qwen3moe.expert_count"] == 12
+    assert metadata["qwen3moe.attention.key_length"] == 32
 
 
 def test_every_parameter_has_a_name() -> None:
