@@ -6,7 +6,31 @@ from collections.abc import Sequence
 
 from control.errors import SettingsError
 
-QUANTS = ("int8", "f16")
+BLOCK_QUANTS = {
+    "q4_0": "q4_0",
+    "q4_1": "q4_1",
+    "q5_0": "q5_0",
+    "q5_1": "q5_1",
+    "q8_0": "q8_0",
+    "q8_1": "q8_0",
+    "q2k": "q2_k",
+    "q3k": "q3_k",
+    "q4k": "q4_k",
+    "q5k": "q5_k",
+    "q6k": "q6_k",
+    "q8k": "q8_0",
+}
+"""Names that keep weights in blocks, each with the format of the blocks. ggml has Q8_1 and Q8_K for activations."""
+
+QUANTS = ("int8", "f16", *BLOCK_QUANTS)
+
+
+def canonical_quant(quant: str | None) -> str | None:
+    """The name as QUANTS has it: any case, and `q4_k` for `q4k`. An unknown name is returned as it is."""
+    if quant is None:
+        return None
+    name = quant.lower()
+    return next((one for one in (name, name.replace("_k", "k")) if one in QUANTS), quant)
 
 
 def check_quant(quant: str | None, dtype: str, devices: Sequence[str]) -> None:
@@ -14,7 +38,7 @@ def check_quant(quant: str | None, dtype: str, devices: Sequence[str]) -> None:
     if quant is None:
         return
     if quant not in QUANTS:
-        raise SettingsError(f"--quant {quant} is unknown: use {' or '.join(QUANTS)}, or leave it out")
+        raise SettingsError(f"--quant {quant} is unknown: use one of {', '.join(QUANTS)}, or leave it out")
     if dtype not in ("auto", "float32"):
         raise SettingsError(
             f"--quant {quant} computes in float32, not in --dtype {dtype}: use --dtype float32, or leave --quant out"

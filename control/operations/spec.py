@@ -8,7 +8,7 @@ from pathlib import Path
 from control.errors import DevicesError, SettingsError
 from control.keys import check_model_name
 from control.messages import ModelSpec
-from control.quantization import check_quant
+from control.quantization import canonical_quant, check_quant
 from control.requests.bounds import refusal
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -44,6 +44,7 @@ def build_spec(
             raise SettingsError(text)
     source = model_source(model, demo)
     placed = parse_devices(devices, tp)
+    quant = canonical_quant(quant)
     check_quant(quant, dtype, placed)
     if quant is not None and not placed:
         placed = ["cpu"] * tp

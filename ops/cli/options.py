@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from control.operations.spec import DTYPES
+from control.quantization import QUANTS
 from control.settings import demo_model
 from ops.demo import MODEL_DIR
 
@@ -34,8 +35,8 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--quant",
-                metavar="[int8|f16]",
-                help="Pack the weights in 8 or 16 bits, on CPUs. Selects CPUs if --devices is not given.",
+                metavar=f"[{'|'.join(QUANTS)}]",
+                help="Pack the weights in fewer bits, on CPUs. Selects CPUs if --devices is not given.",
             ),
             click.option("--gguf", metavar="NAME", help="GGUF file of MODEL to use: Q4_K_M, or its whole name."),
             click.option(

@@ -39,4 +39,16 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
 }
 MXFP4 = BlockFormat("mxfp4", 39, 32, 17)
 """Four bits (E2M1) and a power of two by block; no quantiser makes it, files of published MXFP4 models have it."""
+SMALLER: dict[str, str] = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+"""Formats with blocks of 256 → those with blocks of 32 that llama.cpp's quantiser takes where 256 does not divide a
+row. For Q2_K and Q3_K that is IQ4_NL there."""
+
 BY_GGML_TYPE: dict[int, BlockFormat] = {one.ggml_type: one for one in BLOCK_FORMATS.values()}
+
+
+def format_for(name: str, inputs: int) -> BlockFormat | None:
+    """The format `name`, or its smaller one where its blocks don't divide `inputs`; None where neither does."""
+    for one in (name, SMALLER.get(name, name)):
+        if inputs % BLOCK_FORMATS[one].weights == 0:
+            return BLOCK_FORMATS[one]
+    return None

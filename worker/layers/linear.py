@@ -85,14 +85,15 @@ def _packed(
     return PackedMatrix(data, inputs, kind, first, threads)
 
 
-class SharedEmbedding(nn.Module):
-    """ids (…) → rows (…, hidden) in float32, from the packed head that they are tied to."""
+class PackedEmbedding(nn.Module):
+    """ids (…) → rows (…, hidden) in float32, looked up in packed weights: those of the tied head, or its own."""
 
-    def __init__(self, head: NativeLinear, scale: Tensor | None) -> None:
-        """`scale` is that of the families whose embedding multiplies by one."""
+    def __init__(self, table: NativeLinear, embedding: nn.Module, own: bool = False) -> None:
+        """Replaces `embedding`, whose scale some families have. `own`: the table is no part of another module."""
         super().__init__()
-        self.weight = torch.empty(head.outputs, 0)  # only to say how many rows there are
-        self._look_up, self._scale = head.look_up, scale
+        self.weight = torch.empty(table.outputs, 0)  # only to say how many rows there are
+        self.table = table if own else None
+        self._look_up, self._scale = table.look_up, getattr(embedding, "embed_scale", None)
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = self._look_up(ids)

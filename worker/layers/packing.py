@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from control.errors import SettingsError
+from control.quantization import BLOCK_QUANTS
 from worker.layers.blocks import Blocks, Weights
 from worker.layers.dense import DenseLinear, stacked
 from worker.layers.half import HalfLinear
@@ -17,7 +18,8 @@ from worker.layers.int8 import Int8Linear
 from worker.layers.linear import NativeLinear, threads_here
 from worker.layers.prepacked import PrepackedLinear
 from worker.layers.quantized.grouped import INT8, Grouped, GroupedLinear
-from worker.native.library import Groups, Kept
+from worker.native.host import INSTEAD, check_host
+from worker.native.library import Groups, Kept, Threads
 
 Pack = Callable[[list[Any], Tensor | None], nn.Module]
 """(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
@@ -41,12 +43,14 @@ class Packing:
     """True if such a look-up gives rows in 8 bits. Families that scale their embedding have the table apart: its
     rounding would be scaled too."""
 
-    native: bool = False
-    """True if the layers are those of the C++ step."""
+    threads: Threads | None = None
+    """Those of the C++ products; None where torch computes the layers."""
 
-    def keeps_stored_rows(self, table: Tensor) -> bool:
+    def keeps_stored_rows(self, table: Weights) -> bool:
         """True if an embedding stays apart from the head, in the 16 bits in which it is stored. A packed head allows no
         look-up; a float32 table beside it would double the memory."""
+        if isinstance(table, Blocks):
+            return False
         return self.quantized or (self.packed and table.dtype in (torch.float16, torch.bfloat16))
 
 
@@ -58,7 +62,7 @@ def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Pack
     def pack(parts: list[Tensor | Grouped], bias: Tensor | None) -> nn.Module:
         grouped = [part.kind for part in parts if isinstance(part, Grouped)]
         # Products of two factors in 8 bits are not written in C++ for weights that are stored so.
-        if grouped and (not plain.native or INT8 in grouped):
+        if grouped and (plain.threads is None or INT8 in grouped):
             return GroupedLinear(parts, bias, dtype)
         return plain.pack(parts, bias)
 
@@ -78,7 +82,12 @@ def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device) 
             quantized=quant is not None,
             shares_tables=True,
             rounds_tables=quant == "int8",
-            native=True,
+            threads=threads,
+        )
+    if quant in BLOCK_QUANTS:
+        check_host(f"--quant {quant}", INSTEAD)
+        raise SettingsError(
+            f"--quant {quant} is computed in C++ only, which did not compile or was switched off here. {INSTEAD}"
         )
     if quant is not None:
         if "fbgemm" not in torch.backends.quantized.supported_engines:
@@ -109,7 +118,7 @@ def _kept_as(part: Weights | Grouped, quant: str | None) -> Kept:
         return torch.int8
     if part.dtype in (torch.float16, torch.bfloat16):
         return part.dtype
-    return torch.float16 if quant == "f16" else torch.float32
+    return torch.float32 if quant is None else torch.float16
 
 
 def _tensors(parts: Sequence[Weights]) -> list[Tensor]:

@@ -37,6 +37,8 @@ class ShardPlan:
     kv_heads: int
     rank: int
     world_size: int
+    borders: tuple[int, ...] = ()
+    """Feed-forward widths are cut at multiples of the first of these that leaves each rank something."""
 
     def role(self, name: str) -> Role | None:
         """The role of a module or parameter by its full name, e.g. `model.layers.3.mlp.up_proj`. A rank alone keeps
@@ -49,7 +51,7 @@ class ShardPlan:
         match self.role(module):
             case "halves":
                 half = size // 2
-                start, stop = share(half, self.rank, self.world_size)
+                start, stop = self.feed_forward_share(half)
                 return [(start, stop), (half + start, half + stop)]
             case "query_key_value":
                 width = size // (self.heads + 2 * self.kv_heads)
@@ -62,8 +64,18 @@ class ShardPlan:
                 width = size // self.kv_heads
                 first, last = self._kv_share
                 return [(width * first, width * last)]
+            case _ if ".mlp." in module:
+                return [self.feed_forward_share(size)]
             case _:
                 return [share(size, self.rank, self.world_size)]
+
+    def feed_forward_share(self, size: int) -> tuple[int, int]:
+        """This rank's interval of `size` inner values of a feed-forward network, or of one expert."""
+        for border in self.borders:
+            if size % border == 0 and size // border >= self.world_size:
+                start, stop = share(size // border, self.rank, self.world_size)
+                return start * border, stop * border
+        return share(size, self.rank, self.world_size)
 
     @property
     def _kv_share(self) -> tuple[int, int]:

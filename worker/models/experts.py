@@ -3,11 +3,13 @@ packed layers each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from worker.layers.blocks import Weights
 from worker.layers.packing import Pack
 from worker.layers.sharding import ShardPlan, share
 from worker.models.checkpoint import StoredTensors, checked
@@ -41,14 +43,22 @@ class PackedExperts(nn.Module):
 
 
 def packed(
-    checkpoint: StoredTensors, plan: ShardPlan, name: str, module: Any, keys: ExpertKeys, pack: Pack
+    checkpoint: StoredTensors,
+    plan: ShardPlan,
+    name: str,
+    module: Any,
+    keys: ExpertKeys,
+    converted: Callable[[str, Weights], Weights],
+    pack: Pack,
 ) -> PackedExperts:
-    """The rank's part of the experts `module`, named `name`, each expert read and packed by itself."""
+    """The rank's part of the experts `module`, named `name`, each expert read and packed by itself. `converted` takes
+    a tensor's name and its part as stored."""
     layers: dict[str, list[nn.Module]] = {GATE_UP: [], DOWN: []}
     for leaf, kept in layers.items():
         parameter = getattr(module, leaf)
         for expert in range(parameter.shape[0]):
-            kept.append(pack(_matrices(checkpoint, plan, name, leaf, parameter, keys, expert), None))
+            parts = _matrices(checkpoint, plan, name, leaf, parameter, keys, expert)
+            kept.append(pack([converted(stored, part) for stored, part in parts], None))
     return PackedExperts(layers[GATE_UP], layers[DOWN], getattr(module, "act_fn", None))
 
 
@@ -68,20 +78,21 @@ def _read_each(
     """gate_up_proj (experts, 2 · width, hidden), gate above up, or down_proj (experts, hidden, width)."""
     experts = range(parameter.shape[0])
     matrices = (_matrices(checkpoint, plan, module, leaf, parameter, keys, expert) for expert in experts)
-    return torch.stack([torch.cat(parts) for parts in matrices])
+    return torch.stack([torch.cat([part for _, part in parts]) for parts in matrices])
 
 
 def _matrices(
     checkpoint: StoredTensors, plan: ShardPlan, module: str, leaf: str, parameter: Tensor, keys: ExpertKeys, expert: int
-) -> list[Tensor]:
-    """The rank's part of one expert as stored: gate and up, or down."""
+) -> list[tuple[str, Tensor]]:
+    """The rank's part of one expert as stored, gate and up, or down, with the names of the tensors."""
     layer = module[: module.index(".mlp.") + 1]
     gate, up, down = (layer + key.format(expert) for key in keys)
     _, rows, columns = parameter.shape
-    start, stop = share(columns if leaf == DOWN else rows // 2, plan.rank, plan.world_size)
+    start, stop = plan.feed_forward_share(columns if leaf == DOWN else rows // 2)
     if leaf == DOWN:
-        return [checked(down, checkpoint.read(down, 1, [(start, stop)]), [rows, stop - start])]
-    return [checked(key, checkpoint.read(key, 0, [(start, stop)]), [stop - start, columns]) for key in (gate, up)]
+        return [(down, checked(down, checkpoint.read(down, 1, [(start, stop)]), [rows, stop - start]))]
+    shape = [stop - start, columns]
+    return [(key, checked(key, checkpoint.read(key, 0, [(start, stop)]), shape)) for key in (gate, up)]
 
 
 def _read_together(checkpoint: StoredTensors, plan: ShardPlan, name: str, leaf: str, parameter: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import structlog
 import torch
 
 from control.errors import SettingsError
-from control.quantization import check_quant
+from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
 from worker.kv.base import CacheLayout
 from worker.layers import parallel
@@ -28,6 +28,7 @@ from worker.models.native.config import native_config
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.unsupported import NotNative
 from worker.models.quantized_checkpoint import QuantizedCheckpoint
+from worker.models.quantizer import Quantizer
 from worker.models.served import ServedModel
 from worker.models.weight_loader import WeightLoader
 from worker.native import library
@@ -66,16 +67,20 @@ def load(
         """`model`, a meta model, with this rank's weights."""
         heads, kv_heads = model.config.num_attention_heads, validation.kv_heads(files.config)
         family = validation.family_of(files.config)
-        plan = ShardPlan(family.roles, heads, kv_heads, collective.rank, collective.world_size)
+        quantizer = Quantizer(quant, kept.threads) if quant in BLOCK_QUANTS and kept.threads is not None else None
+        borders = () if quantizer is None else quantizer.borders
+        plan = ShardPlan(family.roles, heads, kv_heads, collective.rank, collective.world_size, borders)
         link = parallel.Link(collective)
         with open_checkpoint(files, dequantize) as checkpoint:
-            WeightLoader(model, checkpoint, plan, family, chosen, where, link, kept, tell).fill()
+            WeightLoader(model, checkpoint, plan, family, chosen, where, link, kept, tell, quantizer).fill()
+        if quantizer is not None:
+            quantizer.report()
         _fuse(model, chosen, where)
         return ServedModel(model, link, _cache_layout(model.config, plan, chosen, where), model.config.vocab_size)
 
     scheme = scheme_of(files.config)
     # The products of weights that are stored in 8-bit whole numbers are torch's, and so is their forward.
-    possible = kept.native and (scheme is None or INT8 not in scheme.kinds)
+    possible = kept.threads is not None and (scheme is None or INT8 not in scheme.kinds)
     if possible and (native := _native_meta_model(files.config, collective.world_size)) is not None:
         served = fill(native)
         if served.is_native:

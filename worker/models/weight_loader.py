@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from worker.layers import fusing, parallel
+from worker.layers.blocks import Blocks, Weights
 from worker.layers.dense import DenseLinear, stacked
 from worker.layers.embedding import HalfEmbedding
-from worker.layers.linear import NativeLinear, SharedEmbedding
+from worker.layers.linear import NativeLinear, PackedEmbedding
 from worker.layers.packing import Packing
 from worker.layers.sharding import OUTPUTS, ShardPlan, padded_share
 from worker.models import experts
 from worker.models.checkpoint import StoredTensors, checked
+from worker.models.quantizer import Quantizer
 from worker.repository.families import Family
 
 
@@ -33,6 +35,8 @@ class WeightLoader:
     link: parallel.Link
     packing: Packing
     tell: Callable[[float], None]
+    quantizer: Quantizer | None = None
+    """Makes blocks of the weights of linear layers and of the vocabulary."""
 
     def fill(self) -> None:
         """Replace every linear layer, and every other meta parameter by what this rank keeps of it."""
@@ -62,7 +66,10 @@ class WeightLoader:
     def _fill_group(self, group: fusing.LinearGroup) -> None:
         names = group.full_names()
         linears = [self.model.get_submodule(name) for name in names]
-        weights = [self._read(name, "weight", linear.weight) for name, linear in zip(names, linears, strict=True)]
+        weights = [
+            self._converted(f"{name}.weight", self._read(name, "weight", linear.weight))
+            for name, linear in zip(names, linears, strict=True)
+        ]
         bias = None
         if linears[0].bias is not None:
             parts = [self._read(name, "bias", linear.bias) for name, linear in zip(names, linears, strict=True)]
@@ -82,8 +89,10 @@ class WeightLoader:
             return
         for name, module in list(self.model.named_modules()):
             if experts.are_in(name):
-                pack = self.packing.pack
-                self.model.set_submodule(name, experts.packed(self.checkpoint, self.plan, name, module, keys, pack))
+                packed = experts.packed(
+                    self.checkpoint, self.plan, name, module, keys, self._converted, self.packing.pack
+                )
+                self.model.set_submodule(name, packed)
                 self._done()
 
     def _fill_vocabulary(self) -> None:
@@ -95,22 +104,34 @@ class WeightLoader:
         bias = None
         if head.bias is not None:
             bias = stacked([self._vocabulary(f"{name_of[head]}.bias", head)], self.dtype, self.device)
-        scale: Tensor | None = getattr(embedding, "embed_scale", None)
-        if tied and self.packing.shares_tables and not (self.packing.rounds_tables and scale is not None):
+        if (
+            tied
+            and self.packing.shares_tables
+            and not (self.packing.rounds_tables and hasattr(embedding, "embed_scale"))
+        ):
             head = cast(NativeLinear, self.packing.pack([table], bias))  # the only layer that shares tables
             model.set_output_embeddings(head)
-            model.set_input_embeddings(SharedEmbedding(head, scale))
+            model.set_input_embeddings(PackedEmbedding(head, embedding))
             return
-        if tied and not apart:
+        if tied and not apart and isinstance(table, Tensor):
             embedding.weight = self._parameter(table)
             model.set_output_embeddings(DenseLinear(embedding.weight, bias))
             return
-        scores = table if tied else self._vocabulary(f"{name_of[head]}.weight", head)
+        scores = table
+        if not tied:
+            scores = self._vocabulary(f"{name_of[head]}.weight", head)
         model.set_output_embeddings(self.packing.pack([scores], bias))
-        if apart:
+        if isinstance(table, Blocks):
+            packed = cast(NativeLinear, self.packing.pack([table], None))  # the only layer of blocks
+            model.set_input_embeddings(PackedEmbedding(packed, embedding, own=True))
+        elif apart:
             model.set_input_embeddings(HalfEmbedding(embedding, table))
         else:
             embedding.weight = self._parameter(table)
+
+    def _converted(self, name: str, weights: Weights) -> Weights:
+        """The matrix `name` of a linear layer or of the vocabulary, in blocks if that was asked for."""
+        return weights if self.quantizer is None else self.quantizer.blocks(name, weights)
 
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Any:
         """This rank's part of a parameter, as stored: a tensor, or a `Grouped`."""
@@ -129,14 +150,17 @@ class WeightLoader:
         shape[dim] = sum(stop - start for start, stop in kept)
         return checked(stored, self.checkpoint.read(stored, dim, kept), shape)
 
-    def _vocabulary(self, name: str, module: Any) -> Tensor:
+    def _vocabulary(self, name: str, module: Any) -> Any:
         """The rank's rows as stored, padded with zeros to the width that all ranks share."""
         start, stop, width = padded_share(module.weight.shape[0], self.plan.rank, self.plan.world_size)
         whole = self.plan.world_size == 1
         rows = self.checkpoint.read(name) if whole else self.checkpoint.read(name, 0, [(start, stop)])
         checked(name, rows, [stop - start, *module.weight.shape[1 : rows.dim()]])
-        missing = width - rows.shape[0]
-        return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+        if isinstance(rows, Blocks):
+            return rows.padded(width)
+        if missing := width - rows.shape[0]:
+            rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+        return self._converted(name, rows) if rows.dim() == 2 else rows
 
     def _parameter(self, stored: Tensor) -> nn.Parameter:
         return nn.Parameter(stacked([stored], self.dtype, self.device), requires_grad=False)

@@ -66,6 +66,16 @@ def library(source: Path, *, for_this_processor: bool = False) -> ctypes.CDLL | 
         return _libraries[source]
 
 
+def compiler_command() -> str | None:
+    """The command of the C++ compiler; None where there is none."""
+    return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+
+def was_compiled(stem: str) -> bool:
+    """True if a library of a source with this stem was compiled before, in any version."""
+    return any(_cache().glob(f"{stem}-*.so"))
+
+
 def _first(source: Path, variants: Mapping[str, tuple[str, ...]]) -> ctypes.CDLL | None:
     """The first of the variants (instructions → the compiler's flags) that compiles and passes its check."""
     for instructions, flags in variants.items():
@@ -89,7 +99,7 @@ def _first(source: Path, variants: Mapping[str, tuple[str, ...]]) -> ctypes.CDLL
 
 def _load(source: Path, more_flags: tuple[str, ...]) -> ctypes.CDLL | None:
     """Raises CheckFailed, OSError or SubprocessError; None without a compiler."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    compiler = compiler_command()
     words = (
         source.read_bytes(),
         *(header.read_bytes() for header in sorted(source.parent.rglob("*.h"))),

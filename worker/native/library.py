@@ -13,13 +13,12 @@ import torch
 
 from worker.formats.blocks import BLOCK_FORMATS, MXFP4, BlockFormat
 from worker.native import compiled
+from worker.native.host import SWITCH
 from worker.verdicts import switches
 
 log = structlog.get_logger()
 
 SOURCE = Path(__file__).parent / "source" / "native.cpp"
-SWITCH = "FURROW_NATIVE"
-"""Environment variable; with 0 torch computes everything."""
 
 FLOAT32, BFLOAT16, FLOAT16, INT8 = range(4)
 SILU, GELU_TANH = range(2)

@@ -15,10 +15,11 @@ import structlog
 
 from control.errors import FurrowError, HubUnreachable, ModelFilesAway
 from control.messages import Assignment
-from control.quantization import check_quant
+from control.quantization import BLOCK_QUANTS, check_quant
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas.health import AgentState
+from worker.native.host import INSTEAD, check_host
 from worker.repository import source, validation
 from worker.repository.download import Download
 from worker.repository.gguf import gate
@@ -40,6 +41,8 @@ def check(
     `tell` is called with the progress of a download, which `fetch` does, in this process by default."""
     spec = assignment.spec
     check_quant(spec.quant, spec.dtype, assignment.devices)
+    if spec.quant in BLOCK_QUANTS:
+        check_host(f"--quant {spec.quant}", INSTEAD)
     place = source.resolve(spec.source, tell=tell, fetch=fetch, gguf=spec.gguf)
     files = validation.inspect(place)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)

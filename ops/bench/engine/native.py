@@ -17,7 +17,7 @@ from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
 from ops.bench.engine.engines import Furrow
 from ops.bench.peers.models import Models
-from worker.native.library import SWITCH
+from worker.native.host import SWITCH
 
 
 @dataclass(frozen=True, slots=True)

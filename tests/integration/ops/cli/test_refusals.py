@@ -33,7 +33,7 @@ def refused(*arguments: str, says: tuple[str, ...], **environment: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["demo", "--quant", "int4"], ("--quant int4", "use int8 or f16")),
+        (["demo", "--quant", "int4"], ("--quant int4", "use one of int8, f16, q4_0", "q8k")),
         (["demo", "--quant", "int8", "--dtype", "float64"], ("--quant int8", "--dtype float64", "--dtype float32")),
         (["demo", "--quant", "f16", "--devices", "cuda:0"], ("--quant f16", "cuda:0", "--devices cpu")),
         (["demo", "--name", "two words"], ("'two words'", "white space")),

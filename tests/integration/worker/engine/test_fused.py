@@ -18,7 +18,7 @@ from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models import kernels, loading
 from worker.models.loading import load
-from worker.native.library import SWITCH
+from worker.native.host import SWITCH
 
 JOBS = [Job(1, list(range(11)), 8, 2), Job(2, list(range(40, 45)), 16, 2, start=1)]
 

@@ -21,7 +21,8 @@ from worker.models.batch import Row, flatten
 from worker.models.loading import load
 from worker.models.native.plan import FAMILIES
 from worker.models.served import ServedModel
-from worker.native.library import SWITCH, library
+from worker.native.host import SWITCH
+from worker.native.library import library
 from worker.repository.families import FAMILIES as SERVED
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")

@@ -27,7 +27,7 @@ from worker.layers import int8, packing
 from worker.models.batch import Row, flatten
 from worker.models.loading import load
 from worker.models.served import ServedModel
-from worker.native.library import SWITCH
+from worker.native.host import SWITCH
 from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]
@@ -172,7 +172,7 @@ def test_packed_weights_are_counted(quant: str, share: float, checkpoint: Checkp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quant": "int4"}, "--quant int4 is unknown: use int8 or f16"),
+        ({"quant": "int4"}, "--quant int4 is unknown: use one of int8, f16, q4_0"),
         ({"quant": "int8", "dtype": "float64"}, "--quant int8 computes in float32, not in --dtype float64"),
         ({"quant": "f16", "device": "cuda:0"}, "--quant f16 is for CPUs, not for cuda:0"),
     ],

@@ -14,10 +14,10 @@ from control.errors import ModelFilesError
 from worker.formats.blocks import BLOCK_FORMATS, BlockFormat
 from worker.layers.blocks import Blocks
 from worker.layers.linear import threads_here
+from worker.models.gguf.dequantize import dequantize
 from worker.native.library import Threads
 from worker.native.quantize import quantize
 
-dequantize = pytest.importorskip("worker.models.gguf.dequantize").dequantize
 pytestmark = pytest.mark.skipif(threads_here() is None, reason="no compiler")
 
 LLAMA_CPP = {

@@ -1,0 +1,84 @@
+"""Names of `--quant`, and the refusal of blocks on hosts that can't run the C++ products; without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from control.errors import SettingsError
+from control.messages import Assignment, ModelSpec
+from control.operations.spec import build_spec
+from control.quantization import BLOCK_QUANTS, QUANTS
+from ops.demo import MODEL_DIR
+from worker.formats.blocks import BLOCK_FORMATS, format_for
+from worker.native import compiled, host
+from worker.repository import preparation
+
+
+def assignment(quant: str) -> Assignment:
+    spec = ModelSpec(name="m", source=str(MODEL_DIR), devices=["cpu"], quant=quant)
+    return Assignment(spec=spec, replica="r", devices=["cpu"], ranks=[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("Q4_K", "q4k"), ("q4_k", "q4k"), ("q6k", "q6k"), ("Q8_0", "q8_0"), ("INT8", "int8")]
+)
+def test_names_are_taken_in_any_case(given: str, kept: str) -> None:
+    assert build_spec(str(MODEL_DIR), quant=given).quant == kept
+
+
+@pytest.mark.parametrize("given", ["q4", "q4_k_m", "q4_2k", ""])
+def test_an_unknown_name_is_refused_with_the_list(given: str) -> None:
+    with pytest.raises(SettingsError, match=rf"--quant {given} is unknown: use one of {', '.join(QUANTS)}"):
+        build_spec(str(MODEL_DIR), quant=given)
+
+
+def test_every_name_has_a_format() -> None:
+    assert set(BLOCK_QUANTS.values()) == set(BLOCK_FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "chosen"),
+    [
+        ("q4_k", 512, "q4_k"),
+        ("q2_k", 96, "q4_0"),
+        ("q3_k", 96, "q4_0"),
+        ("q4_k", 96, "q5_0"),
+        ("q5_k", 96, "q5_1"),
+        ("q6_k", 96, "q8_0"),
+        ("q4_0", 90, None),
+        ("q6_k", 90, None),
+    ],
+)
+def test_inputs_that_blocks_of_256_do_not_divide(name: str, inputs: int, chosen: str | None) -> None:
+    found = format_for(name, inputs)
+    assert (None if found is None else found.name) == chosen
+
+
+def test_a_host_that_runs_cpp_takes_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "unavailable", lambda: None)
+    assert preparation.check(assignment("q4k")) == MODEL_DIR
+
+
+def test_without_a_compiler_blocks_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Unless a library was compiled before. The control: int8 is served by torch."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(host, "processor_flags", lambda: frozenset(host.NEEDED))
+    monkeypatch.setattr(compiled, "compiler_command", lambda: None)
+    with pytest.raises(SettingsError, match=r"--quant q4k .* there is no C\+\+ compiler .* Use --quant int8 or f16"):
+        preparation.check(assignment("q4k"))
+    assert preparation.check(assignment("int8")) == MODEL_DIR
+    library = tmp_path / "furrow" / "compiled" / "native-1.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert preparation.check(assignment("q4k")) == MODEL_DIR
+
+
+def test_blocks_are_refused_where_cpp_is_switched_off_or_instructions_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "processor_flags", lambda: frozenset({"fma", "f16c"}))
+    with pytest.raises(SettingsError, match="has no avx2"):
+        preparation.check(assignment("q8_0"))
+    monkeypatch.setenv(host.SWITCH, "0")
+    with pytest.raises(SettingsError, match="FURROW_NATIVE is 0"):
+        preparation.check(assignment("q8_0"))

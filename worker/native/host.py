@@ -1,0 +1,45 @@
+"""Reasons why a host can't run the C++ products, found without torch and without compiling."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from control.errors import SettingsError
+from worker.native import compiled
+
+SWITCH = "FURROW_NATIVE"
+"""Environment variable; with 0 torch computes everything."""
+
+NEEDED = ("avx2", "fma", "f16c")
+
+
+INSTEAD = "Use --quant int8 or f16, or leave it out."
+"""Remedy for weights in blocks that are made at load."""
+
+
+def check_host(asked: str, remedy: str) -> None:
+    """Raise SettingsError naming `asked`, which only C++ computes, and `remedy`, where this host can't run it."""
+    if (reason := unavailable()) is not None:
+        raise SettingsError(f"{asked} is computed in C++ only, but {reason}. {remedy}")
+
+
+def unavailable() -> str | None:
+    """The reason, or None where the library should compile. Compiling may still fail."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH} is 0"
+    if missing := [name for name in NEEDED if name not in processor_flags()]:
+        return f"this processor ({platform.machine()}) has no {', '.join(missing)}"
+    if compiled.compiler_command() is None and not compiled.was_compiled("native"):
+        return "there is no C++ compiler (c++, g++ or clang++, or CXX)"
+    return None
+
+
+def processor_flags() -> frozenset[str]:
+    """Names of the instruction sets; empty where Linux does not list them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
