@@ -10,16 +10,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
 
+from control.quantization import BLOCK_QUANTS
 from tests import models
 from tests.integration.worker.engine.test_native import PROMPT, Running, conversation, loaded
 from worker.collective import Solo
+from worker.formats.blocks import format_for
 from worker.kv.base import CacheLayout
+from worker.layers.blocks import Blocks
+from worker.layers.linear import threads_here
 from worker.models.batch import Row
+from worker.models.gguf.dequantize import dequantize
 from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
 from worker.native.library import library
+from worker.native.quantize import quantize
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
 
@@ -109,3 +116,30 @@ def test_experts_run_without_the_step_in_cpp(checkpoint: Checkpoint, monkeypatch
     """Packed experts answer where torch runs the forward."""
     running: Running = loaded(checkpoint("mixtral"), "int8", monkeypatch, native=False)
     assert running.step(Row(0, PROMPT, 0, True)).isfinite().all()
+
+
+@pytest.mark.parametrize("quant", ["q4_0", "q4k"])
+def test_experts_in_blocks(quant: str, tmp_path: Path) -> None:
+    """Their logits are near those of the dequantised weights, and have the same bits token by token as in chunks and in
+    company."""
+    shape = {"hidden_size": 256, "moe_intermediate_size": 64, "intermediate_size": 256, "initializer_range": 0.05}
+    running = Running(load(models.make("qwen3_moe", tmp_path, norm_noise=0.1, **shape), collective=Solo(), quant=quant))
+    assert running.model.is_native
+    threads = threads_here()
+    assert threads is not None
+
+    def rounded(name: str, weight: Tensor) -> Tensor:
+        chosen = format_for(BLOCK_QUANTS[quant], weight.shape[-1])
+        if chosen is None or weight.dim() < 2 or name.endswith("mlp.gate.weight"):
+            return weight
+        return dequantize(Blocks(chosen, quantize(weight, chosen, threads, name)))
+
+    exact = Running(load(changed(tmp_path, rounded), collective=Solo()))
+    assert running.model.weight_bytes < 0.25 * exact.model.weight_bytes
+    near = functional.cosine_similarity(conversation(running), conversation(exact), dim=-1)
+    assert near.median() >= 0.999  # not of all: rounded activations send a token between two experts to the other one
+    assert near.min() > 0.98
+    alone = [running.step(Row(20, [token], at, True))[0] for at, token in enumerate(PROMPT)]
+    running.step(Row(21, PROMPT[:33], 0, True), Row(22, PROMPT[:9], 0, True))
+    chunked = running.step(Row(21, PROMPT[33:], 33, True), *(Row(s, PROMPT[:s], 0, True) for s in range(23, 30)))
+    assert torch.equal(chunked[0], alone[-1])
