@@ -91,24 +91,26 @@ def write(path: Path, fields: dict[str, Any], tensors: dict[str, Stored], alignm
     return path
 
 
-def stored(kind: str, values: Floats, seed: int = 0) -> tuple[Stored, Floats]:
+def stored(kind: str, values: Floats, seed: int = 0, size: float = 1.0) -> tuple[Stored, Floats]:
     """`values` as `kind`, and the numbers that it holds then. Blocks that nothing here can fill are random."""
     if kind in TYPES:
         data = TYPES[kind].convert(np.ascontiguousarray(values)).tobytes()
         return Stored(TYPES[kind].number, values.shape, data), _numbers(kind, data, values.shape)
     form = BLOCK_FORMATS[kind]
-    raw = random_blocks(kind, values.shape[0] * values.shape[1] // form.weights, seed).reshape(values.shape[0], -1)
+    raw = random_blocks(kind, values.shape[0] * values.shape[1] // form.weights, seed, size).reshape(
+        values.shape[0], -1
+    )
     numbers = dequantize(Blocks(form, torch.from_numpy(raw))).numpy()
     return Stored(form.ggml_type, values.shape, raw.tobytes()), numbers
 
 
-def random_blocks(kind: str, count: int, seed: int = 0) -> NDArray[np.uint8]:
-    """(count, bytes of one) with numbers about 0.1 in size."""
+def random_blocks(kind: str, count: int, seed: int = 0, size: float = 1.0) -> NDArray[np.uint8]:
+    """(count, bytes of one) with numbers about 0.1 · `size` in size."""
     generator = np.random.default_rng(seed)
     raw = generator.integers(0, 256, (count, BLOCK_FORMATS[kind].bytes), dtype=np.uint8)
     for index, place in enumerate(HALVES[kind]):
-        size = 1 / SCALE.get(kind, 60) * (-4 if index and kind.endswith("_1") else 1)
-        half = (generator.uniform(0.5, 1, (count, 1)) * size).astype(np.float16)
+        unit = size / SCALE.get(kind, 60) * (-4 if index and kind.endswith("_1") else 1)
+        half = (generator.uniform(0.5, 1, (count, 1)) * unit).astype(np.float16)
         raw[:, place : place + 2] = half.view(np.uint8)
     return raw
 
@@ -123,8 +125,11 @@ def _numbers(kind: str, data: bytes, shape: tuple[int, ...]) -> Floats:
     return np.frombuffer(data, {"f32": np.float32, "f16": np.float16}[kind]).astype(np.float32).reshape(shape)
 
 
-def make(family: str, folder: Path, kinds: list[str], seed: int = 0, **changes: Any) -> tuple[Path, Path]:
-    """A random model as GGUF, its matrices as `kinds` in turn; and the folder of the model that has its numbers."""
+def make(
+    family: str, folder: Path, kinds: list[str], seed: int = 0, size: float = 1.0, **changes: Any
+) -> tuple[Path, Path]:
+    """A random model as GGUF, its matrices as `kinds` in turn; and the folder of the model that has its numbers. `size`
+    is that of `random_blocks`."""
     plain = models.make(family, folder, seed, **changes)
     config = json.loads((plain / "config.json").read_text())
     weights = load_file(plain / "model.safetensors")
@@ -134,7 +139,7 @@ def make(family: str, folder: Path, kinds: list[str], seed: int = 0, **changes: 
         if ".experts." in name:
             kind = kinds[len(name) % len(kinds)]  # one tensor has one type
         rows = _permuted(name, values, config) if family == "llama" else values
-        one, held = stored(kind, rows + 1 if family == "gemma3_text" and "norm" in name else rows, seed=index)
+        one, held = stored(kind, rows + 1 if family == "gemma3_text" and "norm" in name else rows, index, size)
         held = held - 1 if family == "gemma3_text" and "norm" in name else held
         expert = re.search(r"\.experts\.(\d+)\.", name)
         parts.setdefault(gguf_name(family, name), {})[int(expert[1]) if expert else -1] = one

@@ -155,7 +155,7 @@ class WeightLoader:
         start, stop, width = padded_share(module.weight.shape[0], self.plan.rank, self.plan.world_size)
         whole = self.plan.world_size == 1
         rows = self.checkpoint.read(name) if whole else self.checkpoint.read(name, 0, [(start, stop)])
-        checked(name, rows, [stop - start, *module.weight.shape[1 : rows.dim()]])
+        checked(name, rows, [stop - start, *module.weight.shape[1 : len(rows.shape)]])
         if isinstance(rows, Blocks):
             return rows.padded(width)
         if missing := width - rows.shape[0]:

@@ -18,6 +18,8 @@ from worker.repository.gguf.architectures import Architecture, architecture, exp
 from worker.repository.gguf.header import StoredTensor
 from worker.repository.gguf.model import GgufModel, read_model
 
+_ROUTER = "ffn_gate_inp.weight"
+"""Small, and its scores decide which experts are used: always plain numbers."""
 _PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -76,7 +78,7 @@ class GgufCheckpoint:
             parts = [whole[start:stop] if dim == 0 else whole[:, start:stop] for start, stop in ranges]
             part = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
         if isinstance(part, Blocks):
-            return dequantize(part) if self._dequantized else part
+            return dequantize(part) if self._dequantized or stored.endswith(_ROUTER) else part
         if self._kind.norm_offset and stored.endswith("norm.weight"):
             return part - self._kind.norm_offset
         return part

@@ -7,6 +7,7 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from control.messages import ModelSpec
+from worker.native.host import check_host
 from worker.repository.gguf.architectures import Architecture, architecture, stored_name
 from worker.repository.gguf.description import check_described
 from worker.repository.gguf.header import StoredTensor
@@ -75,7 +76,7 @@ def _check_blocks(
                 f"{stored.path}: --tp {spec.tp} would cut blocks of {stored.type.weights} weights of {tensor} ("
                 f"{stored.type.name.upper()}, {stored.shape[-1]} wide). Use --tp {', '.join(fitting)} or --dequantize."
             )
-    raise SettingsError(f"{about} can't be computed with yet. Use --dequantize.")
+    check_host(about.removesuffix(", which"), "Use --dequantize.")
 
 
 def _fits(stored: StoredTensor, tp: int) -> bool:

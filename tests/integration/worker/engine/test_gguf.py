@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional
 
 from tests import gguf_models
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import write
-from tests.integration.worker.engine.test_parity import assert_identical, mixed, solo
+from tests.integration.worker.engine.test_parity import assert_identical, mixed, reference, solo
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
+from worker.layers.linear import NativeLinear
 from worker.models.loading import load
+from worker.native import library
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -43,6 +48,20 @@ def made(family: str, folder: Path) -> tuple[Path, Path]:
     return gguf_models.make(family, folder, kinds, **({"intermediate_size": inner} | changes))
 
 
+@cache
+def tame(family: str, folder: Path) -> tuple[Path, Path]:
+    """Weights of a trained model's scale: those of the parity tests make another answer of any rounding. Two ranks'
+    shares end where blocks do."""
+    kinds, changes = MODELS[family]
+    wide = (
+        {"intermediate_size": 512, "num_attention_heads": 8} if family == "gemma3_text" else {"intermediate_size": 192}
+    )
+    if family == "gemma3_text":
+        wide |= {"layer_types": ["sliding_attention"] * 5 + ["full_attention"], "query_pre_attn_scalar": 64}
+    quiet = {"initializer_range": 0.05, "norm_noise": 0.1}
+    return gguf_models.make(family, folder, kinds, size=0.3, **(wide | changes | quiet))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("gguf")
@@ -67,4 +86,44 @@ def test_two_ranks_equal_generate(family: str, folder: Path, ranks: RankGroup) -
     jobs = mixed()
     first, second = ranks.ask("play", write(jobs))
     assert_identical(plain, jobs, first)
+    assert second.tokens == first.tokens
+
+
+def cosine(plain: Path, outcome: Any) -> float:
+    """Of the logits of all sampled positions, with those of transformers on the tokens that were chosen."""
+    pairs: list[tuple[Any, Any]] = []
+    for job in mixed():
+        tokens = outcome.tokens[job.sid]
+        with torch.no_grad():
+            whole = reference(plain, torch.float32)(torch.tensor([job.prompt + tokens[:-1]])).logits[0]
+        pairs.append((torch.stack(outcome.logits[job.sid]), whole[len(job.prompt) - 1 :]))
+    ours, theirs = (torch.cat(side).flatten() for side in zip(*pairs, strict=True))
+    return float(functional.cosine_similarity(ours, theirs, dim=0))
+
+
+@pytest.fixture
+def compiled() -> None:
+    if library.library() is None:
+        pytest.skip("no C++ compiler: blocks are computed in C++ only")
+
+
+@pytest.mark.parametrize("family", sorted(MODELS))
+def test_packed_weights_are_near_the_dequantised_ones(family: str, folder: Path, compiled: None) -> None:
+    """Blocks stay blocks, embedding and head included, and the logits point where transformers' do."""
+    file, plain = tame(family, folder / f"tame-{family}")
+    model = load(file, collective=Solo())
+    outcome = play(Engine(model, SlabStore(model.cache_layout, 4096), Solo()), write(mixed()))
+    assert cosine(plain, outcome) >= 0.999
+    plain_bytes = load(file, collective=Solo(), dequantize=True).weight_bytes
+    assert model.weight_bytes < 0.95 * plain_bytes and any(isinstance(part, NativeLinear) for part in model.parts())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("family", sorted(MODELS))
+def test_two_ranks_share_packed_weights(family: str, folder: Path, ranks: RankGroup, compiled: None) -> None:
+    file, plain = tame(family, folder / f"tame-{family}")
+    ranks.form(2)
+    ranks.ask("load", file, "float32")
+    first, second = ranks.ask("play", write(mixed()))
+    assert cosine(plain, first) >= 0.999
     assert second.tokens == first.tokens
