@@ -47,7 +47,7 @@ class Quantizer:
             log.info("a format for activations is replaced", quant=self._quant, kept_as=self._format, action="quantize")
         for kept_as, names in self._others.items():
             log.warning(
-                "blocks do not divide the inputs of some matrices",
+                "matrices that blocks do not divide",
                 quant=self._quant,
                 kept_as=kept_as,
                 matrices=len(names),
