@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from control.errors import SettingsError
 from ops.bench.common import alphabet
+from ops.bench.peers.weights import BLOCKS
+from worker.formats.blocks import BlockFormat
 
 Floats = NDArray[np.float32]
 
@@ -77,7 +79,9 @@ def convert(folder: Path, file: Path, weights: str) -> Path:
     kinds = [weights if len(one.shape) > 1 and "ffn_gate_inp" not in one.name else "f32" for one in tensors]
     for one, kind in zip(tensors, kinds, strict=True):
         if one.shape[-1] % TYPES[kind].values:
-            raise SettingsError(f"{one.name} has rows of {one.shape[-1]}: {kind} needs a multiple of {_BLOCK}")
+            raise SettingsError(
+                f"{one.name} has rows of {one.shape[-1]}: {kind} needs a multiple of {TYPES[kind].values}"
+            )
     unfinished = file.with_suffix(".part")
     with unfinished.open("wb") as out:
         fields = metadata(config)
@@ -218,7 +222,25 @@ def _q8_0(values: Floats) -> NDArray[Any]:
     return np.concatenate([scale.astype(np.float16).view(np.uint8), whole.view(np.uint8)], axis=1)
 
 
+def _packed(format: BlockFormat) -> Callable[[Floats], NDArray[Any]]:
+    """Furrow's own quantiser: no error is larger than that of llama.cpp's (tests/unit/worker/native)."""
+
+    def convert(values: Floats) -> NDArray[Any]:
+        import torch
+
+        from worker.layers.linear import threads_here
+        from worker.native.quantize import quantize
+
+        threads = threads_here()
+        if threads is None:
+            raise SettingsError(f"{format.name} is quantised in C++, which can't be compiled here")
+        return quantize(torch.from_numpy(np.array(values)), format, threads).numpy()
+
+    return convert
+
+
 TYPES = {
+    **{quant: Type(one.ggml_type, _packed(one), one.weights, one.bytes) for quant, one in BLOCKS.items()},
     "f32": Type(0, _f32, 1, 4),
     "f16": Type(1, _f16, 1, 2),
     "bf16": Type(30, _bf16, 1, 2),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from control.quantization import BLOCK_QUANTS
 from ops.bench.peers.base import Unavailable
+from worker.formats.blocks import BLOCK_FORMATS
 
-BYTES = {"f64": 8.0, "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "int8": 1.0}
+BLOCKS = {quant: BLOCK_FORMATS[name] for quant, name in BLOCK_QUANTS.items() if name.replace("_k", "k") == quant}
+"""Formats of ggml that Furrow's --quant and llama.cpp's files both have."""
+
+BYTES = {"f64": 8.0, "f32": 4.0, "f16": 2.0, "bf16": 2.0, "int8": 1.0} | {
+    quant: one.bytes / one.weights for quant, one in BLOCKS.items()
+}
 """Of one value of a matrix, scales included where they are stored beside it."""
 
 _DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16"}
-_QUANTS = {"f16": "f16", "int8": "int8"}
+_QUANTS = {"f16": "f16", "int8": "int8", **{quant: quant for quant in BLOCKS}}
 _KV_OF_LLAMA_CPP = 2.0
 """It keeps keys and values as float16 whatever the weights are."""
 

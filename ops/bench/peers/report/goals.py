@@ -71,6 +71,18 @@ def _farm_beside_loop(weights: str) -> list[Goal]:
     return [Goal(weights, streams, 0.97, loop, engines=("furrow-farm",)) for streams in (1, 8)]
 
 
+def _blocks(weights: str, factor: float) -> list[Goal]:
+    """Beside Furrow's own int8, and beside llama.cpp with weights of the same format."""
+    own = tuple(f"{engine}:int8" for engine in FURROW)
+    return [
+        Goal(weights, 1, factor, own),
+        Goal(weights, 8, 1.0, own),
+        Goal(weights, 1, 1.1, _llama(weights)),
+        Goal(weights, 8, 1.5, _llama(weights)),
+        Goal(weights, 1, 0.8, _llama(weights), prompt=512),
+    ]
+
+
 GOALS: dict[tuple[str, str], list[Goal]] = {
     ("tiny", "cpu"): [Goal("f32", n, factor, _llama("f32")) for n, factor in ((1, 0.5), (16, 1.0), (64, 1.2))],
     ("qwen3-0.6b", "cpu"): [
@@ -84,6 +96,8 @@ GOALS: dict[tuple[str, str], list[Goal]] = {
         Goal("int8", 64, 1.0, than_streams=8),
         Goal("int8", 1, 0.6, _llama("q8_0"), prompt=512),
         *_farm_beside_loop("f32"),
+        *_blocks("q4_0", 1.25),
+        *_blocks("q4k", 1.15),
     ],
     ("qwen3-0.6b", "cuda"): [Goal("bf16", streams, 0.35) for streams in (1, 8)],
     ("qwen3-8b", "cuda"): [

@@ -44,8 +44,9 @@ def test_weights_in_the_words_of_each_engine() -> None:
     assert of_furrow("f16", "cpu") == ("float32", "f16")
     assert of_furrow("f16", "cuda:0") == ("float16", None)
     assert of_furrow("int8", "cuda:0") == ("bfloat16", "int8")
-    with pytest.raises(Unavailable, match="q8_0"):
-        of_furrow("q8_0", "cpu")
+    assert of_furrow("q4k", "cpu") == ("float32", "q4k")
+    with pytest.raises(Unavailable, match="q9"):
+        of_furrow("q9", "cpu")
     with pytest.raises(Unavailable, match="int8"):
         of_transformers("int8")
 
