@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from math import prod
 from pathlib import Path
@@ -16,6 +17,8 @@ from torch import Tensor
 from control.errors import ModelFilesError
 from worker.models.mapped import MappedFile
 from worker.repository.multimodal import text_name
+
+IN_LAYER = re.compile(r"\blayers\.(\d+)\..*\.(?:weight|bias)$")
 
 Ranges = list[tuple[int, int]]
 """Half-open intervals along one dimension, in order."""
@@ -117,6 +120,17 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
+
+    def check_read(self, layers: int) -> None:
+        """Raise ModelFilesError naming a weight or bias of the first `layers` layers that was not read: a model without
+        it computes something else."""
+        for name in sorted(self._numbers):
+            found = IN_LAYER.search(name)
+            if found is not None and int(found[1]) < layers:
+                raise ModelFilesError(
+                    f"{self._where[name].path} holds {name}, which a model of this config.json does not have, so its "
+                    "answers would be wrong. Use the config.json of these weights."
+                )
 
     @property
     def read_share(self) -> float:

@@ -73,6 +73,8 @@ def load(
         link = parallel.Link(collective)
         with open_checkpoint(files, dequantize) as checkpoint:
             WeightLoader(model, checkpoint, plan, family, chosen, where, link, kept, tell, quantizer).fill()
+            if type(checkpoint) is Checkpoint:  # of quantized layers other tensors are read than their names say
+                checkpoint.check_read(model.config.num_hidden_layers)
         if quantizer is not None:
             quantizer.report()
         _fuse(model, chosen, where)

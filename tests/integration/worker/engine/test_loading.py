@@ -94,6 +94,23 @@ def test_a_tensor_of_another_shape(world_size: int, dtype: str, checkpoint: Chec
         load(folder, collective=Membership(0, world_size), dtype=dtype)
 
 
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
+def test_a_tensor_that_the_model_lacks(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """A bias that config.json does not tell of would be left out silently: it is refused by name, in C++ and torch. A
+    layer behind the last one, as for speculation, does no harm."""
+    folder = shutil.copytree(checkpoint(family), tmp_path / "more")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.3.self_attn.q_proj.weight"] = torch.ones(4)
+    save_file(tensors, folder / "model.safetensors")
+    load(folder, collective=Solo())
+    tensors["model.layers.1.self_attn.q_proj.bias"] = torch.ones(64)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(
+        ModelFilesError, match=r"holds model\.layers\.1\.self_attn\.q_proj\.bias, which .* does not have"
+    ):
+        load(folder, collective=Solo())
+
+
 def test_the_gates_hold_in_a_rank_too(checkpoint: Checkpoint) -> None:
     """A rank that is told to load what can't be sharded refuses before it reads a weight."""
     with pytest.raises(UnsupportedArchitecture, match="divided among 3 ranks"):
