@@ -76,6 +76,10 @@ class Stored:
     data: bytes
 
 
+WRITTEN = ("f32", "f16", "bf16", "q8_0")
+"""Types that numpy writes and reads. Blocks of others are random, so that no quantiser of Furrow is needed."""
+
+
 def write(path: Path, fields: dict[str, Any], tensors: dict[str, Stored], alignment: int = 32) -> Path:
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)))
     for key, value in fields.items():
@@ -92,8 +96,8 @@ def write(path: Path, fields: dict[str, Any], tensors: dict[str, Stored], alignm
 
 
 def stored(kind: str, values: Floats, seed: int = 0, size: float = 1.0) -> tuple[Stored, Floats]:
-    """`values` as `kind`, and the numbers that it holds then. Blocks that nothing here can fill are random."""
-    if kind in TYPES:
+    """`values` as `kind`, and the numbers that it holds then; of a type that is not in WRITTEN, random blocks."""
+    if kind in WRITTEN:
         data = TYPES[kind].convert(np.ascontiguousarray(values)).tobytes()
         return Stored(TYPES[kind].number, values.shape, data), _numbers(kind, data, values.shape)
     form = BLOCK_FORMATS[kind]
