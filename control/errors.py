@@ -153,7 +153,7 @@ class ModelUnavailable(FurrowError):
 
     def __init__(self, model: str, state: str, detail: str) -> None:
         remedy = f". Repair the cause, then run `furrow models load {model}` again" if state == "failed" else ""
-        super().__init__(f"Model '{model}' {state_in_words(state)}: {detail}{remedy}")
+        super().__init__(f"Model '{model}' {state_in_words(state)}: {detail.rstrip('.') if remedy else detail}{remedy}")
         self.model, self.state, self.detail = model, state, detail
 
 
