@@ -101,7 +101,7 @@ class ReplicaProcesses:
 
     @property
     def preparation(self) -> Preparation:
-        """What a standby imports for a rank of it."""
+        """The model that a standby prepares for a rank of this replica."""
         return Preparation(self.folder, self.assignment.spec.dtype, self.assignment.devices[0])
 
     @property

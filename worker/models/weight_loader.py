@@ -59,7 +59,7 @@ class WeightLoader:
             parallel.split_layers(self.model, self.plan, self.link)
 
     def _done(self) -> None:
-        """What was read is packed or copied."""
+        """Release the pages of tensors that are packed or copied."""
         self.checkpoint.release()
         self.tell(self.checkpoint.read_share)
 

@@ -31,7 +31,7 @@ KERNELS = {
     "cpu": ("cpp",),
 }
 COLLECTIVES = {"cuda": ("collective.nccl",), "cpu": ("collective.native", "collective.interpreted")}
-"""What a device has, by its type; collectives are tried on the same shapes for all models."""
+"""The kernels of a device, by its type; collectives are tried on the same shapes for all models."""
 _WORKER = Path(__file__).parents[1]
 _SOURCES = ("kernels", "attention", "collective", "native", "selftest", "engine/graphs.py", "models/kernels.py")
 

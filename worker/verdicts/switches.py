@@ -21,7 +21,7 @@ PLAIN: dict[str, str] = {
     "collective.interpreted": "ranks on one host exchange over sockets",
     "collective.nccl": "GPU ranks exchange through the host's memory",
 }
-"""What can be switched off → how a model is served without it."""
+"""The names that can be switched off → how a model is served without each."""
 
 ATTENTION = ("triton.store", "triton.decode", "triton.prefill")
 

@@ -80,7 +80,7 @@ def _engine(checkpoint: Path, quant: str | None, room: int, switch: str) -> Furr
 
 
 def _memory(checkpoint: Path, engine: Furrow) -> str:
-    """What the weights take, beside their files, in words."""
+    """The size of the weights beside that of their files, as text."""
     files = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
     return f"weights {engine.weight_bytes / 1e6:.0f} MB, files {files / 1e6:.0f} MB"
 

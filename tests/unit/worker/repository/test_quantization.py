@@ -190,7 +190,7 @@ def test_tensors_that_do_not_fit(
     ],
 )
 def test_tensors_of_other_formats(config: dict[str, Any], name: str, message: str, tmp_path: Path) -> None:
-    """What config.json does not tell is seen by the tensors' names."""
+    """The tensors' names tell more than config.json does."""
     with pytest.raises(UnsupportedArchitecture, match=f"{name}.*{message}"):
         gate(tmp_path, config, {name: ("I32", [1])})
 

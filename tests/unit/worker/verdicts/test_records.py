@@ -59,7 +59,7 @@ def test_a_home_that_can_t_be_written_to_keeps_none(tmp_path: Path, monkeypatch:
 
 
 def test_what_failed_is_off_with_its_first_reason() -> None:
-    """What is not available is no failure."""
+    """A kernel that is not available is no failure."""
     fine = Result("graphs", "", "float16", "ok")
     absent = Result("collective.nccl", "", "float16", "not available", "(one GPU)")
     later = msgspec.structs.replace(WRONG, verdict="raised")

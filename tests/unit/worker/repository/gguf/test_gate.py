@@ -1,4 +1,4 @@
-"""What the gate refuses of a GGUF model before any process starts, and what its metadata becomes."""
+"""The refusals of a GGUF model before any process starts, and the configuration that its metadata becomes."""
 
 from __future__ import annotations
 
