@@ -1,4 +1,4 @@
-"""Writes a random Qwen3 model, dense or of experts, as a GGUF file, the form that llama.cpp reads; it needs numpy only.
+"""Writes a random Qwen3 model, dense or of experts, as a GGUF file for llama.cpp; blocks but Q8_0 need C++.
 
 The format is GGUF version 3 (github.com/ggml-org/ggml/blob/master/docs/gguf.md); names and keys are llama.cpp's for the
 architectures "qwen3" and "qwen3moe". The vocabulary is the alphabet, as a SentencePiece one: a character of it is one
@@ -21,6 +21,7 @@ from control.errors import SettingsError
 from ops.bench.common import alphabet
 from ops.bench.peers.weights import BLOCKS
 from worker.formats.blocks import BlockFormat
+from worker.repository.gguf.architectures import EXPERT_LAYER_NAMES, OUTER_NAMES
 
 Floats = NDArray[np.float32]
 
@@ -30,26 +31,7 @@ _BLOCK = 32
 _NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
 """Kinds of tokens."""
 
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.experts.gate_proj": "ffn_gate_exps",
-    "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-}
+NAMES = OUTER_NAMES | EXPERT_LAYER_NAMES
 ARCHITECTURES = {"qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
 
 
