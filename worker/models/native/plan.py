@@ -16,15 +16,19 @@ from worker.models.native.unsupported import NotNative, require
 from worker.native.library import GELU_TANH, SILU, Layer, Linear, Model, Norm, Rotary
 
 FAMILIES = {
+    "gemma",
     "gemma2",
     "gemma3_text",
+    "internlm3",
     "llama",
+    "ministral",
     "mistral",
     "mixtral",
     "qwen2",
     "qwen2_moe",
     "qwen3",
     "qwen3_moe",
+    "seed_oss",
     "smollm3",
 }
 """Attention, then a gated feed-forward network or a mixture of them, each added to its input and with an RMS norm
