@@ -3,6 +3,7 @@ may begin with the start of its cache, where the store can cut one."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,20 +15,52 @@ from worker.kernels.variant import Variant
 
 
 @dataclass(frozen=True)
-class CacheLayout:
-    """The shape of one rank's cache. `kv_heads` counts this rank's own. `windows` has one entry per layer."""
+class LayerCache:
+    """The cache of one layer. `kv_heads` counts the rank's own."""
 
-    layers: int
     kv_heads: int
     head_dim: int
-    windows: tuple[int | None, ...]
+    window: int | None = None
+    source: int | None = None
+    """The earlier layer whose keys and values this one attends to, of the same shape; None if it stores its own."""
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers that store keys and values of one shape, by their numbers."""
+
+    kv_heads: int
+    head_dim: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The shape of one rank's cache, with one entry for each layer of the model."""
+
+    layers: tuple[LayerCache, ...]
     dtype: torch.dtype
     device: torch.device
+
+    @functools.cached_property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """The layers that store keys and values, by shape."""
+        by_shape: dict[tuple[int, int], list[int]] = {}
+        for number, layer in enumerate(self.layers):
+            if layer.source is None:
+                by_shape.setdefault((layer.kv_heads, layer.head_dim), []).append(number)
+        return tuple(LayerGroup(heads, dim, tuple(layers)) for (heads, dim), layers in by_shape.items())
+
+    @functools.cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """By layer: the group that has its keys and values, and its index in the group."""
+        own = {layer: (at, group.layers.index(layer)) for at, group in enumerate(self.groups) for layer in group.layers}
+        return tuple(own[number if one.source is None else one.source] for number, one in enumerate(self.layers))
 
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of one position in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return sum(2 * len(one.layers) * one.kv_heads * one.head_dim for one in self.groups) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,14 @@ class PagedStore:
         self.layout, self.block_tokens, self.attention = layout, block_tokens, attention
         self.capacity_tokens, self.max_context = count * block_tokens, max_context
         self._blocks = Blocks(count)
-        shape = (layout.layers, 2, count, layout.kv_heads, block_tokens, layout.head_dim)
-        self._memory = torch.empty(shape, dtype=layout.dtype, device=layout.device)
+        self._memories = [
+            torch.empty(
+                (len(one.layers), 2, count, one.kv_heads, block_tokens, one.head_dim),
+                dtype=layout.dtype,
+                device=layout.device,
+            )
+            for one in layout.groups
+        ]
         width = min(count, -(-max_context // block_tokens))
         width = -(-width // 16) * 16  # an aligned row of the tables is read in wide loads
         self.tables = torch.zeros(FIRST_ROWS, width, dtype=torch.int32, device=layout.device)
@@ -76,7 +82,8 @@ class PagedStore:
 
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, each (blocks, kv heads, block tokens, dim)."""
-        memory = self._memory[layer]
+        group, place = self.layout.places[layer]
+        memory = self._memories[group][place]
         return memory[0], memory[1]
 
     def begin(self, extents: list[Extent], beside: Iterable[Extent] = ()) -> PagedStep:
@@ -119,7 +126,8 @@ class PagedStore:
             blocks.share(donor, sid, held)
         if held > whole and (copied := blocks.separate(sid, whole)) is not None:
             old, new = copied
-            self._memory[:, :, new] = self._memory[:, :, old]
+            for memory in self._memories:
+                memory[:, :, new] = memory[:, :, old]
         row = self._row(sid)
         self._write_tables([(row, index, block) for index, block in enumerate(blocks.of(sid))])
         self._lengths[sid] = count

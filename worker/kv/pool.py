@@ -19,18 +19,19 @@ DOUBLED_BYTES = 16 * 2**20
 
 
 class Pool:
-    """Slabs of `capacity` positions. The memory is one tensor (layers, 2, slots, kv heads, capacity, head dim)."""
+    """Slabs of `capacity` positions. `memories` has a tensor (layers, 2, slots, kv heads, capacity, head dim) for each
+    of the layout's groups; `keys` and `values` are views of them by layer of the model."""
 
     def __init__(self, layout: CacheLayout, capacity: int, slots: int = FIRST_SLOTS) -> None:
         self.layout, self.capacity = layout, capacity
-        self.memory = self._allocate(slots)
+        self.memories = self._allocate(slots)
         self._free = list(reversed(range(slots)))
         """Free slots, the lowest last: sequences that decode together lie together."""
         self._views()
 
     @property
     def slots(self) -> int:
-        return self.memory.shape[2]
+        return self.memories[0].shape[2]
 
     @property
     def full(self) -> bool:
@@ -42,14 +43,15 @@ class Pool:
 
     @property
     def may_double(self) -> bool:
-        return 2 * self.memory.nbytes <= DOUBLED_BYTES
+        return 2 * sum(memory.nbytes for memory in self.memories) <= DOUBLED_BYTES
 
     def double(self) -> None:
         """Twice the slots; those there are stay what and where they are."""
         slots = self.slots
         larger = self._allocate(2 * slots)
-        larger[:, :, :slots] = self.memory
-        self.memory = larger
+        for new, old in zip(larger, self.memories, strict=True):
+            new[:, :, :slots] = old
+        self.memories = larger
         self._free = [*reversed(range(slots, 2 * slots)), *self._free]
         self._views()
 
@@ -65,20 +67,27 @@ class Pool:
 
     def clear(self, slot: int, start: int, stop: int) -> None:
         """Zero positions [start, stop) of a slot."""
-        self.memory[:, :, slot, :, start:stop] = 0
+        for memory in self.memories:
+            memory[:, :, slot, :, start:stop] = 0
 
     def copy_to(self, slot: int, other: Pool, other_slot: int, length: int) -> None:
         """Copy the first `length` positions of a slot into a slab of this or another pool."""
-        other.memory[:, :, other_slot, :, :length] = self.memory[:, :, slot, :, :length]
+        for to, memory in zip(other.memories, self.memories, strict=True):
+            to[:, :, other_slot, :, :length] = memory[:, :, slot, :, :length]
 
-    def _allocate(self, slots: int) -> Tensor:
+    def _allocate(self, slots: int) -> list[Tensor]:
+        return [
+            self._zeros((len(one.layers), 2, slots, one.kv_heads, self.capacity, one.head_dim))
+            for one in self.layout.groups
+        ]
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         layout = self.layout
-        shape = (layout.layers, 2, slots, layout.kv_heads, self.capacity, layout.head_dim)
         if torch.device(layout.device).type == "cpu":
             # Small pages: a short sequence in a long slab shall take no more memory than was promised for its tokens.
             return zeros(math.prod(shape), layout.dtype, large=False).view(shape)
         return torch.zeros(shape, dtype=layout.dtype, device=layout.device)
 
     def _views(self) -> None:
-        self.keys = [layer[0] for layer in self.memory]
-        self.values = [layer[1] for layer in self.memory]
+        layers = [self.memories[group][place] for group, place in self.layout.places]
+        self.keys, self.values = [layer[0] for layer in layers], [layer[1] for layer in layers]

@@ -66,8 +66,9 @@ class SlabStep:
         ]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
-        for write in self._writes:
-            write.store(layer, key, value)
+        if self._layout.layers[layer].source is None:
+            for write in self._writes:
+                write.store(layer, key, value)
         if len(self._decodes) == 1 and self._decodes[0].whole:
             return self._decodes[0].attend(layer, query, variant)
         heads, tokens, dim = query.shape
@@ -84,7 +85,8 @@ def _runs(layout: CacheLayout, extents: list[Extent], slabs: list[Slab], members
     would take longer than another call."""
     ordered = sorted(members, key=lambda index: slabs[index].slot)
     longest = max((extents[index].end for index in members), default=0)
-    idle_bytes = 2 * layout.kv_heads * longest * layout.head_dim * layout.dtype.itemsize
+    widest = max(layer.kv_heads * layer.head_dim for layer in layout.layers)
+    idle_bytes = 2 * widest * longest * layout.dtype.itemsize
     runs: list[list[int]] = []
     last = 0
     for index in ordered:
@@ -105,24 +107,33 @@ class _Write:
     ) -> None:
         self.pool = slabs[members[0]].pool
         tokens: list[int] = []
-        first_heads: list[int] = []
+        places: list[tuple[int, int]] = []
         for index in members:
             extent, start = extents[index], starts[index]
             tokens.extend(range(start, start + extent.count))
-            base = slabs[index].slot * layout.kv_heads * self.pool.capacity
-            first_heads.extend(range(base + extent.offset, base + extent.end))
-        heads = torch.arange(layout.kv_heads, device=layout.device) * self.pool.capacity
-        self.target = (torch.tensor(first_heads, device=layout.device).unsqueeze(1) + heads).flatten()
+            places.extend((slabs[index].slot, position) for position in range(extent.offset, extent.end))
+        self._places = torch.tensor(places, device=layout.device)
+        """Slot and position of each token."""
+        self._targets: dict[int, Tensor] = {}
         whole = len(tokens) == starts[-1]
         self.tokens = None if whole else torch.tensor(tokens, device=layout.device)
 
+    def _target(self, kv_heads: int) -> Tensor:
+        """The rows of the tokens' heads in a memory of so many heads."""
+        if kv_heads not in self._targets:
+            slots, positions = self._places.unbind(1)
+            heads = torch.arange(kv_heads, device=slots.device) + (slots * kv_heads).unsqueeze(1)
+            self._targets[kv_heads] = (heads * self.pool.capacity + positions.unsqueeze(1)).flatten()
+        return self._targets[kv_heads]
+
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        target = self._target(key.shape[0])
         for memory, new in ((self.pool.keys[layer], key), (self.pool.values[layer], value)):
             rows = new.transpose(0, 1)
             if self.tokens is not None:
                 rows = rows.index_select(0, self.tokens)
             dim = memory.shape[-1]
-            memory.view(-1, dim).index_copy_(0, self.target, rows.reshape(-1, dim))
+            memory.view(-1, dim).index_copy_(0, target, rows.reshape(-1, dim))
 
 
 class _Decode:

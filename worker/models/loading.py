@@ -17,7 +17,7 @@ import torch
 from control.errors import SettingsError
 from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
-from worker.kv.base import CacheLayout
+from worker.kv.base import CacheLayout, LayerCache
 from worker.layers import parallel
 from worker.layers.norms import fuse_norms
 from worker.layers.packing import packing
@@ -144,12 +144,7 @@ def _cache_layout(config: Any, plan: ShardPlan, dtype: torch.dtype, device: torc
     layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     windows = [window if kinds is None or kinds[layer] == "sliding_attention" else None for layer in range(layers)]
-    return CacheLayout(
-        layers=layers,
-        kv_heads=plan.local_kv_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        windows=tuple(windows),
-        dtype=dtype,
-        device=device,
-    )
+    caches = tuple(LayerCache(plan.local_kv_heads, head_dim, window) for window in windows)
+    return CacheLayout(caches, dtype, device)

@@ -120,7 +120,7 @@ def spans_of(step: SlabStep) -> ctypes.Array[library.Span]:
     spans = (library.Span * len(step.extents))()
     first = 0
     for span, extent, slab in zip(spans, step.extents, step.slabs, strict=True):
-        memory = slab.pool.memory  # (layers, 2, slots, kv heads, capacity, head dim)
+        (memory,) = slab.pool.memories  # (layers, 2, slots, kv heads, capacity, head dim)
         layer, values, slot, head = memory.stride()[:4]
         span.keys = memory.data_ptr() + 4 * slab.slot * slot
         span.values, span.layer_stride, span.head_stride = values, layer, head

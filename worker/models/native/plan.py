@@ -50,24 +50,27 @@ class Plan:
             raise NotNative(f"{config.model_type} has parts that are not written in C++")
         activation = getattr(config, "hidden_activation", None) or config.hidden_act
         require(activation in ACTIVATIONS, f"its activation is {activation}")
-        require(layout.head_dim % WHOLE_VECTORS == 0, f"its heads are {layout.head_dim} wide")
+        require(len(layout.groups) == 1, "the heads of its layers differ in width or number")
+        shared_heads, head_dim = layout.groups[0].kv_heads, layout.groups[0].head_dim
+        require(head_dim % WHOLE_VECTORS == 0, f"its heads are {head_dim} wide")
         head = model.get_output_embeddings()
         self.head = _native(head.head if isinstance(head, VocabParallelHead) else head)
         self.threads = self.head.threads
-        rotaries = Rotaries(body.rotary_emb, layout.head_dim)
+        rotaries = Rotaries(body.rotary_emb, head_dim)
         mixtures = Mixtures(self.threads)
         layers = list[Layer]()
-        for one, window in zip(body.layers, layout.windows, strict=True):
-            layers.append(_layer(one, window, rotaries, mixtures.add(one.mlp, config)))
-        self._layers, self._mixtures = (Layer * layout.layers)(*layers), mixtures
+        for one, cache in zip(body.layers, layout.layers, strict=True):
+            require(cache.source is None, "its layers share keys and values")
+            layers.append(_layer(one, cache.window, rotaries, mixtures.add(one.mlp, config)))
+        self._layers, self._mixtures = (Layer * len(layers))(*layers), mixtures
         self._rotaries, self._frequencies = rotaries.structs, rotaries.frequencies
         self.model = Model(
             layers=ctypes.addressof(self._layers),
-            depth=layout.layers,
+            depth=len(layers),
             hidden=config.hidden_size,
-            heads=self._layers[0].attention_out.inputs // layout.head_dim,
-            shared_heads=layout.kv_heads,
-            head_dim=layout.head_dim,
+            heads=self._layers[0].attention_out.inputs // head_dim,
+            shared_heads=shared_heads,
+            head_dim=head_dim,
             rotaries=ctypes.addressof(self._rotaries),
             rotary_count=len(self._rotaries),
             mixtures=ctypes.addressof(mixtures.structs),

@@ -100,10 +100,11 @@ def test_rows_that_fill_up_leave_no_trace(checkpoint: Checkpoint) -> None:
     engine, _ = engine_of(checkpoint("llama"), buckets=(8,))
     store = engine.store
     assert isinstance(store, PagedStore) and engine.graphs is not None
-    store._memory.fill_(3.0)
+    (memory,) = store._memories
+    memory.fill_(3.0)
     engine.prepare()
     engine.graphs.run([row(1), row(2), row(3)])
-    assert (store._memory != 3.0).any(-1).any(0).any(0).sum() == 3 * engine.model.cache_layout.kv_heads
+    assert (memory != 3.0).any(-1).any(0).any(0).sum() == 3 * engine.model.cache_layout.layers[0].kv_heads
 
 
 def test_replays_count_their_collectives(checkpoint: Checkpoint) -> None:

@@ -174,4 +174,4 @@ def test_a_forward_shows_its_progress(checkpoint: Checkpoint, monkeypatch: pytes
         before = running.model.progress
         assert before == running.model.progress
         running.step(Row(0, PROMPT, 0, True))
-        assert running.model.progress - before >= running.model.cache_layout.layers
+        assert running.model.progress - before >= len(running.model.cache_layout.layers)

@@ -44,7 +44,8 @@ def test_shared_beginnings_over_pages(checkpoint: Checkpoint) -> None:
     engine = paged_engine(folder)
     store = engine.store
     assert isinstance(store, PagedStore)
-    store._memory.fill_(float("nan"))
+    for memory in store._memories:
+        memory.fill_(float("nan"))
     jobs = test_prefixes.conversation(folder, 16)
     outcome = play(engine, write(jobs))
     test_prefixes.assert_identical(folder, jobs, outcome)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.unit.worker.kv.test_slabs import DIM, HEADS, KV_HEADS, VARIANTS, textbook
 from worker.attention import gathered
-from worker.kv.base import CacheLayout, Extent
+from worker.kv.base import CacheLayout, Extent, LayerCache
 from worker.kv.blocks import Blocks
 from worker.kv.pages import PagedStore, tokens_that_fit
 
@@ -19,14 +19,14 @@ BLOCK = 4
 
 @pytest.fixture
 def layout() -> CacheLayout:
-    return CacheLayout(2, KV_HEADS, DIM, (None, None), torch.float64, torch.device("cpu"))
+    return CacheLayout((LayerCache(KV_HEADS, DIM),) * 2, torch.float64, torch.device("cpu"))
 
 
 @pytest.fixture
 def store(layout: CacheLayout) -> PagedStore:
     """40 blocks of 4 positions that hold NaN before anything is written."""
     store = PagedStore(layout, 163, 100, gathered.attend, BLOCK)
-    store._memory.fill_(float("nan"))
+    store._memories[0].fill_(float("nan"))
     return store
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.variant import Variant
-from worker.kv.base import CacheLayout, Extent
+from worker.kv.base import CacheLayout, Extent, LayerCache
 from worker.kv.slabs import FIRST_CAPACITY, SlabStore, tokens_that_fit
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
@@ -17,13 +17,13 @@ HEADS, KV_HEADS, DIM = 4, 2, 8
 
 @pytest.fixture
 def layout() -> CacheLayout:
-    return CacheLayout(2, KV_HEADS, DIM, (None, None), torch.float64, torch.device("cpu"))
+    return CacheLayout((LayerCache(KV_HEADS, DIM),) * 2, torch.float64, torch.device("cpu"))
 
 
 def textbook(query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
     """One token's attention: query (heads, dim), key and value (kv heads, length, dim)."""
     first = 0 if variant.window is None else max(0, key.shape[1] - variant.window)
-    key, value = (one[:, first:].repeat_interleave(HEADS // KV_HEADS, dim=0) for one in (key, value))
+    key, value = (one[:, first:].repeat_interleave(HEADS // len(one), dim=0) for one in (key, value))
     scores = torch.einsum("hd,hld->hl", query, key) * variant.scaling
     if variant.softcap is not None:
         scores = variant.softcap * torch.tanh(scores / variant.softcap)
@@ -132,12 +132,12 @@ def test_what_lies_behind_a_sequence_is_zero(layout: CacheLayout) -> None:
         store.commit([extent])
         for one, slab in store._slabs.items():
             length = store.length(one)
-            memory = slab.pool.memory[:, :, slab.slot]
+            (memory,) = (one[:, :, slab.slot] for one in slab.pool.memories)
             assert memory[:, :, :, :length].abs().sum() > 0
             assert memory[:, :, :, length:].abs().sum() == 0
         for pools in store._pools.values():
             for pool in pools:
-                assert pool.memory[:, :, pool._free].abs().sum() == 0
+                assert pool.memories[0][:, :, pool._free].abs().sum() == 0
 
 
 def test_a_large_pool_gets_a_sibling(layout: CacheLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,3 +180,54 @@ def test_capacity_counts_all_layers_and_the_growth_of_a_pool(layout: CacheLayout
     assert layout.bytes_per_token == 2 * 2 * KV_HEADS * DIM * 8
     assert tokens_that_fit(100 * 2 * layout.bytes_per_token, layout) == 100
     assert tokens_that_fit(-5, layout) == 0
+
+
+MIXED = CacheLayout(
+    (LayerCache(2, 8), LayerCache(1, 16), LayerCache(1, 16, source=1), LayerCache(2, 8, source=0), LayerCache(2, 8)),
+    torch.float64,
+    torch.device("cpu"),
+)
+"""Layers of two shapes, two of which attend to the keys and values of earlier ones."""
+
+
+def test_layers_of_several_shapes_share_keys_and_values() -> None:
+    """Each layer attends to its own keys and values, or those of its source, whatever it is given beside; only stored
+    ones cost memory. A sequence outgrows its slab, and another begins with its positions."""
+    assert MIXED.bytes_per_token == 2 * (2 * 2 * 8 + 16) * 8
+    torch.manual_seed(0)
+    store, truth = SlabStore(MIXED, 10_000), list[list[Tensor]]()
+    extents = [Extent(1, 0, 250), Extent(1, 250, 10), Extent(2, 100, 1)]
+    for number, extent in enumerate(extents):
+        if number == 2:
+            store.fork(2, 1, 100, take_over=False)
+            truth = [[one[:, :100] for one in pair] for pair in truth]
+        step, found = store.begin([extent]), list[Tensor]()
+        queries = [torch.randn(HEADS, extent.count, layer.head_dim, dtype=torch.float64) for layer in MIXED.layers]
+        for layer, shape in enumerate(MIXED.layers):
+            fresh = [torch.randn(shape.kv_heads, extent.count, shape.head_dim, dtype=torch.float64) for _ in "kv"]
+            if shape.source is None:
+                old = truth[layer] if number else [one[:, :0] for one in fresh]
+                pair = [torch.cat([before, new], 1) for before, new in zip(old, fresh, strict=True)]
+                truth[layer : layer + 1] = [pair]
+            else:
+                truth[layer : layer + 1] = [truth[shape.source]]
+            found.append(step.attend(layer, queries[layer], fresh[0], fresh[1], Variant(0.3)))
+        store.commit([extent])
+        for layer in range(len(MIXED.layers)):
+            for place in (0, extent.count - 1):
+                key, value = (one[:, : extent.offset + place + 1] for one in truth[layer])
+                expected = textbook(queries[layer][:, place], key, value, Variant(0.3))
+                torch.testing.assert_close(found[layer][place], expected)
+
+
+def test_pools_of_several_shapes_hold_no_other_memory() -> None:
+    """A pool's bytes are those that the layout promises, and cleared slots are zero in every shape."""
+    store = SlabStore(MIXED, 10_000)
+    key = torch.ones(2, 3, 8, dtype=torch.float64)
+    store.begin([Extent(1, 0, 3)]).attend(4, torch.ones(HEADS, 3, 8, dtype=torch.float64), key, key, Variant(1.0))
+    store.commit([Extent(1, 0, 3)])
+    (pool,) = store._pools[FIRST_CAPACITY]
+    assert sum(memory.nbytes for memory in pool.memories) == store.reserved_bytes
+    assert pool.keys[4].abs().sum() == 2 * 3 * 8
+    pool.clear(store._slabs[1].slot, 0, 3)
+    assert all(not memory.any() for memory in pool.memories)

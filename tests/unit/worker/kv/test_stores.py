@@ -7,12 +7,12 @@ import torch
 
 from worker.attention import gathered
 from worker.kv import stores
-from worker.kv.base import CacheLayout
+from worker.kv.base import CacheLayout, LayerCache
 from worker.kv.slabs import SlabStore
 
 
 def layout(dtype: torch.dtype, device: str = "cpu") -> CacheLayout:
-    return CacheLayout(2, 2, 8, (None, None), dtype, torch.device(device))
+    return CacheLayout((LayerCache(2, 8),) * 2, dtype, torch.device(device))
 
 
 def test_a_cpu_keeps_slabs() -> None:
