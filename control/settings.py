@@ -42,12 +42,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """True: an agent keeps a process ready to take a dead rank's place; it costs its host some 300 MB."""
     shared_memory: bool = True
     """True: ranks on the CPUs of one host exchange through shared memory instead of sockets."""
+    weight_cache_bytes: int = 50 * 2**30
+    """Limit of the packed weights that this host keeps in its cache folder; 0 keeps none."""
     has_parent: bool = False
     """Started by another Furrow process, with which this one must end."""
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Read FURROW_REDIS_URL (else REDIS_URL) and FURROW_ REDIS_WAIT, LOG_FORMAT, LOG_LEVEL, STANDBY, SHARED_MEMORY.
+        """Read FURROW_REDIS_URL (else REDIS_URL) and FURROW_ REDIS_WAIT, LOG_FORMAT, LOG_LEVEL, STANDBY, SHARED_MEMORY,
+        WEIGHT_CACHE.
 
         Raises SettingsError naming the variable, its value and what is accepted.
         """
@@ -73,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             log_level=level,
             standby=keeps_standby(),
             shared_memory=shared_memory == "1",
+            weight_cache_bytes=weight_cache_bytes(),
             has_parent="FURROW_PARENT" in os.environ,
         )
 
@@ -122,3 +126,18 @@ def redis_wait_s() -> float:
         return float(value)
     except ValueError:
         raise SettingsError(f"FURROW_REDIS_WAIT={value!r} is not a number of seconds") from None
+
+
+def weight_cache_bytes() -> int:
+    """FURROW_WEIGHT_CACHE, a number of GiB, in bytes; 50 GiB if unset."""
+    value = os.environ.get("FURROW_WEIGHT_CACHE") or "50"
+    try:
+        given = float(value)
+    except ValueError:
+        given = -1.0
+    if not 0 <= given < 2**20:
+        raise SettingsError(
+            f"FURROW_WEIGHT_CACHE={value!r} is no number of GiB: use the limit of packed weights, such as 50, or 0 to "
+            "keep none"
+        )
+    return int(given * 2**30)

@@ -18,6 +18,7 @@ VERBS = {
     "drain": ("ops.cli.drain", "Empty a host, or replace one replica, without failing a request."),
     "keys": ("ops.cli.keys", "Create, limit, list and revoke API keys, and show their usage."),
     "dead": ("ops.cli.dead", "List, show, retry and drop requests that crashed their group."),
+    "cache": ("ops.cli.cache", "List and clear what this host keeps to start faster."),
     "selftest": ("ops.cli.selftest", "Try every kernel of a device, and switch off what does not work."),
     "bench": ("ops.cli.parts", "Measure a farm under load and compare it with other engines."),
     "chaos": ("ops.cli.parts", "Inject faults into a farm under load and check every stream."),

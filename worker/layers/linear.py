@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,10 @@ class NativeLinear(nn.Module):
             padded = torch.zeros(self.outputs + threads.library.furrow_panel())
             padded[: self.outputs] = bias
             self.bias = nn.Parameter(padded, requires_grad=False)
+        self._describe()
+
+    def _describe(self) -> None:
+        """Set `struct`, which has the addresses of the memory, and `packed_bytes`."""
         self.struct = Linear(
             matrices=(Matrix * MOST_MATRICES)(*(matrix.struct for matrix in self._matrices)),
             bias=None if self.bias is None else self.bias.data_ptr(),
@@ -56,6 +61,13 @@ class NativeLinear(nn.Module):
         )
         self._address = ctypes.addressof(self.struct)
         self.packed_bytes = sum(matrix.bytes for matrix in self._matrices)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("struct", "_address")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._describe()
 
     def forward(self, inputs: Tensor) -> Tensor:
         rows = inputs.contiguous()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ from worker.collective import Collective
 from worker.kv.base import CacheLayout, LayerCache
 from worker.layers import parallel
 from worker.layers.norms import fuse_norms
-from worker.layers.packing import packing
+from worker.layers.packing import Packing, packing
 from worker.layers.sharding import ShardPlan
 from worker.models.checkpoint import Checkpoint, StoredTensors
 from worker.models.gguf.checkpoint import GgufCheckpoint
 from worker.models.native.config import native_config
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.unsupported import NotNative
+from worker.models.packed.cache import WeightCache
+from worker.models.packed.subject import subject_of
 from worker.models.quantized_checkpoint import QuantizedCheckpoint
 from worker.models.quantizer import Quantizer
 from worker.models.served import ServedModel
@@ -51,10 +54,11 @@ def load(
     dequantize: bool = False,
     device: str = "cpu",
     tell: Callable[[float], None] = lambda share: None,
+    cache: WeightCache | None = None,
 ) -> ServedModel:
-    """This rank's shard, ready to serve. `tell` is called with the share of the checkpoint that was read. Ranks
-    exchange nothing, so each may load at its own speed. Raises ModelFilesError, UnsupportedArchitecture or
-    SettingsError."""
+    """This rank's shard, ready to serve. `tell` is called with the share of the checkpoint that was read. Packed
+    weights are read from `cache`, or kept there. Ranks exchange nothing, so each may load at its own speed. Raises
+    ModelFilesError, UnsupportedArchitecture or SettingsError."""
     files = source if isinstance(source, ModelFiles) else inspect(source)
     validation.check(files.config, collective.world_size, quant=quant)
     check_quant(quant, dtype, [device])
@@ -62,35 +66,77 @@ def load(
     where = torch.device(device)
     chosen = resolve_dtype(dtype, where, files.config)
     kept = packing(quant, chosen, where)
-
-    def fill(model: Any) -> ServedModel:
-        """`model`, a meta model, with this rank's weights."""
-        heads, kv_heads = model.config.num_attention_heads, validation.kv_heads(files.config)
-        family = validation.family_of(files.config)
-        quantizer = Quantizer(quant, kept.threads) if quant in BLOCK_QUANTS and kept.threads is not None else None
-        borders = () if quantizer is None else quantizer.borders
-        plan = ShardPlan(family.roles, heads, kv_heads, collective.rank, collective.world_size, borders)
-        link = parallel.Link(collective)
-        with open_checkpoint(files, dequantize) as checkpoint:
-            WeightLoader(model, checkpoint, plan, family, chosen, where, link, kept, tell, quantizer).fill()
-            if type(checkpoint) is Checkpoint:  # of quantized layers other tensors are read than their names say
-                checkpoint.check_read(model.config.num_hidden_layers)
-        if quantizer is not None:
-            quantizer.report()
-        _fuse(model, chosen, where)
-        return ServedModel(model, link, _cache_layout(model.config, plan, chosen, where), model.config.vocab_size)
-
+    one = _Load(files, parallel.Link(collective), chosen, where, quant, dequantize, kept, tell)
     scheme = scheme_of(files.config)
     # The products of weights that are stored in 8-bit whole numbers are torch's, and so is their forward.
     possible = kept.threads is not None and (scheme is None or INT8 not in scheme.kinds)
     if possible and (native := _native_meta_model(files.config, collective.world_size)) is not None:
-        served = fill(native)
+        served = one.cached(native, cache)
         if served.is_native:
             return served
         log.warning("loading again with transformers", action="load_again")
     from worker.models.meta_model import configuration, meta_model  # only here: it imports transformers
 
-    return fill(meta_model(configuration(files.config), chosen, where))
+    return one.served(one.filled(meta_model(configuration(files.config), chosen, where))[0])
+
+
+@dataclass(frozen=True)
+class _Load:
+    """One load: what was asked for, and what follows from it."""
+
+    files: ModelFiles
+    link: parallel.Link
+    dtype: torch.dtype
+    device: torch.device
+    quant: str | None
+    dequantize: bool
+    packing: Packing
+    tell: Callable[[float], None]
+
+    def cached(self, model: CausalModel, cache: WeightCache | None) -> ServedModel:
+        """`model`, a meta model whose forward is C++, as it was kept in `cache`, else filled from the checkpoint and
+        kept there."""
+        threads, group = self.packing.threads, self.link.collective
+        if cache is None or not cache.on or threads is None:
+            return self.served(self.filled(model)[0])
+        subject = subject_of(self.files, self.dtype, self.quant, self.dequantize, group.rank, group.world_size, threads)
+        found: tuple[CausalModel, Quantizer | None] | None = cache.read(subject, threads, self.link, self.tell)
+        if found is not None:
+            if found[1] is not None:
+                found[1].report()
+            return self.served(found[0])
+        filled = self.filled(model)
+        served = self.served(filled[0])
+        if served.is_native:
+            cache.keep(subject, self.files, filled)
+        return served
+
+    def filled(self, model: Any) -> tuple[Any, Quantizer | None]:
+        """`model`, a meta model, with this rank's weights, and the quantizer that made blocks of them."""
+        threads = self.packing.threads
+        quantizer = Quantizer(self.quant, threads) if self.quant in BLOCK_QUANTS and threads is not None else None
+        family = validation.family_of(self.files.config)
+        plan = self._plan(model.config, () if quantizer is None else quantizer.borders)
+        with open_checkpoint(self.files, self.dequantize) as checkpoint:
+            loader = WeightLoader(
+                model, checkpoint, plan, family, self.dtype, self.device, self.link, self.packing, self.tell, quantizer
+            )
+            loader.fill()
+            if type(checkpoint) is Checkpoint:  # of quantized layers other tensors are read than their names say
+                checkpoint.check_read(model.config.num_hidden_layers)
+        if quantizer is not None:
+            quantizer.report()
+        _fuse(model, self.dtype, self.device)
+        return model, quantizer
+
+    def served(self, model: Any) -> ServedModel:
+        layout = _cache_layout(model.config, self._plan(model.config), self.dtype, self.device)
+        return ServedModel(model, self.link, layout, model.config.vocab_size)
+
+    def _plan(self, config: Any, borders: tuple[int, ...] = ()) -> ShardPlan:
+        family, group = validation.family_of(self.files.config), self.link.collective
+        kv_heads = validation.kv_heads(self.files.config)
+        return ShardPlan(family.roles, config.num_attention_heads, kv_heads, group.rank, group.world_size, borders)
 
 
 def prepare(config: dict[str, Any], dtype: str, device: str) -> None:

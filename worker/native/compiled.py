@@ -24,6 +24,8 @@ from pathlib import Path
 
 import structlog
 
+from control.cache import files as cache_files
+
 log = structlog.get_logger()
 
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
@@ -73,7 +75,7 @@ def compiler_command() -> str | None:
 
 def was_compiled(stem: str) -> bool:
     """True if a library of a source with this stem was compiled before, in any version."""
-    return any(_cache().glob(f"{stem}-*.so"))
+    return any(cache_files.folder("compiled").glob(f"{stem}-*.so"))
 
 
 def _first(source: Path, variants: Mapping[str, tuple[str, ...]]) -> ctypes.CDLL | None:
@@ -108,9 +110,10 @@ def _load(source: Path, more_flags: tuple[str, ...]) -> ctypes.CDLL | None:
         platform.libc_ver()[1].encode(),
     )
     name = f"{source.stem}-{hashlib.sha256(b'|'.join(words)).hexdigest()[:24]}.so"
-    kept = _cache() / name
+    kept = cache_files.folder("compiled") / name
     refused = kept.with_suffix(".refused")
     if kept.exists():
+        cache_files.mark_used(kept)
         return ctypes.CDLL(str(kept))
     if refused.exists():
         raise CheckFailed(refused.read_text().strip())
@@ -170,7 +173,3 @@ def _processor() -> str:
     kept = ("model name", "flags", "Features", "CPU part")
     lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(kept))
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "furrow" / "compiled"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,21 +33,33 @@ class GroupedMatrix:
         self._scales = _in_panels(scales * E4M3_UNIT if kind.kind == "e4m3" else scales, panel)
         self._zeros = _in_panels(offsets, panel)
         self._weights = zeros(threads.library.furrow_matrix_bytes(number, inputs, self.outputs), torch.uint8)
-        self.bytes = self._weights.nbytes + self._scales.nbytes + self._zeros.nbytes
-        self.struct = Matrix(
-            weights=self._weights.data_ptr(),
-            scales=self._scales.data_ptr(),
-            first=first,
-            outputs=self.outputs,
-            kind=number,
-            zeros=self._zeros.data_ptr(),
-            group=kind.group,
-        )
+        self._first, self._kind, self._group = first, number, kind.group
+        self._describe()
         address, place = ctypes.addressof(self.struct), 0
         for codes, _, _ in parts:
             stored = codes.contiguous()
             threads.library.furrow_pack(threads.address, address, inputs, stored.data_ptr(), len(stored), place)
             place += len(stored)
+
+    def _describe(self) -> None:
+        """Set `struct`, which has the addresses of the memory, and `bytes`."""
+        self.bytes = self._weights.nbytes + self._scales.nbytes + self._zeros.nbytes
+        self.struct = Matrix(
+            weights=self._weights.data_ptr(),
+            scales=self._scales.data_ptr(),
+            first=self._first,
+            outputs=self.outputs,
+            kind=self._kind,
+            zeros=self._zeros.data_ptr(),
+            group=self._group,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "struct"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._describe()
 
 
 def _in_panels(numbers: Tensor, panel: int) -> Tensor:

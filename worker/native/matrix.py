@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,16 +34,28 @@ class PackedMatrix:
         if kind == torch.int8:
             room = -(-self.outputs // panel) * panel
             self._scales, self._sums = torch.zeros(room), torch.zeros(room, dtype=torch.int32)
+        self._first, self._kind = first, KINDS[kind]
+        self._describe()
+        self._pack(parts, inputs, kind, threads)
+
+    def _describe(self) -> None:
+        """Set `struct`, which has the addresses of the memory, and `bytes`."""
         self.bytes = self._weights.nbytes + self._scales.nbytes + self._sums.nbytes
         self.struct = Matrix(
             weights=self._weights.data_ptr(),
             scales=self._scales.data_ptr(),
             sums=self._sums.data_ptr(),
-            first=first,
+            first=self._first,
             outputs=self.outputs,
-            kind=KINDS[kind],
+            kind=self._kind,
         )
-        self._pack(parts, inputs, kind, threads)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "struct"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._describe()
 
     def _pack(self, parts: list[Tensor], inputs: int, kind: torch.dtype | BlockFormat, threads: Threads) -> None:
         address, first = ctypes.addressof(self.struct), 0

@@ -22,6 +22,7 @@ from control.settings import Settings, host_id
 from worker.collective import native
 from worker.health.exit_codes import STOPPED
 from worker.leader.leader import Leader
+from worker.models.packed.cache import WeightCache
 from worker.rank.ending import exit_status
 from worker.rank.rank import Rank
 from worker.repository import validation
@@ -68,7 +69,8 @@ def begin(
     use_threads(len(assignment.ranks), device)
     if spec.tp > 1:
         choose_collective(device)
-    rank_worker = RankWorker(rank, spec.tp, device, settings.shared_memory)
+    weights = WeightCache(settings.weight_cache_bytes)
+    rank_worker = RankWorker(rank, spec.tp, device, settings.shared_memory, weights)
     if spec.tp > 1 and device == "cpu":  # compiled while the ranks gather
         threading.Thread(target=native.library, name="compile", daemon=True).start()
     if rank:

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 import torch
 
+from control.cache import files as cache_files
 from worker.models.loading import resolve_dtype
 from worker.selftest import runner
 from worker.selftest.shapes import DEFAULT, Shapes, of_config
@@ -98,7 +99,7 @@ def _tried(subject: Subject, task: Task, tell: Callable[[], None]) -> Record | N
 def _alone() -> Generator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            place = records.folder()
+            place = cache_files.folder(records.KIND)
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             fcntl.flock(stack.enter_context((place / "lock").open("w")), fcntl.LOCK_EX)
         yield

@@ -1,7 +1,5 @@
-"""A rank's part of every command: the device, the weights, the KV memory and the collective.
-
-Rank 0 uses it inside the leader, the others behind their mailbox.
-"""
+"""A rank's part of every command: the device, the weights, the KV memory and the collective. Rank 0 uses it inside the
+leader, the others behind their mailbox."""
 
 from __future__ import annotations
 
@@ -53,6 +51,7 @@ from worker.health.page_faults import progress_of_load
 from worker.health.progress import Progress
 from worker.kv.stores import store_for
 from worker.models.loading import ServedModel, load
+from worker.models.packed.cache import WeightCache
 from worker.repository.files import ModelFiles
 from worker.repository.validation import context_length
 from worker.selftest.choice import choose
@@ -66,9 +65,11 @@ LOADING_PATIENCE_S = 86_400.0
 class RankWorker:
     """Executes commands on one device. Raises RankError for what a rank answers with `error`."""
 
-    def __init__(self, rank: int, world_size: int, device: str, shared_memory: bool = True) -> None:
+    def __init__(
+        self, rank: int, world_size: int, device: str, shared_memory: bool = True, weights: WeightCache | None = None
+    ) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
-        self._shared_memory = shared_memory
+        self._shared_memory, self._weights = shared_memory, weights
         self.abort = Abort()
         """The end of the epoch that this rank is in, or will be in next; any thread may report it."""
         self._model: ServedModel | None = None
@@ -227,6 +228,7 @@ class RankWorker:
                     dequantize=command.dequantize,
                     device=self.device,
                     tell=self._was_read,
+                    cache=self._weights,
                 )
                 context = context_length(files.config)
                 store = store_for(model.cache_layout, command.kv_tokens, context, self.world_size)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import tempfile
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from control.cache import files as cache_files
+
+KIND = "verdicts"
 MOST_FILES = 64
-"""Records that are kept; the oldest go first."""
+"""Records that are kept; those that were not used for longest go first."""
 
 Verdict = Literal["ok", "differs", "raised", "faulted", "timed out", "not available"]
 
@@ -69,28 +71,27 @@ class Record(msgspec.Struct, frozen=True):
         return failed
 
 
-def folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "furrow" / "verdicts"
-
-
 def read(subject: Subject) -> Record | None:
     """The record of `subject`; None if there is none, or it is damaged."""
+    path = cache_files.folder(KIND) / f"{subject.key}.json"
     try:
-        found = msgspec.json.decode((folder() / f"{subject.key}.json").read_bytes(), type=Record)
+        found = msgspec.json.decode(path.read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return found if found.subject == subject else None
+    if found.subject != subject:
+        return None
+    cache_files.mark_used(path)
+    return found
 
 
 def write(record: Record) -> None:
     """Keep a record, whole or not at all. Without a cache folder that can be written to, nothing is kept."""
     with contextlib.suppress(OSError):
-        place = folder()
+        place = cache_files.folder(KIND)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         packed = msgspec.json.encode(record)
         with tempfile.NamedTemporaryFile(dir=place, prefix="write-", delete=False) as file:
             file.write(packed)
         Path(file.name).replace(place / f"{record.subject.key}.json")
-        kept = sorted(place.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for old in kept[:-MOST_FILES]:
-            old.unlink(missing_ok=True)
+        for old in cache_files.entries(KIND)[MOST_FILES:]:
+            cache_files.remove(old)

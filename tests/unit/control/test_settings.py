@@ -33,7 +33,14 @@ def test_memory_is_shared_unless_switched_off(monkeypatch: pytest.MonkeyPatch, v
 
 @pytest.mark.parametrize(
     "name",
-    ["FURROW_STANDBY", "FURROW_SHARED_MEMORY", "FURROW_LOG_FORMAT", "FURROW_LOG_LEVEL", "FURROW_REDIS_WAIT"],
+    [
+        "FURROW_STANDBY",
+        "FURROW_SHARED_MEMORY",
+        "FURROW_LOG_FORMAT",
+        "FURROW_LOG_LEVEL",
+        "FURROW_REDIS_WAIT",
+        "FURROW_WEIGHT_CACHE",
+    ],
 )
 def test_a_value_that_is_not_understood_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The error names the variable and the value."""

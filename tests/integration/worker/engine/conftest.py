@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from control.cache import files as cache_files
 from tests import models
 from tests.integration.worker.engine.ranks import RankGroup
 
@@ -30,3 +31,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
     group = RankGroup(4, tmp_path_factory.mktemp("ranks"))
     yield group
     group.stop()
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of packed weights of an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return cache_files.folder("weights")
