@@ -45,6 +45,45 @@ def write(folder: Path, kind: str, family: str = "qwen3", **changes: Any) -> tup
     return stored, plain
 
 
+MXFP4: dict[str, Any] = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+
+
+def write_mxfp4(folder: Path, **changes: Any) -> tuple[Path, Path]:
+    """gpt_oss with random experts in MXFP4, as it is published, and the plain one of the weights that transformers
+    makes of them. Widths of three groups: ranks' shares differ."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    stored, plain = folder / "stored", folder / "plain"
+    shape: dict[str, Any] = {"head_dim": 32, "intermediate_size": 96, "initializer_range": 0.1} | changes
+    models.make("gpt_oss", stored, **shape)
+    models.make("gpt_oss", plain, **shape)
+    generator = torch.Generator().manual_seed(5)
+    written: Written = {}
+    exact: Written = {}
+    for name, tensor in load_file(stored / "model.safetensors").items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, inputs, outputs = tensor.shape
+            shape_of_blocks = (experts, outputs, inputs // 32, 16)
+            blocks = torch.randint(0, 256, shape_of_blocks, dtype=torch.uint8, generator=generator)
+            scales = torch.randint(119, 125, shape_of_blocks[:-1], dtype=torch.uint8, generator=generator)
+            written |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            exact[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float64)
+        else:
+            written[name], exact[name] = tensor.bfloat16(), tensor.bfloat16().double()
+    save_file({name: one.contiguous() for name, one in written.items()}, stored / "model.safetensors", {"format": "pt"})
+    save_file({name: one.contiguous() for name, one in exact.items()}, plain / "model.safetensors", {"format": "pt"})
+    change_config(stored, quantization_config=MXFP4)
+    return stored, plain
+
+
 def change_config(folder: Path, **changes: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))

@@ -45,9 +45,7 @@ class NativeLinear(nn.Module):
             raise ValueError(f"{len(self._matrices)} kinds of weights in one product; {MOST_MATRICES} fit")
         self.bias = None
         if bias is not None:
-            padded = torch.zeros(self.outputs + threads.library.furrow_panel())
-            padded[: self.outputs] = bias
-            self.bias = nn.Parameter(padded, requires_grad=False)
+            self.bias = nn.Parameter(self.padded(bias), requires_grad=False)
         self._describe()
 
     def _describe(self) -> None:
@@ -68,6 +66,12 @@ class NativeLinear(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._describe()
+
+    def padded(self, bias: Tensor) -> Tensor:
+        """A bias with the room behind it that the products read."""
+        room = torch.zeros(self.outputs + self.threads.library.furrow_panel())
+        room[: self.outputs] = bias
+        return room
 
     def forward(self, inputs: Tensor) -> Tensor:
         rows = inputs.contiguous()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from worker.collective import Collective
-from worker.layers.sharding import ShardPlan, padded_share
+from worker.formats.shares import padded_share
+from worker.layers.sharding import ShardPlan
 
 
 class Link:
@@ -28,6 +29,11 @@ class RowParallelLinear(nn.Module):
         self.partial = partial
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._link = link
+
+    @property
+    def is_first(self) -> bool:
+        """True on rank 0."""
+        return self._link.collective.rank == 0
 
     def forward(self, inputs: Tensor) -> Tensor:
         whole = self._link.collective.all_reduce(self.partial(inputs))

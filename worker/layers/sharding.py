@@ -10,22 +10,12 @@ import re
 from dataclasses import dataclass
 
 from worker.formats.roles import Role, Roles
+from worker.formats.shares import bordered_share, share
 
 IN_LAYER = re.compile(r"(?:model\.)?layers\.\d+\.(.+)")
 
 OUTPUTS: set[Role | None] = {"colwise", "halves", "query_key_value", "width_norm"}
 """Roles that keep rows of a weight, and parts of a vector."""
-
-
-def share(size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The rank's interval of `size` things; intervals differ by at most one where it does not divide."""
-    return size * rank // world_size, size * (rank + 1) // world_size
-
-
-def padded_share(size: int, rank: int, world_size: int) -> tuple[int, int, int]:
-    """(start, stop, width): intervals of equal `width`, the last ones short or empty. For what is gathered."""
-    width = -(-size // world_size)
-    return min(size, rank * width), min(size, (rank + 1) * width), width
 
 
 @dataclass(frozen=True)
@@ -71,11 +61,7 @@ class ShardPlan:
 
     def feed_forward_share(self, size: int) -> tuple[int, int]:
         """This rank's interval of `size` inner values of a feed-forward network, or of one expert."""
-        for border in self.borders:
-            if size % border == 0 and size // border >= self.world_size:
-                start, stop = share(size // border, self.rank, self.world_size)
-                return start * border, stop * border
-        return share(size, self.rank, self.world_size)
+        return bordered_share(size, self.borders, self.rank, self.world_size)
 
     @property
     def _kv_share(self) -> tuple[int, int]:

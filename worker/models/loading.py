@@ -30,8 +30,9 @@ from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.unsupported import NotNative
 from worker.models.packed.cache import WeightCache
 from worker.models.packed.subject import subject_of
-from worker.models.quantized_checkpoint import QuantizedCheckpoint
 from worker.models.quantizer import Quantizer
+from worker.models.safetensors.quantized import QuantizedCheckpoint
+from worker.models.safetensors.stored_together import StoredTogether
 from worker.models.served import ServedModel
 from worker.models.weight_loader import WeightLoader
 from worker.native import library
@@ -70,7 +71,7 @@ def load(
     scheme = scheme_of(files.config)
     # The products of weights that are stored in 8-bit whole numbers are torch's, and so is their forward.
     possible = kept.threads is not None and (scheme is None or INT8 not in scheme.kinds)
-    if possible and (native := _native_meta_model(files.config, collective.world_size)) is not None:
+    if possible and (native := _native_meta_model(files.config)) is not None:
         served = one.cached(native, cache)
         if served.is_native:
             return served
@@ -116,13 +117,14 @@ class _Load:
         threads = self.packing.threads
         quantizer = Quantizer(self.quant, threads) if self.quant in BLOCK_QUANTS and threads is not None else None
         family = validation.family_of(self.files.config)
-        plan = self._plan(model.config, () if quantizer is None else quantizer.borders)
+        borders = tensors.borders(self.files.config, self.files.weights) if quantizer is None else quantizer.borders
+        plan, grouped = self._plan(model.config, borders), scheme_of(self.files.config) is not None
         with open_checkpoint(self.files, self.dequantize) as checkpoint:
-            loader = WeightLoader(
-                model, checkpoint, plan, family, self.dtype, self.device, self.link, self.packing, self.tell, quantizer
-            )
-            loader.fill()
-            if type(checkpoint) is Checkpoint:  # of quantized layers other tensors are read than their names say
+            link, kept = self.link, self.packing
+            WeightLoader(
+                model, checkpoint, plan, family, self.dtype, self.device, link, kept, self.tell, quantizer, grouped
+            ).fill()
+            if not grouped and isinstance(checkpoint, Checkpoint):  # else other tensors are read than names say
                 checkpoint.check_read(model.config.num_hidden_layers)
         if quantizer is not None:
             quantizer.report()
@@ -143,16 +145,16 @@ def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
     """Import what `load` would, and build the model once without weights. Touches no device."""
     chosen, where = resolve_dtype(dtype, torch.device(device), config), torch.device("cpu")
     native = device == "cpu" and chosen == torch.float32 and library.library() is not None
-    if not native or _native_meta_model(config, 1) is None:
+    if not native or _native_meta_model(config) is None:
         from worker.models.meta_model import configuration, meta_model  # only here, as in `load`
 
         meta_model(configuration(config), chosen, where)
 
 
-def _native_meta_model(config: dict[str, Any], world_size: int) -> CausalModel | None:
+def _native_meta_model(config: dict[str, Any]) -> CausalModel | None:
     """The meta model of a family whose forward is C++, or None where transformers has to make it."""
     try:
-        return native_meta_model(native_config(config, world_size), config)
+        return native_meta_model(native_config(config), config)
     except NotNative as reason:
         log.debug("transformers makes the modules", reason=str(reason), action="choose_modules")
         return None
@@ -172,6 +174,8 @@ def open_checkpoint(files: ModelFiles, dequantize: bool) -> AbstractContextManag
     """The tensors of a model's files, plain or quantized; `dequantize` makes plain numbers of GGUF blocks."""
     if files.weights and is_gguf(files.weights[0]):
         return GgufCheckpoint(files.weights, dequantize)
+    if validation.family_of(files.config).together:
+        return StoredTogether(files.weights)
     scheme = scheme_of(files.config)
     return Checkpoint(files.weights) if scheme is None else QuantizedCheckpoint(files.weights, scheme)
 

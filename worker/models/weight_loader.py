@@ -9,13 +9,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from worker.formats.shares import padded_share
 from worker.layers import fusing, parallel
 from worker.layers.blocks import Blocks, Weights
 from worker.layers.dense import DenseLinear, stacked
 from worker.layers.embedding import HalfEmbedding
 from worker.layers.linear import NativeLinear, PackedEmbedding
 from worker.layers.packing import Packing
-from worker.layers.sharding import OUTPUTS, ShardPlan, padded_share
+from worker.layers.sharding import OUTPUTS, ShardPlan
 from worker.models import experts
 from worker.models.checkpoint import StoredTensors, checked
 from worker.models.quantizer import Quantizer
@@ -37,6 +38,8 @@ class WeightLoader:
     tell: Callable[[float], None]
     quantizer: Quantizer | None = None
     """Makes blocks of the weights of linear layers and of the vocabulary."""
+    grouped: bool = False
+    """True if the checkpoint's matrices are read as `Grouped`."""
 
     def fill(self) -> None:
         """Replace every linear layer, and every other meta parameter by what this rank keeps of it."""
@@ -83,9 +86,9 @@ class WeightLoader:
             fusing.install(self.model, group, self.packing.pack(weights, bias), widths)
 
     def _fill_experts(self) -> None:
-        """Pack each expert's layers, where layers are packed and each expert is stored by itself."""
+        """Pack each expert's layers, where layers are packed or stored otherwise than in plain numbers."""
         keys = self.family.expert_keys
-        if keys is None or not self.packing.packed:
+        if keys is None or not (self.packing.packed or self.grouped):
             return
         for name, module in list(self.model.named_modules()):
             if experts.are_in(name):
@@ -136,7 +139,9 @@ class WeightLoader:
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Any:
         """This rank's part of a parameter, as stored: a tensor, or a `Grouped`."""
         if experts.are_in(module):
-            return experts.read(self.checkpoint, self.plan, module, leaf, parameter, self.family.expert_keys)
+            assert self.family.expert_keys is not None
+            owner = self.model.get_submodule(module)
+            return experts.read(self.checkpoint, self.plan, module, leaf, owner, self.family.expert_keys)
         name = stored = f"{module}.{leaf}"
         for ours, theirs in self.family.renamed:
             stored = stored.replace(ours, theirs)

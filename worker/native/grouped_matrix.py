@@ -22,16 +22,19 @@ class GroupedMatrix:
     def __init__(
         self, parts: list[tuple[Tensor, Tensor, Tensor | None]], inputs: int, kind: Groups, first: int, threads: Threads
     ) -> None:
-        """`parts` lie one below the other: codes (outputs, row bytes) in uint8, scales (outputs, groups) in float32 and
-        zeros in uint8, as in `Grouped`."""
+        """`parts` lie one below the other: codes (outputs, row bytes), scales (outputs, groups) and zeros, as in
+        `Grouped`."""
         self.outputs = sum(codes.shape[0] for codes, _, _ in parts)
         number, panel = KINDS[kind.kind], threads.library.furrow_panel()
-        scales = torch.cat([one for _, one, _ in parts])
-        offsets = torch.cat(
-            [torch.zeros_like(one, dtype=torch.uint8) if zero is None else zero for _, one, zero in parts]
-        )
-        self._scales = _in_panels(scales * E4M3_UNIT if kind.kind == "e4m3" else scales, panel)
-        self._zeros = _in_panels(offsets, panel)
+        scales = _in_panels(torch.cat([one for _, one, _ in parts]), panel)
+        self._scales, self._zeros = scales, torch.empty(0, dtype=torch.uint8)
+        if kind.kind == "e4m3":
+            self._scales = scales * E4M3_UNIT
+        elif kind.kind == "e2m1":  # its scales are bytes too
+            self._scales, self._zeros = torch.empty(0), scales
+        else:
+            zeros_of = [torch.zeros_like(one, dtype=torch.uint8) if zero is None else zero for _, one, zero in parts]
+            self._zeros = _in_panels(torch.cat(zeros_of), panel)
         self._weights = zeros(threads.library.furrow_matrix_bytes(number, inputs, self.outputs), torch.uint8)
         self._first, self._kind, self._group = first, number, kind.group
         self._describe()

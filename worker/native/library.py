@@ -21,11 +21,11 @@ log = structlog.get_logger()
 SOURCE = Path(__file__).parent / "source" / "native.cpp"
 
 FLOAT32, BFLOAT16, FLOAT16, INT8 = range(4)
-SILU, GELU_TANH = range(2)
+SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)
 
 
 class Groups(NamedTuple):
-    """Weights in codes with a scale by `group` inputs: `kind` is e4m3 or int4."""
+    """Weights in codes with a scale by `group` inputs: `kind` is e4m3, int4 or e2m1."""
 
     kind: str
     group: int
@@ -38,7 +38,7 @@ KINDS: dict[torch.dtype | BlockFormat | str, int] = {
     torch.bfloat16: BFLOAT16,
     torch.float16: FLOAT16,
     torch.int8: INT8,
-    **{one: number for number, one in enumerate((*BLOCK_FORMATS.values(), MXFP4, "e4m3", "int4"), INT8 + 1)},
+    **{one: number for number, one in enumerate((*BLOCK_FORMATS.values(), MXFP4, "e4m3", "int4", "e2m1"), INT8 + 1)},
 }
 
 
@@ -66,6 +66,10 @@ class Linear(ctypes.Structure):
         ("outputs", c_int64),
         ("count", c_int32),
     ]
+
+
+class Gate(ctypes.Structure):
+    _fields_ = [("activation", c_int32), ("slope", c_float), ("limit", c_float)]
 
 
 class Norm(ctypes.Structure):
@@ -103,6 +107,7 @@ class Layer(ctypes.Structure):
         ("attention_out", Linear),
         ("gate_up", Linear),
         ("down", Linear),
+        ("sinks", c_void_p),
         ("window", c_int64),
         ("rotary", c_int64),
         ("mixture", c_int64),
@@ -124,7 +129,7 @@ class Model(ctypes.Structure):
         ("attention_scale", c_float),
         ("attention_cap", c_float),
         ("logit_cap", c_float),
-        ("activation", c_int32),
+        ("gate", Gate),
         ("last", Norm),
         ("head", Linear),
     ]

@@ -16,7 +16,8 @@ class Family:
 
     `kv_heads` is transformers' default where config.json has none (None: as many as query heads). `experts` names the
     config field with the number of experts, `expert_keys` the tensors of one expert on disk (gate, up, down; `{}` is
-    its number); both are None for a dense model, the latter also where the experts of a layer are stored together.
+    its number), or as they are read where `together`, with the experts of a layer in one tensor; both are None for a
+    dense model.
     `renamed` maps parts of transformers' parameter names to those on disk.
     """
 
@@ -24,6 +25,7 @@ class Family:
     kv_heads: int | None = None
     experts: str | None = None
     expert_keys: tuple[str, str, str] | None = None
+    together: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
 
 
@@ -79,7 +81,11 @@ FAMILIES: dict[str, Family] = {
         expert_keys=_QWEN_EXPERTS,
     ),
     "gpt_oss": Family(
-        {**_ATTENTION, **_EXPERTS, "self_attn.sinks": "colwise"}, kv_heads=8, experts="num_local_experts"
+        {**_ATTENTION, **_EXPERTS, "self_attn.sinks": "colwise"},
+        kv_heads=8,
+        experts="num_local_experts",
+        expert_keys=_QWEN_EXPERTS,
+        together=True,
     ),
     "granite": Family(_DENSE),
     "hunyuan_v1_dense": Family(_DENSE),

@@ -20,11 +20,6 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
     or the format of quantized weights that is not served; ModelFilesError for a `max_context` beyond the model's
     own."""
     family = family_of(config)
-    if quant is not None and family.experts is not None and family.expert_keys is None:
-        raise UnsupportedArchitecture(
-            f"Model type '{config['model_type']}' keeps most of its weights in experts that are stored together, which "
-            f"--quant {quant} can't pack yet. Leave --quant out."
-        )
     if tp < 1:
         raise UnsupportedArchitecture(f"Tensor parallelism must be at least 1, not {tp}.")
     _check_quantization(config, family, quant)
@@ -85,10 +80,10 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
             f"--quant {quant} packs plain weights, and the checkpoint is quantized already ({scheme.method}). Leave "
             "--quant out: it is served at its stored width."
         )
-    if scheme is not None and family.experts is not None:
+    if scheme is not None and (scheme.method == "mxfp4") != family.together:
         raise UnsupportedArchitecture(
-            f"Model type '{config['model_type']}' with quantized experts ({scheme.method}) is not supported yet. Use "
-            "the unquantized checkpoint."
+            f"Model type '{config['model_type']}' quantized as {scheme.method} is not supported. Use the unquantized "
+            f"checkpoint{', or the one in mxfp4' if family.together else ''}."
         )
 
 

@@ -14,7 +14,7 @@ from worker.repository import validation
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def native_config(config: dict[str, Any], world_size: int) -> SimpleNamespace:
+def native_config(config: dict[str, Any]) -> SimpleNamespace:
     """The configuration of a model that validation.check accepts, with transformers' names and defaults.
 
     Raises NotNative for a model that needs transformers, ModelFilesError for a value of a wrong type.
@@ -32,7 +32,6 @@ def native_config(config: dict[str, Any], world_size: int) -> SimpleNamespace:
     require(fields["head_dim"] % WHOLE_VECTORS == 0, f"its heads are {fields['head_dim']} wide")
     attention_bias = bool(fields.get("attention_bias"))
     feed_forward_bias = bool(fields.get("mlp_bias"))
-    require(world_size == 1 or not (attention_bias or feed_forward_bias), "a bias is added after the ranks' sum")
     kinds = _layer_types(fields, config["num_hidden_layers"])
     return SimpleNamespace(
         model_type=kind,

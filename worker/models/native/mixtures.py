@@ -36,13 +36,15 @@ class Mixtures:
         pairs = [
             Expert(_struct(gate_up), _struct(down)) for gate_up, down in zip(experts.gate_up, experts.down, strict=True)
         ]
-        router = [block.gate.weight]
+        # gpt_oss has another name for it, and a bias.
+        gate = block.router if hasattr(block, "router") else block.gate
+        router = [gate.weight]
         shared = getattr(block, "shared_expert", None)
         if shared is not None:
             pairs.append(_shared(shared, sharded=experts is not block.experts))
             router.append(block.shared_expert_gate.weight)
         structs = (Expert * len(pairs))(*pairs)
-        routing = NativeLinear(router, None, [_lossless(router)] * len(router), self._threads)
+        routing = NativeLinear(router, getattr(gate, "bias", None), [_lossless(router)] * len(router), self._threads)
         self._kept += [structs, routing]
         self.structs = (Mixture * (len(self.structs) + 1))(
             *self.structs,

@@ -13,12 +13,13 @@ from worker.layers.norms import FusedRMSNorm
 from worker.layers.parallel import RowParallelLinear, VocabParallelHead
 from worker.models.native.mixtures import Mixtures
 from worker.models.native.unsupported import NotNative, require
-from worker.native.library import GELU_TANH, SILU, Layer, Linear, Model, Norm, Rotary
+from worker.native.library import CLAMPED_SWIGLU, GELU_TANH, SILU, Gate, Layer, Linear, Model, Norm, Rotary
 
 FAMILIES = {
     "gemma",
     "gemma2",
     "gemma3_text",
+    "gpt_oss",
     "internlm3",
     "llama",
     "ministral",
@@ -48,8 +49,6 @@ class Plan:
         config, body = model.config, model.model
         if config.model_type not in FAMILIES:
             raise NotNative(f"{config.model_type} has parts that are not written in C++")
-        activation = getattr(config, "hidden_activation", None) or config.hidden_act
-        require(activation in ACTIVATIONS, f"its activation is {activation}")
         require(len(layout.groups) == 1, "the heads of its layers differ in width or number")
         shared_heads, head_dim = layout.groups[0].kv_heads, layout.groups[0].head_dim
         require(head_dim % WHOLE_VECTORS == 0, f"its heads are {head_dim} wide")
@@ -58,10 +57,10 @@ class Plan:
         self.threads = self.head.threads
         rotaries = Rotaries(body.rotary_emb, head_dim)
         mixtures = Mixtures(self.threads)
-        layers = list[Layer]()
+        layers, self._biases = list[Layer](), list[Tensor]()
         for one, cache in zip(body.layers, layout.layers, strict=True):
             require(cache.source is None, "its layers share keys and values")
-            layers.append(_layer(one, cache.window, rotaries, mixtures.add(one.mlp, config)))
+            layers.append(_layer(one, cache.window, rotaries, mixtures.add(one.mlp, config), self._biases))
         self._layers, self._mixtures = (Layer * len(layers))(*layers), mixtures
         self._rotaries, self._frequencies = rotaries.structs, rotaries.frequencies
         self.model = Model(
@@ -78,7 +77,7 @@ class Plan:
             attention_scale=body.layers[0].self_attn.scaling,
             attention_cap=getattr(config, "attn_logit_softcapping", None) or 0.0,
             logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
-            activation=ACTIVATIONS[activation],
+            gate=_gate(config),
             last=_norm(body.norm),
             head=self.head.struct,
         )
@@ -108,8 +107,18 @@ class Rotaries:
         return self._types.index(attention.layer_type) if self._types else 0
 
 
-def _layer(layer: Any, window: int | None, rotaries: Rotaries, mixture: int) -> Layer:
+def _gate(config: Any) -> Gate:
+    if config.model_type == "gpt_oss":
+        return Gate(CLAMPED_SWIGLU, config.swiglu_alpha, config.swiglu_limit)
+    activation = getattr(config, "hidden_activation", None) or config.hidden_act
+    require(activation in ACTIVATIONS, f"its activation is {activation}")
+    return Gate(ACTIVATIONS[activation])
+
+
+def _layer(layer: Any, window: int | None, rotaries: Rotaries, mixture: int, biases: list[Tensor]) -> Layer:
+    """`biases` keeps alive those that only the struct points to."""
     attention, feed_forward = layer.self_attn, layer.mlp
+    sinks = getattr(attention, "sinks", None)
     # The families that norm the output of sublayers have another name for the norm before the feed-forward network.
     both_sides = hasattr(layer, "pre_feedforward_layernorm")
     return Layer(
@@ -120,9 +129,10 @@ def _layer(layer: Any, window: int | None, rotaries: Rotaries, mixture: int) -> 
         query=_norm(getattr(attention, "q_norm", None)),
         key=_norm(getattr(attention, "k_norm", None)),
         query_key_value=_joined(attention, "q_proj_k_proj_v_proj"),
-        attention_out=_native(attention.o_proj).struct,
+        attention_out=_summed(attention.o_proj, biases),
         gate_up=_joined(feed_forward, "gate_proj_up_proj") if mixture < 0 else Linear(),
-        down=_native(feed_forward.down_proj).struct if mixture < 0 else Linear(),
+        down=_summed(feed_forward.down_proj, biases) if mixture < 0 else Linear(),
+        sinks=None if sinks is None else sinks.data_ptr(),
         window=window or 0,
         rotary=rotaries.index(attention),
         mixture=mixture,
@@ -141,9 +151,19 @@ def _joined(parent: Any, name: str) -> Linear:
     return _native(getattr(getattr(parent, name, None), "linear", None)).struct
 
 
+def _summed(linear: Any, biases: list[Tensor]) -> Linear:
+    """A layer whose outputs are summed over the ranks: the first rank's product has the bias."""
+    if not isinstance(linear, RowParallelLinear):
+        return _native(linear).struct
+    partial = _native(linear.partial)
+    if linear.bias is None or not linear.is_first:
+        return partial.struct
+    biases.append(partial.padded(linear.bias))
+    struct = Linear.from_buffer_copy(partial.struct)
+    struct.bias = biases[-1].data_ptr()
+    return struct
+
+
 def _native(linear: Any) -> NativeLinear:
-    if isinstance(linear, RowParallelLinear):
-        require(linear.bias is None, "a bias is added after the ranks' sum")
-        linear = linear.partial
     require(isinstance(linear, NativeLinear), f"its {type(linear).__name__} is torch's")
     return linear

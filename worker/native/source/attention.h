@@ -25,6 +25,7 @@ struct Task {
   int64_t position;  // of the first token
   int64_t window;    // 0: sees everything
   float scale, cap;  // cap 0: scores stay
+  const float* sinks;  // by head; null: none
 };
 
 inline int64_t first_seen(const Task& task, int64_t token) {
@@ -60,20 +61,22 @@ void score(const float* keys, const float* next, const float* queries, int64_t d
   for (int i = 0; i < COUNT; ++i) store(scores + i * room, across<KEYS>(parts[i]));
 }
 
-// Scores become weights that add up to one; `positions` of them from `front` on are seen, the others of `room` get 0.
-inline void soften(float* scores, int64_t front, int64_t positions, int64_t room) {
+// Scores become weights that add up to one, or with `sink`, the score of a position without a value, to less; `positions` of them
+// from `front` on are seen, the others of `room` get 0.
+inline void soften(float* scores, int64_t front, int64_t positions, int64_t room, const float* sink) {
   for (int64_t i = 0; i < front; ++i) scores[i] = -INFINITY;
   for (int64_t i = front + positions; i < room; ++i) scores[i] = -INFINITY;
   Floats most = load(scores);
   for (int64_t i = LANES; i < room; i += LANES) most = larger(most, load(scores + i));
-  const Floats top = all(largest(most));
+  const float highest = sink ? std::max(largest(most), *sink) : largest(most);
+  const Floats top = all(highest);
   Floats total = all(0.0f);
   for (int64_t i = 0; i < room; i += LANES) {
     const Floats weight = exponential(load(scores + i) - top);
     store(scores + i, weight);
     total = total + weight;
   }
-  const Floats share = all(1.0f / sum(total));
+  const Floats share = all(1.0f / (sum(total) + (sink ? std::exp(*sink - highest) : 0.0f)));
   for (int64_t i = 0; i < room; i += LANES) store(scores + i, load(scores + i) * share);
 }
 
@@ -135,7 +138,7 @@ inline void attend(const Task& task, float* scratch) {
     for (int64_t head = 0; head < task.heads; ++head) {
       float* own = scores + (token * task.heads + head) * room;
       if (task.cap) cap_all(own, room, task.cap);
-      soften(own, first - start, seen, room);
+      soften(own, first - start, seen, room, task.sinks ? task.sinks + head : nullptr);
     }
     const float* values = task.values + first * task.dim;
     for (int64_t head = 0; head < task.heads; head += 2) {

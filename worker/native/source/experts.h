@@ -54,8 +54,8 @@ inline void choose(const Mixture& mixture, float* scores, int32_t* chosen, float
 // One mixture of one step, as a thread sees it.
 class MixturePass {
  public:
-  MixturePass(const Mixture& mixture, Activation activation, const MixtureRoom& room, int64_t tokens, int64_t hidden)
-      : mixture_(mixture), activation_(activation), room_(room), tokens_(tokens), hidden_(hidden) {}
+  MixturePass(const Mixture& mixture, const Gate& gate, const MixtureRoom& room, int64_t tokens, int64_t hidden)
+      : mixture_(mixture), gate_(gate), room_(room), tokens_(tokens), hidden_(hidden) {}
 
   // out (tokens, hidden) from x (tokens, hidden); they may be the same.
   void run(Hand& hand, const float* x, float* out) {
@@ -76,7 +76,7 @@ class MixturePass {
     each_slot(hand, [&](int64_t slot) {
       const Expert& expert = owner(slot);
       const int64_t first = room_.starts[room_.owners[slot]], width = expert.down.inputs;
-      gate(activation_, room_.both + first * 2 * room_.width + (slot - first) * 2 * width, width, room_.gated + slot * room_.width);
+      gate(gate_, room_.both + first * 2 * room_.width + (slot - first) * 2 * width, width, room_.gated + slot * room_.width);
       prepare(expert.down, gated, slot);
     });
     multiply(hand, &Expert::down, room_.down_costs, gated, room_.rows, hidden_);
@@ -152,7 +152,7 @@ class MixturePass {
   }
 
   const Mixture& mixture_;
-  const Activation activation_;
+  const Gate gate_;
   const MixtureRoom& room_;
   const int64_t tokens_, hidden_;
 };

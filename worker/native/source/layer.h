@@ -24,10 +24,18 @@ enum Kind : int32_t {
   MXFP4_BLOCKS,
   E4M3_GROUPS,  // see blocks/groups.h
   INT4_GROUPS,
+  E2M1_GROUPS,
 };
 
 // Of the gate of a feed-forward network.
-enum Activation : int32_t { SILU, GELU_TANH };
+enum Activation : int32_t { SILU, GELU_TANH, CLAMPED_SWIGLU };
+
+// The product of gate and up: activation(gate) · up. CLAMPED_SWIGLU, of gpt_oss, is g / (1 + e^(-slope · g)) · (u + 1), with g at most
+// `limit` and u within ± limit.
+struct Gate {
+  Activation activation;
+  float slope, limit;  // of CLAMPED_SWIGLU
+};
 
 // Outputs [first, first + outputs) of a linear layer, with weights of one kind.
 struct Matrix {
@@ -36,7 +44,7 @@ struct Matrix {
   const int32_t* sums;  // INT8: by output, what OFFSET (simd.h) adds to its integer sums
   int64_t first, outputs;
   Kind kind;
-  const uint8_t* zeros;  // groups of INT4
+  const uint8_t* zeros;  // groups of INT4; of E2M1 the scales, as exponents of two
   int64_t group;         // inputs that share a scale
 };
 
@@ -80,6 +88,7 @@ struct Mixture {
 struct Layer {
   Norm before_attention, after_attention, before_feed_forward, after_feed_forward, query, key;
   Linear query_key_value, attention_out, gate_up, down;
+  const float* sinks;  // by head, the score of an additional position without a value; null: none
   int64_t window;  // positions that a token sees, itself included; 0: all
   int64_t rotary;  // index into the model's; -1: the layer's heads are not rotated
   int64_t mixture;  // index into the model's, instead of `gate_up` and `down`; -1: none
@@ -97,7 +106,7 @@ struct Model {
   int64_t mixture_count;
   float attention_scale;
   float attention_cap, logit_cap;  // x becomes cap · tanh(x / cap); 0: stays
-  Activation activation;
+  Gate gate;
   Norm last;
   Linear head;
 };

@@ -57,7 +57,7 @@ inline void place_bytes(const Matrix& matrix, int64_t inputs, const float* row, 
 
 inline void pack(Hand& hand, const Matrix& matrix, int64_t inputs, const void* rows, int64_t count, int64_t first) {
   if (in_blocks(matrix.kind)) return pack_blocks(hand, matrix, inputs, rows, count, first);
-  if (matrix.kind == INT4_GROUPS) return place_nibbles(hand, matrix, inputs, static_cast<const uint8_t*>(rows), count, first);
+  if (matrix.kind == INT4_GROUPS || matrix.kind == E2M1_GROUPS) return place_nibbles(hand, matrix, inputs, static_cast<const uint8_t*>(rows), count, first);
   if (matrix.kind == E4M3_GROUPS) return place(hand, matrix, inputs, static_cast<const uint8_t*>(rows), count, first);
   if (matrix.kind == FLOAT32) return place(hand, matrix, inputs, static_cast<const float*>(rows), count, first);
   if (matrix.kind != INT8) return place(hand, matrix, inputs, static_cast<const uint16_t*>(rows), count, first);

@@ -42,9 +42,24 @@ inline void gate(const float* both, int64_t count, float* out) {
   for (; at < count; ++at) out[at] = both[at] / (1.0f + std::exp(-slope<KIND>(both[at]))) * both[count + at];
 }
 
-inline void gate(Activation activation, const float* both, int64_t count, float* out) {
-  if (activation == SILU) return gate<SILU>(both, count, out);
-  gate<GELU_TANH>(both, count, out);
+inline void clamped_swiglu(const Gate& by, const float* both, int64_t count, float* out) {
+  int64_t at = 0;
+  const Floats limit = all(by.limit), least = all(-by.limit), one = all(1.0f);
+  for (; at + LANES <= count; at += LANES) {  // NaN stays NaN
+    const Floats x = smaller(limit, load(both + at)), up = larger(least, smaller(limit, load(both + count + at)));
+    store(out + at, x / (one + exponential(all(-by.slope) * x)) * (up + one));
+  }
+  for (; at < count; ++at) {
+    const float gated = both[at], up = both[count + at], x = gated > by.limit ? by.limit : gated;
+    const float clamped = up > by.limit ? by.limit : up < -by.limit ? -by.limit : up;
+    out[at] = x / (1.0f + std::exp(-by.slope * x)) * (clamped + 1.0f);
+  }
+}
+
+inline void gate(const Gate& by, const float* both, int64_t count, float* out) {
+  if (by.activation == SILU) return gate<SILU>(both, count, out);
+  if (by.activation == GELU_TANH) return gate<GELU_TANH>(both, count, out);
+  clamped_swiglu(by, both, count, out);
 }
 
 // The sines and cosines of a position: (cosines of dim / 2, sines of dim / 2).

@@ -93,14 +93,14 @@ class Step {
 
   void feed_forward(Hand& hand, const Layer& layer) {
     if (layer.mixture >= 0) {
-      MixturePass(mixtures_[layer.mixture], model_.activation, scratch_.mixture, batch_.tokens, model_.hidden)
+      MixturePass(mixtures_[layer.mixture], model_.gate, scratch_.mixture, batch_.tokens, model_.hidden)
           .run(hand, scratch_.normed, scratch_.normed);
       return add_sums(hand, layer.after_feed_forward);
     }
     const int64_t inner = layer.down.inputs;
     multiply(hand, layer.gate_up, scratch_.normed, scratch_.both);
     each_token(hand, [&](int64_t token) {
-      gate(model_.activation, scratch_.both + token * 2 * inner, inner, scratch_.gated + token * inner);
+      gate(model_.gate, scratch_.both + token * 2 * inner, inner, scratch_.gated + token * inner);
     });
     add(hand, layer.down, scratch_.gated, layer.after_feed_forward);
   }
@@ -159,6 +159,7 @@ class Step {
     task.stride = width(), task.out_stride = model_.heads * dim;
     task.dim = dim, task.heads = heads, task.tokens = piece.count;
     task.position = span.offset + piece.first, task.window = layer.window;
+    task.sinks = layer.sinks ? layer.sinks + shared * heads : nullptr;
     task.scale = model_.attention_scale, task.cap = model_.attention_cap;
     return task;
   }

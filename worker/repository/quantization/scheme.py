@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from control.errors import UnsupportedArchitecture
-from worker.repository.quantization import compressed_tensors
+from worker.repository.quantization import compressed_tensors, mxfp4
 from worker.repository.quantization.fields import Fields
 
-SERVED = "fp8, compressed-tensors (W8A8, W4A16, FP8), awq and gptq of 4 bits"
+SERVED = "fp8, compressed-tensors (W8A8, W4A16, FP8), awq and gptq of 4 bits, mxfp4 (gpt_oss)"
 
-E4M3, INT8, INT4 = "e4m3", "int8", "int4"
-"""Kinds of stored weights: 8-bit floats, and whole numbers of 8 and 4 bits."""
+E4M3, INT8, INT4, E2M1 = "e4m3", "int8", "int4", "e2m1"
+"""Kinds of stored weights: 8-bit floats, whole numbers of 8 and 4 bits, and 4-bit floats."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,11 @@ def _gptq(fields: Fields) -> Scheme:
     return Scheme("gptq", frozenset({INT4}), group=fields.group("group_size"), zero_offset=int(layout != "gptq_v2"))
 
 
+def _mxfp4(fields: Fields) -> Scheme:
+    """gpt_oss as it is published; `modules_to_not_convert` names what the tensors show."""
+    return Scheme("mxfp4", frozenset({E2M1}), group=mxfp4.GROUP)
+
+
 def _bits_and_bytes(fields: Fields) -> str:
     return f"'bitsandbytes' of {4 if fields.value('load_in_4bit') else 8} bits"
 
@@ -94,4 +99,5 @@ PARSERS: dict[str, Callable[[Fields], Scheme]] = {
     "compressed-tensors": _compressed,
     "awq": _awq,
     "gptq": _gptq,
+    "mxfp4": _mxfp4,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +11,11 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from worker.repository.multimodal import text_name
+from worker.repository.quantization import mxfp4, shares
+from worker.repository.quantization.linear import QuantizedLinear
 from worker.repository.quantization.scheme import E4M3, INT4, INT8, Scheme, scheme_of
 
 FLOATS = {"F16", "BF16", "F32"}
-ROW_PARALLEL = ("o_proj", "down_proj", "c_proj", "dense", "fc2")
-"""Layers of whose inputs each rank has a share."""
-
 MARKS = {
     "fp8": (".weight_scale_inv", ".weight_scale"),
     "compressed-tensors": (".weight_scale", ".weight_packed"),
@@ -43,21 +41,6 @@ class Header:
     dtype: str
     shape: tuple[int, ...]
     file: Path
-
-
-@dataclass(frozen=True)
-class QuantizedLinear:
-    """The stored weight of one linear layer. `group` inputs share a scale, in `rows` outputs; `scale` and `zeros` are
-    tensors' names, `zeros` None where there are none."""
-
-    kind: str
-    weight: str
-    scale: str
-    zeros: str | None
-    outputs: int
-    inputs: int
-    group: int
-    rows: int = 1
 
 
 Headers = dict[str, Header]
@@ -94,26 +77,43 @@ def check(config: dict[str, Any], files: list[Path], tp: int, devices: Sequence[
                 f"Quantized checkpoints ({scheme.method}) are for CPUs, not for {device}: use --devices cpu, or the "
                 "unquantized checkpoint"
             )
-    sizes = _sizes(config)
-    for module, linear in layers(scheme, headers_of(files)).items():
-        expected = sizes.get(module.rpartition(".")[2], (linear.outputs, linear.inputs))
+    headers = headers_of(files)
+    if scheme.method == "mxfp4":
+        mxfp4.check(config, headers, tp)
+        return
+    found = layers(scheme, headers)
+    ends = shares.borders(found)
+    for module, linear in found.items():
+        expected = _sizes(config, module).get(module.rpartition(".")[2], (linear.outputs, linear.inputs))
         if (linear.outputs, linear.inputs) != expected:
             raise ModelFilesError(
                 f"{linear.weight} has {linear.outputs} outputs of {linear.inputs} inputs; config.json says "
                 f"{expected[0]} of {expected[1]}. Is this the checkpoint of its config?"
             )
-        _check_share(module, linear, tp)
+        shares.check(module, linear, ends, tp)
 
 
-def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of the layers that most families have, by name."""
+def borders(config: dict[str, Any], files: list[Path]) -> tuple[int, ...]:
+    """The inputs of groups of feed-forward layers, at whose multiples the ranks' shares end; the largest first."""
+    scheme = scheme_of(config)
+    if scheme is None:
+        return ()
+    return (mxfp4.GROUP,) if scheme.method == "mxfp4" else shares.borders(layers(scheme, headers_of(files)))
+
+
+def _sizes(config: dict[str, Any], module: str) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) by name of the layers that most families have; of experts if `module` is one's."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or not heads:
         return {}
     head = config.get("head_dim") or hidden // heads
     sizes = {"q_proj": (heads * head, hidden), "o_proj": (hidden, heads * head)}
-    if isinstance(inner := config.get("intermediate_size"), int):
-        sizes |= {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    if ".shared_expert" in module:
+        return sizes
+    own = config.get("moe_intermediate_size") if ".experts." in module else None
+    if isinstance(inner := own or config.get("intermediate_size"), int):
+        sizes |= dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), (inner, hidden))
+        sizes |= dict.fromkeys(("down_proj", "w2"), (hidden, inner))
     if isinstance(shared := config.get("num_key_value_heads"), int):
         sizes |= dict.fromkeys(("k_proj", "v_proj"), (shared * head, hidden))
     return sizes
@@ -266,19 +266,3 @@ READERS: dict[str, Callable[[_Tensors, Scheme], QuantizedLinear]] = {
     "awq": _awq,
     "gptq": _gptq,
 }
-
-
-def _check_share(module: str, linear: QuantizedLinear, tp: int) -> None:
-    """Ranks have whole groups of a row-parallel layer's inputs."""
-    if tp == 1 or linear.group == linear.inputs or not re.search(rf"\.({'|'.join(ROW_PARALLEL)})$", module):
-        return
-    if not _shared(linear, tp):
-        fitting = [str(one) for one in range(1, 65) if _shared(linear, one)]
-        raise UnsupportedArchitecture(
-            f"{linear.weight} has {linear.inputs} inputs in groups of {linear.group}, which {tp} ranks can't share by "
-            f"whole groups. Use one of --tp {', '.join(fitting[:8])}."
-        )
-
-
-def _shared(linear: QuantizedLinear, tp: int) -> bool:
-    return all(linear.inputs * rank // tp % linear.group == 0 for rank in range(1, tp)) and linear.inputs >= tp

@@ -32,8 +32,8 @@ from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]
 
-PACKABLE = sorted(name for name, family in FAMILIES.items() if family.experts is None or family.expert_keys is not None)
-"""All but those whose experts are stored together."""
+CHANGES = {"gpt_oss": {"num_experts_per_tok": 4}}
+"""All experts, where a rounding would send some tokens to another one."""
 
 QUANTS = ["f16", "int8"]
 JOBS = [Job(1, list(range(20)), 8, 10), Job(2, list(range(40, 45)), 8, 10, start=3)]
@@ -50,7 +50,9 @@ def tame(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     def of(family: str) -> Path:
         if family not in made:
             folder = tmp_path_factory.mktemp(f"tame-{family}")
-            made[family] = models.make(family, folder, initializer_range=0.05, norm_noise=0.1)
+            made[family] = models.make(
+                family, folder, initializer_range=0.05, norm_noise=0.1, **CHANGES.get(family, {})
+            )
         return made[family]
 
     return of
@@ -71,7 +73,7 @@ def prompts(count: int, length: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("quant", [*QUANTS, "int8 in 7 bits"])
-@pytest.mark.parametrize("family", PACKABLE)
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_logits_point_the_same_way(family: str, quant: str, tame: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cosine between packed and float32 logits is at least 0.999 in each family, and 0.998 with 7-bit weights."""
     folder, asked = tame(family), prompts(4, 24)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from worker.layers.linear import NativeLinear, threads_here
-from worker.layers.quantized.grouped import E4M3, INT4, INT8, Grouped, GroupedLinear, rounded
+from worker.layers.quantized.grouped import E2M1, E4M3, INT4, INT8, Grouped, GroupedLinear, rounded
 from worker.native.library import Groups
 
 THREADS = threads_here()
@@ -24,12 +24,15 @@ def grouped(kind: str, outputs: int, inputs: int, group: int) -> Grouped:
     """Random codes, each but NaN among them."""
     generator = torch.Generator().manual_seed(outputs)
     codes = torch.randint(
-        0, 256, (outputs, inputs // (2 if kind == INT4 else 1)), dtype=torch.uint8, generator=generator
+        0, 256, (outputs, inputs // (2 if kind in (INT4, E2M1) else 1)), dtype=torch.uint8, generator=generator
     )
     if kind == E4M3:
         codes[(codes & 0x7F) == 0x7F] = 0x07
     shape = outputs, 1 if kind == INT8 else -(-inputs // group)
     zeros = torch.randint(0, 16, shape, dtype=torch.uint8, generator=generator) if kind == INT4 else None
+    if kind == E2M1:
+        scales = torch.randint(100, 135, shape, dtype=torch.uint8, generator=generator)
+        return Grouped(kind, codes, scales, None, group)
     return Grouped(kind, codes, torch.rand(shape, generator=generator) / 100, zeros, inputs if kind == INT8 else group)
 
 
@@ -45,7 +48,9 @@ def layers(part: Grouped, bias: torch.Tensor) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"), [*((kind, shape) for kind in (E4M3, INT4) for shape in SHAPES), (E4M3, (20, 90, 64))], ids=str
+    ("kind", "shape"),
+    [*((kind, shape) for kind in (E4M3, INT4, E2M1) for shape in SHAPES), (E4M3, (20, 90, 64))],
+    ids=str,
 )
 def test_products_are_those_of_the_formula(kind: str, shape: tuple[int, int, int]) -> None:
     """Within 1e-5 of the product in float64, a short last group of 8-bit floats included."""
@@ -73,7 +78,7 @@ def test_two_factors_of_eight_bits(shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.skipif(THREADS is None, reason="no C++ compiler, or a processor without AVX2")
-@pytest.mark.parametrize("kind", [E4M3, INT4])
+@pytest.mark.parametrize("kind", [E4M3, INT4, E2M1])
 def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
     """Alone, among others, beside plain matrices in one product, and beside NaN, which stays in its row."""
     assert THREADS is not None
@@ -93,7 +98,7 @@ def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
 
 def test_weights_keep_their_width() -> None:
     """Four bits, or eight, and the scales: in torch's layer and in C++."""
-    for kind, bits in ((INT4, 4), (E4M3, 8)):
+    for kind, bits in ((INT4, 4), (E4M3, 8), (E2M1, 4)):
         part = grouped(kind, 256, 1024, 128)
         for layer in layers(part, torch.zeros(256)):
             assert cast(int, layer.packed_bytes) < (bits / 8 * 1.1) * 256 * 1024

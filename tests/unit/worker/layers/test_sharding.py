@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.formats.roles import Roles
-from worker.layers.sharding import ShardPlan, padded_share, share
+from worker.formats.shares import padded_share, share
+from worker.layers.sharding import ShardPlan
 
 ROLES: Roles = {
     "self_attn.q_proj": "colwise",

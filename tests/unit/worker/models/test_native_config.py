@@ -68,7 +68,7 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     given = config_json(family, **changes)
     config = configuration(given)
     theirs: Any = meta_model(config, torch.float32, torch.device("cpu"))
-    ours: Any = native_meta_model(native_config(given, 1), given)
+    ours: Any = native_meta_model(native_config(given), given)
     assert shapes(ours) == shapes(theirs)
     assert torch.equal(ours.model.rotary_emb.inv_freq, theirs.model.rotary_emb.inv_freq)
     assert ours.model.rotary_emb.attention_scaling == theirs.model.rotary_emb.attention_scaling
@@ -110,14 +110,7 @@ def windows_of(model: Any) -> list[int | None]:
 def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: str) -> None:
     given = config_json("llama", **changes)
     with pytest.raises(NotNative, match=message):
-        native_meta_model(native_config(given, 1), given)
-
-
-def test_a_bias_after_the_sum_needs_one_rank() -> None:
-    given = config_json("llama", attention_bias=True)
-    assert native_config(given, 1).output_bias
-    with pytest.raises(NotNative, match="after the ranks' sum"):
-        native_config(given, 2)
+        native_meta_model(native_config(given), given)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +125,7 @@ def test_a_bias_after_the_sum_needs_one_rank() -> None:
 )
 def test_values_of_a_wrong_type(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelFilesError, match=message):
-        native_config(config_json("qwen3", **changes), 1)
+        native_config(config_json("qwen3", **changes))
 
 
 def test_a_rotary_parameter_that_is_missing() -> None:

@@ -202,10 +202,15 @@ def test_a_quantized_vocabulary(tmp_path: Path) -> None:
 
 
 def test_ranks_share_whole_groups(tmp_path: Path) -> None:
-    """A row-parallel layer of three groups is shared by three ranks, not by two; the message has what fits."""
+    """A feed-forward layer of three groups is shared by two ranks and by three, not by four. Heads are shared evenly:
+    an attention's three groups are not shared by two. The message has what fits."""
+    gate(tmp_path, GPTQ, GPTQ_DOWN, 2)
+    with pytest.raises(UnsupportedArchitecture, match=r"96 inputs in groups of 32, which 4 ranks.*--tp 1, 2, 3\."):
+        gate(tmp_path, GPTQ, GPTQ_DOWN, 4)
+    attention = {name.replace("down_proj", "o_proj"): entry for name, entry in GPTQ_DOWN.items()}
     with pytest.raises(UnsupportedArchitecture, match=r"96 inputs in groups of 32, which 2 ranks.*--tp 1, 3\."):
-        gate(tmp_path, GPTQ, GPTQ_DOWN, 2)
-    gate(tmp_path, GPTQ, {name.replace("down", "up"): entry for name, entry in GPTQ_DOWN.items()}, 2)
+        gate(tmp_path, GPTQ, attention, 2)
+    gate(tmp_path, GPTQ, {name.replace("down", "up"): entry for name, entry in GPTQ_DOWN.items()}, 4)
 
 
 def test_another_model_s_tensors(tmp_path: Path) -> None:
@@ -215,13 +220,19 @@ def test_another_model_s_tensors(tmp_path: Path) -> None:
         tensors.check(config, written(tmp_path, GPTQ_DOWN), 1, ["cpu"])
 
 
-def test_devices_and_experts(tmp_path: Path) -> None:
-    """A GPU and a mixture of experts are refused."""
+def test_devices(tmp_path: Path) -> None:
+    """A GPU is refused."""
     with pytest.raises(SettingsError, match="are for CPUs, not for cuda:0: use --devices cpu"):
         tensors.check({"quantization_config": GPTQ}, written(tmp_path, GPTQ_DOWN), 1, ["cuda:0"])
-    config = LLAMA | {"model_type": "qwen3_moe", "num_experts": 4, "quantization_config": GPTQ}
-    with pytest.raises(UnsupportedArchitecture, match="'qwen3_moe' with quantized experts"):
-        validation.check(config, 1)
+
+
+def test_experts_are_checked_with_their_own_width(tmp_path: Path) -> None:
+    config = LLAMA | {"moe_intermediate_size": 96, "quantization_config": GPTQ}
+    entries = {name.replace("a.down", "a.mlp.experts.3.down"): entry for name, entry in GPTQ_DOWN.items()}
+    tensors.check(config, written(tmp_path, entries), 3, ["cpu"])
+    config["moe_intermediate_size"] = 32
+    with pytest.raises(ModelFilesError, match=r"experts.3.down_proj.qweight .* config.json says 64 of 32"):
+        tensors.check(config, written(tmp_path, entries), 1, ["cpu"])
 
 
 def test_a_damaged_header(tmp_path: Path) -> None:

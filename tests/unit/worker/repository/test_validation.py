@@ -75,16 +75,6 @@ def test_a_context_beyond_the_models_own() -> None:
         validation.check(LLAMA, 1, max_context=own + 1)
 
 
-def test_experts_stored_together_are_not_packed() -> None:
-    """A mixture whose experts are stored together is refused by its type where packed weights are asked for."""
-    config = LLAMA | {"num_experts": 4, "num_local_experts": 4}
-    validation.check(config | {"model_type": "mixtral"}, 1, quant="f16")
-    config["model_type"] = "gpt_oss"
-    validation.check(config, 1)
-    with pytest.raises(UnsupportedArchitecture, match=r"'gpt_oss'.*--quant f16.*Leave --quant out"):
-        validation.check(config, 1, quant="f16")
-
-
 def test_silent_configurations_use_the_familys_default() -> None:
     """Without num_key_value_heads llama has as many as query heads, mistral transformers' own eight."""
     silent = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}

@@ -1,7 +1,7 @@
 // Weights as codes with a scale for each group of inputs, multiplied by floats: w = scale · (code - zero). Sums of a group are
 // floats and are scaled once.
 //
-// A panel holds, for one input after the other, the codes of its outputs: E4M3 a byte for each, INT4 half a byte, the first
+// A panel holds, for one input after the other, the codes of its outputs: E4M3 a byte for each, INT4 and E2M1 half a byte, the first
 // LANES outputs in the low halves. Scales and zeros lie apart, PANEL of them for each group of a panel.
 #pragma once
 
@@ -32,26 +32,51 @@ inline Floats load_e4m3(const uint8_t* from) {
 }
 #endif
 
-// Reads the codes of one input: `BYTES` of them for a panel.
+// Twice the value of numbers of 4 bits (sign, two bits of exponent, one of mantissa), whose bits are the lowest of LANES integers.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+inline Floats doubled_e2m1(Ints codes) {
+  return _mm512_permutexvar_ps(codes, _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12));
+}
+#else
+inline Floats doubled_e2m1(Ints codes) {
+  const Floats magnitude = _mm256_permutevar8x32_ps(_mm256_setr_ps(0, 1, 2, 3, 4, 6, 8, 12), codes);
+  const Ints sign = _mm256_slli_epi32(_mm256_and_si256(codes, all(8)), 28);
+  return _mm256_or_ps(magnitude, _mm256_castsi256_ps(sign));
+}
+#endif
+
+// Reads the codes of one input: `BYTES` of them for a panel. `at`: the place of a group's scales.
 struct E4M3Codes {
   static constexpr int64_t BYTES = PANEL;
-  explicit E4M3Codes(const uint8_t*) {}
+  E4M3Codes(const Matrix&, int64_t) {}
+  static Floats scales(const Matrix& matrix, int64_t at) { return load(matrix.scales + at); }
   void read(const uint8_t* from, Floats& low, Floats& high) const { low = load_e4m3(from), high = load_e4m3(from + LANES); }
 };
 
 struct Int4Codes {
   static constexpr int64_t BYTES = PANEL / 2;
   Floats low_zeros, high_zeros;
-  explicit Int4Codes(const uint8_t* zeros)
-      : low_zeros(to_floats(widened(zeros))), high_zeros(to_floats(widened(zeros + LANES))) {}
+  Int4Codes(const Matrix& matrix, int64_t at)
+      : low_zeros(to_floats(widened(matrix.zeros + at))), high_zeros(to_floats(widened(matrix.zeros + at + LANES))) {}
+  static Floats scales(const Matrix& matrix, int64_t at) { return load(matrix.scales + at); }
   void read(const uint8_t* from, Floats& low, Floats& high) const {
     const Ints both = widened(from);
     low = to_floats(both & all(15)) - low_zeros, high = to_floats(shifted_right(both, 4)) - high_zeros;
   }
 };
 
+struct E2M1Codes {
+  static constexpr int64_t BYTES = PANEL / 2;
+  E2M1Codes(const Matrix&, int64_t) {}
+  static Floats scales(const Matrix& matrix, int64_t at) { return halved_powers(matrix.zeros + at); }
+  void read(const uint8_t* from, Floats& low, Floats& high) const {
+    const Ints both = widened(from);
+    low = doubled_e2m1(both), high = doubled_e2m1(shifted_right(both, 4));
+  }
+};
+
 inline int64_t group_panel_bytes(Kind kind, int64_t inputs) {
-  return inputs * (kind == INT4_GROUPS ? Int4Codes::BYTES : E4M3Codes::BYTES);
+  return inputs * (kind == E4M3_GROUPS ? E4M3Codes::BYTES : Int4Codes::BYTES);
 }
 
 // One panel for ROWS rows from `x` on; `totals` is (ROWS, PANEL).
@@ -59,13 +84,12 @@ template <typename Codes, int ROWS>
 void group_tile(const Matrix& matrix, int64_t inputs, const float* x, int64_t stride, int64_t panel, float* totals) {
   const int64_t groups = (inputs + matrix.group - 1) / matrix.group;
   const uint8_t* codes = static_cast<const uint8_t*>(matrix.weights) + panel * inputs * Codes::BYTES;
-  const float* scales = matrix.scales + panel * groups * PANEL;
-  const uint8_t* zeros = matrix.zeros + panel * groups * PANEL;
   Floats scaled[ROWS][2];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i) scaled[i][0] = scaled[i][1] = all(0.0f);
-  for (int64_t input = 0; input < inputs; scales += PANEL, zeros += PANEL) {
-    const Codes format(zeros);
+  for (int64_t input = 0, at = panel * groups * PANEL; input < inputs; at += PANEL) {
+    const Codes format(matrix, at);
+    const Floats low_scales = Codes::scales(matrix, at), high_scales = Codes::scales(matrix, at + LANES);
     Floats sums[ROWS][2];
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i) sums[i][0] = sums[i][1] = all(0.0f);
@@ -80,8 +104,8 @@ void group_tile(const Matrix& matrix, int64_t inputs, const float* x, int64_t st
     }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i) {
-      scaled[i][0] = fma(sums[i][0], load(scales), scaled[i][0]);
-      scaled[i][1] = fma(sums[i][1], load(scales + LANES), scaled[i][1]);
+      scaled[i][0] = fma(sums[i][0], low_scales, scaled[i][0]);
+      scaled[i][1] = fma(sums[i][1], high_scales, scaled[i][1]);
     }
   }
 #pragma GCC unroll 8
@@ -98,8 +122,8 @@ constexpr std::array<GroupTile, sizeof...(ROWS)> group_tiles(std::integer_sequen
 template <int MOST>
 GroupTile group_tile_for(Kind kind, int64_t rows) {
   using Counts = std::make_integer_sequence<int, MOST>;
-  static constexpr std::array<std::array<GroupTile, MOST>, 2> known = {
-      group_tiles<E4M3Codes>(Counts{}), group_tiles<Int4Codes>(Counts{})};
+  static constexpr std::array<std::array<GroupTile, MOST>, 3> known = {
+      group_tiles<E4M3Codes>(Counts{}), group_tiles<Int4Codes>(Counts{}), group_tiles<E2M1Codes>(Counts{})};
   return known[kind - E4M3_GROUPS][rows - 1];
 }
 
