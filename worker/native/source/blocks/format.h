@@ -78,45 +78,55 @@ inline int64_t block_panel_bytes(Kind kind, int64_t inputs) {
   return of_format(kind, [=](auto format) { return inputs / format.UNIT * format.BYTES * PANEL; }, int64_t{0});
 }
 
-// A run of a panel's inputs, ready to multiply.
-struct Unpacked {
-  alignas(64) uint8_t values[RUN * PANEL];  // by four inputs: (PANEL, 4)
-  alignas(64) float scales[RUN / 16 * PANEL];  // by SUB inputs: (PANEL)
+// The scales and minima of a run of a panel's inputs as floats, by SUB inputs: (PANEL).
+struct UnpackedScales {
+  alignas(64) float scales[RUN / 16 * PANEL];
   alignas(64) float minima[RUN / 16 * PANEL];
+};
+
+// A run of a panel's inputs, ready to multiply.
+struct Unpacked : UnpackedScales {
+  alignas(64) uint8_t values[RUN * PANEL];  // by four inputs: (PANEL, 4)
 };
 
 // Of four bits in MXFP4 (E2M1, doubled so that all are whole), 16 more.
 constexpr uint8_t E2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
-// Bytes from what is unpacked to what is asked for meanwhile: about a run. A processor foresees what is read from front to
-// back, but not beyond a page, and not while a run is multiplied.
-constexpr int64_t RUN_AHEAD = 5 * 1024;
+// The values of a block as a unit of the format F has them. `read`: four inputs of half a panel, as bytes.
+template <typename F>
+struct Packed {
+  static constexpr int64_t BYTES = F::BLOCK_BYTES * PANEL;  // of a block
+
+  static Ints read(const uint8_t* block, int half, int step) {
+    // Vector v holds the steps v, v + COUNT, v + 2 COUNT, … of its kind of bits.
+    constexpr int COUNT = STEPS * F::LOW / 8, HIGH_COUNT = F::HIGH ? STEPS * F::HIGH / 8 : 1;
+    Ints values = load(block + (step % COUNT * 2 + half) * VECTOR);
+    if constexpr (F::LOW < 8)
+      values = shifted_right(values, step / COUNT * F::LOW) & all_bytes((1 << F::LOW) - 1);
+    if constexpr (F::HIGH > 0) {
+      const int up = F::LOW - step / HIGH_COUNT * F::HIGH;
+      const Ints bits = load(block + F::LOW_BYTES * PANEL + (step % HIGH_COUNT * 2 + half) * VECTOR);
+      values = values | ((up > 0 ? shifted_left(bits, up) : shifted_right(bits, -up)) &
+                         all_bytes(((1 << F::HIGH) - 1) << F::LOW));
+    }
+    if constexpr (F::SCALES == Scales::EXPONENT) values = from_table(E2M1, values);
+    if constexpr (F::LOW == 8 && !BYTE_WEIGHTS) values = values ^ all_bytes(-128);
+    return values;
+  }
+};
+
+// The values of a block of `Unpacked`.
+struct Ready {
+  static constexpr int64_t BYTES = BLOCK * PANEL;
+
+  static Ints read(const uint8_t* block, int half, int step) { return load(block + (step * 2 + half) * VECTOR); }
+};
 
 template <typename F>
-void unpack_values(const uint8_t* from, uint8_t* to) {
-  constexpr int HALVES = 2 * VECTOR, SHARE = 8 / F::LOW, HIGH_SHARE = F::HIGH ? 8 / F::HIGH : 1;
-  for (int half = 0; half < 2; ++half, from += VECTOR, to += VECTOR) {
-    const uint8_t* high = from + F::LOW_BYTES * PANEL;
+void unpack_values(const uint8_t* block, uint8_t* to) {
+  for (int half = 0; half < 2; ++half)
 #pragma GCC unroll 8
-    for (int step = 0; step < STEPS; ++step) {
-      // Vector v holds the steps v, v + COUNT, v + 2 COUNT, … of its kind of bits.
-      constexpr int COUNT = STEPS / SHARE, HIGH_COUNT = STEPS / HIGH_SHARE;
-      if (step < COUNT) __builtin_prefetch(from + step * HALVES + RUN_AHEAD);
-      if (F::HIGH > 0 && step < HIGH_COUNT) __builtin_prefetch(high + step * HALVES + RUN_AHEAD);
-      Ints values = load(from + step % COUNT * HALVES);
-      if constexpr (F::LOW < 8)
-        values = shifted_right(values, step / COUNT * F::LOW) & all_bytes((1 << F::LOW) - 1);
-      if constexpr (F::HIGH > 0) {
-        const int up = F::LOW - step / HIGH_COUNT * F::HIGH;
-        const Ints bits = load(high + step % HIGH_COUNT * HALVES);
-        values = values | ((up > 0 ? shifted_left(bits, up) : shifted_right(bits, -up)) &
-                           all_bytes(((1 << F::HIGH) - 1) << F::LOW));
-      }
-      if constexpr (F::SCALES == Scales::EXPONENT) values = from_table(E2M1, values);
-      if constexpr (F::LOW == 8 && !BYTE_WEIGHTS) values = values ^ all_bytes(-128);
-      store(to + step * HALVES, values);
-    }
-  }
+    for (int step = 0; step < STEPS; ++step) store(to + (step * 2 + half) * VECTOR, Packed<F>::read(block, half, step));
 }
 
 template <typename F>

@@ -16,73 +16,100 @@ constexpr int64_t GROUP = 128;  // rows for which a panel is unpacked once
 // How a scale's inputs are summed.
 enum class Form { OFFSET_VALUES, MINIMA, SIGNED };
 
-// Adds a run's blocks, `blocks` of them from `block` on, to the totals (ROWS, PANEL) of the rows from `row` on.
-template <int ROWS, int SUB, Form FORM>
-void block_tile(const Unpacked& run, int64_t blocks, const BlockRows& x, int64_t row, int64_t block, int shift, float* totals) {
+// Memory that is read soon: `bytes` of it are asked for with each block that is multiplied, so that memory and products take
+// their time together. A processor foresees what is read from front to back, but not beyond a page, and not in bursts.
+struct Ahead {
+  const uint8_t* from;
+  int64_t bytes;
+};
+
+// Adds `blocks` blocks, from `block` of the rows on, to the totals (ROWS, PANEL) of the rows from `row` on. `Values` is the form of
+// `values`.
+template <typename Values, int ROWS, int SUB, Form FORM>
+void block_tile(const uint8_t* values, const UnpackedScales& unpacked, int64_t blocks, const BlockRows& x, int64_t row, int64_t block,
+                int shift, float* totals, Ahead ahead) {
   constexpr int SUBS = BLOCK / SUB, WHICH = SUBS - 1;
   const int64_t stride = x.stride, front = row * stride + block;
   const auto* words = reinterpret_cast<const int32_t*>(x.bytes) + front * STEPS;
   const float *scales = x.scales + front, *weighted = x.weighted[WHICH] + front * SUBS;
   const int32_t* negated = x.negated[WHICH] + front * SUBS;
-  const uint8_t* values = run.values;
-  for (int64_t sub = 0; sub < blocks * SUBS; ++sub) {
-    Ints sums[ROWS][2];
+  const float *worth = unpacked.scales, *least = unpacked.minima;
+  for (int64_t number = 0; number < blocks; ++number, values += Values::BYTES, words += STEPS, ahead.from += ahead.bytes) {
+    for (int64_t at = 0; at < ahead.bytes; at += LINE_BYTES) __builtin_prefetch(ahead.from + at);
+#pragma GCC unroll 2
+    for (int part = 0; part < SUBS; ++part, worth += PANEL, least += PANEL) {
+      const int64_t sub = number * SUBS + part;
+      Ints sums[ROWS][2];
 #pragma GCC unroll 8
-    for (int i = 0; i < ROWS; ++i)
-      sums[i][0] = sums[i][1] =
-          FORM == Form::OFFSET_VALUES ? times_power_of_two(all(negated[i * stride * SUBS + sub]), shift) : all(0);
+      for (int i = 0; i < ROWS; ++i)
+        sums[i][0] = sums[i][1] =
+            FORM == Form::OFFSET_VALUES ? times_power_of_two(all(negated[i * stride * SUBS + sub]), shift) : all(0);
 #pragma GCC unroll 8
-    for (int step = 0; step < SUB / 4; ++step, values += 2 * VECTOR, ++words) {
-      const Ints low = load(values), high = load(values + VECTOR);
+      for (int step = part * (SUB / 4); step < (part + 1) * (SUB / 4); ++step) {
+        const Ints low = Values::read(values, 0, step), high = Values::read(values, 1, step);
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; ++i) {
+          const Ints four = all(words[i * stride * STEPS + step]);
+          sums[i][0] = FORM == Form::SIGNED ? dot4_signed(low, four, sums[i][0]) : dot4_unsigned(low, four, sums[i][0]);
+          sums[i][1] = FORM == Form::SIGNED ? dot4_signed(high, four, sums[i][1]) : dot4_unsigned(high, four, sums[i][1]);
+        }
+      }
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; ++i) {
-        const Ints four = all(words[i * stride * STEPS]);
-        sums[i][0] = FORM == Form::SIGNED ? dot4_signed(low, four, sums[i][0]) : dot4_unsigned(low, four, sums[i][0]);
-        sums[i][1] = FORM == Form::SIGNED ? dot4_signed(high, four, sums[i][1]) : dot4_unsigned(high, four, sums[i][1]);
-      }
-    }
-    const float *worth = run.scales + sub * PANEL, *least = run.minima + sub * PANEL;
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; ++i) {
-      const Floats scale = all(scales[i * stride + sub / SUBS]);
+        const Floats scale = all(scales[i * stride + number]);
 #pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        float* total = totals + i * PANEL + half * LANES;
-        Floats value = fma(to_floats(sums[i][half]) * load(worth + half * LANES), scale, load(total));
-        if (FORM == Form::MINIMA) value = fma(load(least + half * LANES), all(weighted[i * stride * SUBS + sub]), value);
-        store(total, value);
+        for (int half = 0; half < 2; ++half) {
+          float* total = totals + i * PANEL + half * LANES;
+          Floats value = fma(to_floats(sums[i][half]) * load(worth + half * LANES), scale, load(total));
+          if (FORM == Form::MINIMA) value = fma(load(least + half * LANES), all(weighted[i * stride * SUBS + sub]), value);
+          store(total, value);
+        }
       }
     }
   }
 }
 
-using BlockTile = void (*)(const Unpacked&, int64_t, const BlockRows&, int64_t, int64_t, int, float*);
+using BlockTile = void (*)(const uint8_t*, const UnpackedScales&, int64_t, const BlockRows&, int64_t, int64_t, int, float*, Ahead);
 
 template <int SUB, Form FORM, int... ROWS>
 constexpr std::array<BlockTile, sizeof...(ROWS)> block_tiles(std::integer_sequence<int, ROWS...>) {
-  return {block_tile<ROWS + 1, SUB, FORM>...};
+  return {block_tile<Ready, ROWS + 1, SUB, FORM>...};
 }
 
-// For `rows` rows, at most BLOCK_TILE. There is one set for each form, not for each format.
+// For `rows` rows, at most BLOCK_TILE, of unpacked blocks. There is one set for each form, not for each format.
 template <int SUB, Form FORM>
 BlockTile block_tile_for(int64_t rows) {
   static constexpr auto known = block_tiles<SUB, FORM>(std::make_integer_sequence<int, BLOCK_TILE>{});
   return known[rows - 1];
 }
 
+constexpr int64_t AHEAD_OF_ROW = 5 * 1024;  // bytes from the blocks that one row meets to those that are asked for
+
 // The products of a panel with rows, at most GROUP: totals (rows, PANEL).
 template <typename F>
 void block_panel(const uint8_t* packed, int64_t inputs, const BlockRows& x, float* totals) {
   constexpr Form FORM = F::MINIMA ? Form::MINIMA : F::LOW == 8 && !BYTE_WEIGHTS ? Form::SIGNED : Form::OFFSET_VALUES;
-  Unpacked run;
+  constexpr int64_t UNIT_BYTES = F::BYTES * PANEL, UNIT_BLOCKS = F::UNIT / BLOCK;
   std::fill(totals, totals + x.rows * PANEL, 0.0f);
+  if (x.rows == 1) {  // values go from memory to registers; the order of the sums is the same
+    UnpackedScales scales;
+    for (int64_t first = 0; first < inputs; first += F::UNIT, packed += UNIT_BYTES) {
+      unpack_scales<F>(packed, scales.scales, scales.minima);
+      block_tile<Packed<F>, 1, F::SUB, FORM>(packed + F::VALUES * PANEL, scales, UNIT_BLOCKS, x, 0, first / BLOCK, F::SHIFT,
+                                             totals, {packed + AHEAD_OF_ROW, UNIT_BYTES / UNIT_BLOCKS});
+    }
+    return;
+  }
+  Unpacked run;
   const int64_t tiles = (x.rows + BLOCK_TILE - 1) / BLOCK_TILE;
   for (int64_t first = 0; first < inputs; first += RUN) {
     const int64_t blocks = std::min(RUN, inputs - first) / BLOCK;
-    unpack<F>(packed + first / F::UNIT * F::BYTES * PANEL, blocks, run);
+    unpack<F>(packed, blocks, run);
+    packed += blocks / UNIT_BLOCKS * UNIT_BYTES;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t from = x.rows * tile / tiles, to = x.rows * (tile + 1) / tiles;
-      block_tile_for<F::SUB, FORM>(to - from)(run, blocks, x, from, first / BLOCK, F::SHIFT, totals + from * PANEL);
+      const Ahead ahead{packed, tile == 0 ? UNIT_BYTES / UNIT_BLOCKS : 0};
+      block_tile_for<F::SUB, FORM>(to - from)(run.values, run, blocks, x, from, first / BLOCK, F::SHIFT, totals + from * PANEL, ahead);
     }
   }
 }
