@@ -15,20 +15,19 @@ namespace furrow {
 
 inline bool in_groups(Kind kind) { return kind >= E4M3_GROUPS; }
 
-// LANES numbers of 8 bits, each 2^-8 of its value: as halves their bits lie in the same order, with another bias.
+// PANEL numbers of 8 bits, each 2^-8 of its value: as halves their bits lie in the same order, with another bias. The sign
+// is extended to the two highest bits, of which the lower one is of the exponent and always 0.
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-inline Floats load_e4m3(const uint8_t* from) {
-  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  const __m256i magnitude = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
-  const __m256i sign = _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16(INT16_MIN));
-  return _mm512_cvtph_ps(_mm256_or_si256(magnitude, sign));
+inline void load_e4m3(const uint8_t* from, Floats& low, Floats& high) {
+  const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  const __m512i halves = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(static_cast<int16_t>(0xbf80)));
+  low = _mm512_cvtph_ps(_mm512_castsi512_si256(halves)), high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
 }
 #else
-inline Floats load_e4m3(const uint8_t* from) {
-  const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
-  const __m128i magnitude = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
-  const __m128i sign = _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16(INT16_MIN));
-  return _mm256_cvtph_ps(_mm_or_si128(magnitude, sign));
+inline void load_e4m3(const uint8_t* from, Floats& low, Floats& high) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+  low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves)), high = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
 }
 #endif
 
@@ -50,7 +49,7 @@ struct E4M3Codes {
   static constexpr int64_t BYTES = PANEL;
   E4M3Codes(const Matrix&, int64_t) {}
   static Floats scales(const Matrix& matrix, int64_t at) { return load(matrix.scales + at); }
-  void read(const uint8_t* from, Floats& low, Floats& high) const { low = load_e4m3(from), high = load_e4m3(from + LANES); }
+  void read(const uint8_t* from, Floats& low, Floats& high) const { load_e4m3(from, low, high); }
 };
 
 struct Int4Codes {
