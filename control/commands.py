@@ -60,6 +60,8 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `sample` says whether the row's last position is sampled (the last chunk of a prefill). `scored` are the positions
     [start, stop) of the row, beside that one, whose logits are computed, in windows of equal size on every rank.
+    `guesses` of its last tokens have not been sampled: the position before each is sampled too, and only guesses that
+    equal what was sampled before them are cached.
     """
 
     sid: int
@@ -67,6 +69,7 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     offset: int
     sample: bool
     scored: tuple[int, int] | None = None
+    guesses: int = 0
 
 
 class BatchChange(msgspec.Struct, omit_defaults=True):

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
+LOOKUP_TOKENS = 8
+"""Default of a model's `lookup`."""
+
 # --- requests -------------------------------------------------------------------------------------------------------
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "expired", "unavailable", "error"]
@@ -68,6 +71,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n: int = 1
     grammar: Grammar | None = None
     reasoning: ReasoningBudget | None = None
+    lookup: int | None = None
+    """Most guesses of a step, where the model has more; they change no token."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +150,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dequantize: bool = False  # weights that a GGUF file has in blocks become plain numbers
     max_context: int | None = None
     kv_tokens: int | None = None
+    lookup: int = LOOKUP_TOKENS
+    """Most tokens of a sequence that are guessed from its context and verified in one step."""
     prefix_cache: bool = True  # whether requests may begin with KV that others have computed
     spread: bool = False  # the ranks of a replica go to as many hosts as live, not to one
     drain_s: int = 300  # how long a replica that is to go may finish what it runs; the rest is given back then

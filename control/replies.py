@@ -35,6 +35,8 @@ class LoadDenseShardOk(Reply, tag="load_dense_shard_ok", frozen=True):
     kv_tokens: int
     """Tokens of KV memory that this rank can hold; the leader admits by the tightest rank."""
     weight_bytes: int
+    verifies_guesses: bool = False
+    """True if rows may have guesses on this rank."""
 
 
 class GenerateStepOk(Reply, tag="generate_step_ok", frozen=True):

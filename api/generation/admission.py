@@ -136,6 +136,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
         logprobs=request.logprobs_count,
         prompt_logprobs=request.prompt_scores,
         n=request.n or 1,
+        lookup=request.lookup,
     )
 
 

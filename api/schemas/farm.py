@@ -6,7 +6,7 @@ import msgspec
 
 from control.access import ApiKey
 from control.access.usage import Usage
-from control.messages import GenerationRequest
+from control.messages import LOOKUP_TOKENS, GenerationRequest
 from control.replicas.health import Overview
 from control.requests import OpenRequest
 
@@ -25,6 +25,7 @@ class ModelToLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     gguf: str | None = None
     dequantize: bool = False
     prefix_cache: bool = True
+    lookup: int = LOOKUP_TOKENS
     replicas: int | None = None
     spread: bool = False
     drain_s: int = 300

@@ -46,6 +46,7 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] | None = None
     cache_salt: str | None = None
     # Furrow's own.
+    lookup: int | None = None
     priority: Literal["high", "normal", "low"] | None = None
     on_disconnect: str | int | float | None = None
     timeout: float | None = None
@@ -113,7 +114,7 @@ class GenerationFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
 _CHECKED = (
     *("temperature", "top_p", "min_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "n"),
     *("max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_logprobs", "prompt_logprobs"),
-    *("typical_p", "thinking_token_budget", "timeout", "deadline"),
+    *("typical_p", "lookup", "thinking_token_budget", "timeout", "deadline"),
 )
 
 

@@ -89,6 +89,7 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
     min_p: float | None = None
     typical_p: float | None = None
     bad_words: list[str] | None = None
+    lookup: int | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     min_tokens: int | None = None
@@ -103,7 +104,7 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
 
 _PASSED_ON = (
     *("model", "stream", "max_tokens", "temperature", "top_p"),
-    *("typical_p", "bad_words"),
+    *("typical_p", "bad_words", "lookup"),
     *("top_k", "min_p", "seed", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos", "stop_token_ids"),
     *("cache_salt", "chat_template_kwargs", "priority", "on_disconnect", "timeout", "deadline"),
 )

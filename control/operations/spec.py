@@ -7,7 +7,7 @@ from pathlib import Path
 
 from control.errors import DevicesError, SettingsError
 from control.keys import check_model_name
-from control.messages import ModelSpec
+from control.messages import LOOKUP_TOKENS, ModelSpec
 from control.quantization import canonical_quant, check_quant
 from control.requests.bounds import refusal
 
@@ -28,6 +28,7 @@ def build_spec(
     gguf: str | None = None,
     dequantize: bool = False,
     prefix_cache: bool = True,
+    lookup: int = LOOKUP_TOKENS,
     replicas: int = 1,
     spread: bool = False,
     drain_s: int = 300,
@@ -38,7 +39,14 @@ def build_spec(
 
     Raises RequestError, DevicesError or SettingsError.
     """
-    numbers = {"tp": tp, "max_context": max_context, "kv_tokens": kv_tokens, "replicas": replicas, "drain_s": drain_s}
+    numbers = {
+        "tp": tp,
+        "max_context": max_context,
+        "kv_tokens": kv_tokens,
+        "lookup": lookup,
+        "replicas": replicas,
+        "drain_s": drain_s,
+    }
     for number, value in numbers.items():
         if value is not None and (text := refusal(number, value)) is not None:
             raise SettingsError(text)
@@ -64,6 +72,7 @@ def build_spec(
         max_context=max_context,
         kv_tokens=kv_tokens,
         prefix_cache=prefix_cache,
+        lookup=lookup,
     )
 
 

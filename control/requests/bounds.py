@@ -33,6 +33,9 @@ class Range:
         return f"between {self.least} and {self.most}"
 
 
+LOOKUP = Range(0, 64)
+"""Guesses of a step, of a model and of a request."""
+
 REQUEST_NUMBERS: dict[str, Range] = {
     "temperature": Range(0, 2),
     "top_p": Range(0, 1),
@@ -56,6 +59,7 @@ REQUEST_NUMBERS: dict[str, Range] = {
     "timeout": Range(0, LONGEST_S, above=True),
     "deadline": Range(0, _YEAR_9999_S, above=True),
     "on_disconnect": Range(0, LONGEST_S),
+    "lookup": LOOKUP,
     "thinking_token_budget": Range(-1, _INT32),
     "budget_tokens": Range(0, _INT32),
     "max_tool_calls": Range(0, _INT32),
@@ -70,6 +74,7 @@ FARM_NUMBERS: dict[str, Range] = {
     "replicas": Range(1, 1024),
     "max_context": Range(16, _INT32),
     "kv_tokens": Range(16, 2**40),
+    "lookup": LOOKUP,
     "drain_s": Range(0, LONGEST_S),
     "rpm": Range(0, 2**40),
     "tpm": Range(0, 2**40),

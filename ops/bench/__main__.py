@@ -16,6 +16,7 @@ VERBS = {
     ),
     "recovery": ("ops.bench.recovery.recovery", "Kill ranks under load and time the next token."),
     "fairness": ("ops.bench.load.fairness", "Measure each user's share beside one user with a heavy load."),
+    "lookup": ("ops.bench.engine.lookup", "Time answers that repeat their context, with and without prompt lookup."),
     "hostile": ("ops.bench.hostile.hostile", "Attack an API process and measure delays, memory and refusals."),
 }
 

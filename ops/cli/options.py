@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from control.messages import LOOKUP_TOKENS
 from control.operations.spec import DTYPES
 from control.quantization import QUANTS
 from control.settings import demo_model
@@ -32,6 +33,13 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 default=True,
                 show_default=True,
                 help="Reuse the KV cache of equal prompt beginnings.",
+            ),
+            click.option(
+                "--lookup",
+                type=click.IntRange(0, 64),
+                default=LOOKUP_TOKENS,
+                show_default=True,
+                help="Most tokens guessed from the context and verified in one step; 0: off.",
             ),
             click.option(
                 "--quant",

@@ -34,6 +34,19 @@ class CommandCheck:
                 "forward_failed", f"sequence {sid} has {cached} cached tokens, but its row says offset {offset}"
             )
 
+    def guesses(self, row: Row, possible: bool) -> None:
+        """That a row's guesses follow a token of its own, and can be verified here."""
+        if not row.guesses:
+            return
+        if not 0 < row.guesses < len(row.tokens) or not row.sample:
+            raise self._error(
+                "bad_request",
+                f"sequence {row.sid} has a row of {len(row.tokens)} tokens with {row.guesses} guesses: guesses follow "
+                "a token, and the row is sampled",
+            )
+        if not possible:
+            raise self._error("bad_request", f"sequence {row.sid} has guesses, which this rank can't verify")
+
     def scored(self, row: StepRow) -> range:
         """The positions of a row that are scored."""
         if row.scored is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -28,11 +29,14 @@ from worker.models.served import ServedModel
 
 NO_TOKEN = -1
 """Broadcast by rank 0 for a row that could not be sampled."""
+REJECTED = -2
+"""Broadcast by rank 0 for a position of a row that follows a guess which was wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Row i of `logits` (rows, vocabulary) is what the next token of sequence `sids[i]` is sampled from."""
+    """Row i of `logits` (rows, vocabulary) is what the next token of sequence `sids[i]` is sampled from. A sequence is
+    there once for its last token and once for each guess."""
 
     sids: list[int]
     logits: Tensor
@@ -52,6 +56,12 @@ class Engine:
 
     def step(self, command: GenerateStep) -> Step:
         return Step(self, command)
+
+    @property
+    def verifies_guesses(self) -> bool:
+        """True if a row may have guesses: its logits have the same bits as those of its tokens one by one, and cached
+        positions that were guessed wrong can be overwritten."""
+        return self.model.is_native and self.store.supports_prefix_sharing
 
     # --- an epoch ----------------------------------------------------------------------------------------------------
 
@@ -102,8 +112,9 @@ class Engine:
         left, explicit = set(change.left), [row.sid for row in change.rows]
         rows = self._continuing(left.union(change.paused, change.kept, explicit))
         for given in change.rows:
-            row = Row(given.sid, given.tokens, given.offset, given.sample, self._check.scored(given))
+            row = Row(given.sid, given.tokens, given.offset, given.sample, self._check.scored(given), given.guesses)
             self._check.row(row, begun.get(row.sid, None if row.sid in left else self.store.length(row.sid)))
+            self._check.guesses(row, self.verifies_guesses)
             rows.append(row)
         self._check.room(rows, left)
         return rows
@@ -136,8 +147,9 @@ class Engine:
     # --- a forward ---------------------------------------------------------------------------------------------------
 
     def forward(self, rows: list[Row], targets: Mapping[int, ScoreTarget]) -> tuple[Tensor, PromptScores]:
-        """The logits of the sampled rows, and the scores of `targets`; the rows are cached then. Raises RankError:
-        `forward_failed`, caused by the first error. Nothing is cached then, and the same command may be run again."""
+        """The logits of the sampled rows, and the scores of `targets`; the rows without guesses are cached then. Raises
+        RankError: `forward_failed`, caused by the first error. Nothing is cached then, and the same command may be run
+        again."""
         places = [(row.sid, position) for row in rows for position in row.scored]
         scorer = PromptScorer(targets, places) if targets else None
         covered = [] if self.ahead is None else self.ahead.covered(rows)
@@ -148,7 +160,7 @@ class Engine:
         except Exception as error:
             shape = ", ".join(f"{row.sid}: {len(row.tokens)} at {row.offset}" for row in rows)
             raise self.error("forward_failed", f"{type(error).__name__}: {error} (rows {shape})") from error
-        self.store.commit([row.extent for row in rows])
+        self.store.commit([row.extent for row in rows if not row.guesses])
         self.forwards += 1
         for row in rows:
             self._pending.pop(row.sid, None)
@@ -186,11 +198,16 @@ class Engine:
                 "forward_failed", f"the tokens could not be broadcast: {type(error).__name__}: {error}"
             ) from error
 
-    def sampled(self, sids: list[int], tokens: list[int]) -> None:
-        """These tokens come next: each sequence that has one decodes by itself."""
+    def sampled(self, rows: list[Row], tokens: list[int]) -> None:
+        """`tokens` come next, one for each sampled position of `rows`: each sequence that has one decodes by itself. Of
+        a row with guesses the accepted ones are cached now."""
+        sids = [row.sid for row in rows for _ in range(row.samples)]
         if self.ahead is not None:
             self.ahead.known(sids, tokens)
-        self._pending.update((sid, token) for sid, token in zip(sids, tokens, strict=True) if token != NO_TOKEN)
+        chosen = [(sid, token) for sid, token in zip(sids, tokens, strict=True) if token >= 0]
+        self._pending.update(chosen)  # the last of a sequence stays
+        found = Counter(sid for sid, _ in chosen)
+        self.store.commit([row.known(max(0, found[row.sid] - 1)) for row in rows if row.guesses])
 
     def error(self, kind: RankErrorKind, message: str) -> RankError:
         return RankError(self.collective.rank, kind, message)
@@ -237,7 +254,7 @@ class Step:
             return Forward([], torch.empty(0, engine.model.vocab_size))
         logits, scores = engine.forward(self._rows, targets or {})
         self.forwards += 1
-        self._sids = [row.sid for row in self._rows if row.sample]
+        self._sids = [row.sid for row in self._rows for _ in range(row.samples)]
         self._owes_tokens = bool(self._sids)
         return Forward(self._sids, logits, scores)
 
@@ -248,7 +265,8 @@ class Step:
             self._engine.run_ahead(self._rows, tokens)
 
     def agree(self, tokens: Sequence[int] = (), *, more: bool = False) -> bool:
-        """Broadcast the forward's tokens, NO_TOKEN for a row that has none; returns True if another forward follows.
+        """Broadcast the forward's tokens, NO_TOKEN for a row that has none, REJECTED after a wrong guess; returns True
+        if another forward follows.
         Rank 0 gives both, and may want `more` only of a command with `repeat`. Raises RankError: `forward_failed` if
         the broadcast fails."""
         if not self._rows:
@@ -265,7 +283,7 @@ class Step:
             repeat = self.command.repeat
             heard = self._engine.broadcast([*tokens, int(more)] if repeat else tokens)
             tokens, more = (heard[:-1], bool(heard[-1])) if repeat else (heard, False)
-            self._engine.sampled(self._sids, tokens)
+            self._engine.sampled(self._rows, tokens)
         self.tokens = tokens
         self.checksum = _checksum(self.checksum, self._rows, tokens)
         return more and bool(self._sids)

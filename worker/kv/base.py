@@ -113,7 +113,8 @@ class KVStore(Protocol):
         ...
 
     def commit(self, extents: list[Extent]) -> None:
-        """The step is done: its tokens count from now on."""
+        """The step is done: these tokens count from now on. Of those it had reserved room for, the last ones may be
+        missing: guesses that were wrong."""
         ...
 
     def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:

@@ -57,6 +57,10 @@ class SlabStore:
     def commit(self, extents: list[Extent]) -> None:
         for extent in extents:
             self._lengths[extent.sid] = extent.end
+            slab = self._slabs[extent.sid]
+            if slab.written > extent.end:  # guesses that were wrong
+                slab.pool.clear(slab.slot, extent.end, slab.written)
+                slab.written = extent.end
 
     def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
         slab = self._slabs[donor]

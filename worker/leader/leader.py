@@ -170,6 +170,7 @@ class Leader:
             max_sequences=self._limits.max_sequences,
             block_tokens=self._rank_worker.block_tokens,
             prefix_tokens=BLOCK_TOKENS if shares_prefixes else None,
+            lookup=self._spec.lookup if group.verifies_guesses else 0,
         )
         progress.kv = scheduler.kv_tokens
         exchange = RedisExchange(self._client, self._blocking, lease, heartbeat.check)

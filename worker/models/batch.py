@@ -20,22 +20,33 @@ class Row:
     sample: bool
     scored: range = range(0)
     """Its positions whose logits are wanted too, to score the tokens that came after them."""
+    guesses: int = 0
+    """How many of its last tokens are guesses, which the logits before them confirm or not."""
 
     @property
     def extent(self) -> Extent:
         return Extent(self.sid, self.offset, len(self.tokens))
 
+    def known(self, accepted: int) -> Extent:
+        """Its tokens up to the last of `accepted` guesses."""
+        return Extent(self.sid, self.offset, len(self.tokens) - self.guesses + accepted)
+
+    @property
+    def samples(self) -> int:
+        """How many of its positions are sampled."""
+        return 1 + self.guesses if self.sample else 0
+
 
 @dataclass(frozen=True)
 class Batch:
-    """The input of a model's forward. T counts all tokens, S the rows that are sampled."""
+    """The input of a model's forward. T counts all tokens, S the positions that are sampled."""
 
     tokens: Tensor
     """Token ids: (T,) int64."""
     positions: Tensor
     """(T,) int64: each token's place in its own sequence."""
     sampled: Tensor
-    """(S,) int64: indices into T of the last token of each sampled row."""
+    """(S,) int64: indices into T of the last token of each sampled row, and of those before its guesses."""
     cache: CacheStep
     scored: Tensor | None = None
     """int64: indices into T of the positions that are scored; None where there are none."""
@@ -50,8 +61,7 @@ def flatten(rows: list[Row], cache: CacheStep, device: torch.device) -> Batch:
         scored.extend(len(tokens) + position - row.offset for position in row.scored)
         tokens.extend(row.tokens)
         positions.extend(range(row.offset, row.offset + len(row.tokens)))
-        if row.sample:
-            sampled.append(len(tokens) - 1)
+        sampled.extend(range(len(tokens) - row.samples, len(tokens)))
 
     def sent(numbers: list[int]) -> Tensor:
         # A tensor that is made on a device waits for what runs there.

@@ -44,9 +44,10 @@ class BadWordsIndex:
         self._known: OrderedDict[str, BadWords] = OrderedDict()
 
     def forbidden(self, rows: Iterable[Generation]) -> dict[int, list[int]]:
-        """By sid, the tokens that are forbidden next, of those rows that forbid any."""
-        found = {row.sid: self._words(row).forbidden(row.output) for row in rows if row.sampling.bad_words}
-        return {sid: tokens for sid, tokens in found.items() if tokens}
+        """By index into `rows`, the tokens that are forbidden next, of those that forbid any."""
+        bound = [(index, row) for index, row in enumerate(rows) if row.sampling.bad_words]
+        found = {index: self._words(row).forbidden(row.output) for index, row in bound}
+        return {index: tokens for index, tokens in found.items() if tokens}
 
     def _words(self, row: Generation) -> BadWords:
         words = self._known.get(row.rid)

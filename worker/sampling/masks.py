@@ -22,10 +22,10 @@ class Masks:
         self._executor: LLExecutor | None = None
 
     def fill(self, rows: list[Sequence]) -> dict[int, torch.Tensor]:
-        """By sid, the bits [ceil(vocabulary / 8)] uint8 of each row that has a grammar, lowest of a byte first. A row
+        """By index, the bits [ceil(vocabulary / 8)] uint8 of each row that has a grammar, lowest of a byte first. A row
         whose constraint has failed, perhaps only here, is left out: it must not be sampled."""
-        bound = [(row.sid, row.constraint) for row in rows if row.constraint is not None]
-        chosen = [(sid, constraint) for sid, constraint in bound if not constraint.failure]
+        bound = [(place, row.constraint) for place, row in enumerate(rows) if row.constraint is not None]
+        chosen = [(place, constraint) for place, constraint in bound if not constraint.failure]
         if not chosen:
             return {}
         width = 4 * -(-chosen[0][1].vocab_size // 32)
@@ -42,4 +42,4 @@ class Masks:
             if not constraint.failure:
                 constraint.finish(bits[index])
         whole = torch.from_numpy(bits)
-        return {sid: whole[index] for index, (sid, constraint) in enumerate(chosen) if not constraint.failure}
+        return {place: whole[index] for index, (place, constraint) in enumerate(chosen) if not constraint.failure}

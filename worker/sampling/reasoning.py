@@ -16,13 +16,13 @@ _BEFORE_OPENING = 8
 
 
 def forced_tokens(rows: Iterable[Sequence], decode: Decode | None) -> dict[int, int]:
-    """By sid, the token of the closing mark that must come next, of those rows whose budget is used up."""
+    """By index into `rows`, the token of the closing mark that must come next, of those whose budget is used up."""
     found = {
-        row.sid: closing_token(row.sampling.reasoning, row.output, decode)
-        for row in rows
+        index: closing_token(row.sampling.reasoning, row.output, decode)
+        for index, row in enumerate(rows)
         if row.sampling.reasoning is not None
     }
-    return {sid: token for sid, token in found.items() if token is not None}
+    return {index: token for index, token in found.items() if token is not None}
 
 
 def closing_token(budget: ReasoningBudget, output: list[int], decode: Decode | None) -> int | None:

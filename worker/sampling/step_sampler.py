@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import structlog
@@ -9,7 +10,7 @@ import torch
 
 from control.messages import TokenLogprobs
 from control.text.text import Decode
-from worker.engine.step import NO_TOKEN, Forward
+from worker.engine.step import NO_TOKEN, REJECTED, Forward
 from worker.sampling.bad_words import BadWordsIndex
 from worker.sampling.health import inspect
 from worker.sampling.masks import Masks
@@ -22,25 +23,26 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class StepTokens:
-    """A token for each row of a forward, NO_TOKEN where one could not be sampled, and what the ids alone don't tell."""
+    """A token for each row of a forward, and what the ids alone don't tell."""
 
     ids: list[int]
+    """NO_TOKEN where one could not be sampled, REJECTED in the rows after a wrong guess."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """Log probabilities of the rows that asked for them, by sid."""
+    """Log probabilities of the rows that asked for them, by index."""
     failures: dict[int, str] = field(default_factory=dict)
-    """Reasons why rows have no token, by sid."""
+    """Reasons why rows have no token, by index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Constraints on the next tokens of a step's rows, by sid; empty in most steps."""
+    """Constraints on the next tokens of a step's rows, by index; empty in most steps."""
 
     allowed: dict[int, torch.Tensor]
-    """Tokens that grammars allow, by sid."""
+    """Tokens that grammars allow."""
     forbidden: dict[int, list[int]]
-    """Tokens that bad words forbid, by sid."""
+    """Tokens that bad words forbid."""
     forced: dict[int, int]
-    """Tokens that reasoning budgets force, by sid."""
+    """Tokens that reasoning budgets force."""
 
 
 class StepSampler:
@@ -53,8 +55,8 @@ class StepSampler:
         self._bad_words = BadWordsIndex()
 
     def begin(self, rows: list[Sequence], forward: Forward) -> PendingTokens:
-        """Begin to sample a token for each of `rows`, which are those of the forward. Raises ValueError where they are
-        not."""
+        """Begin to sample a token for each of `rows`, which are those of the forward: a sequence with guesses as it is
+        before them and after each. Raises ValueError where they are not."""
         sids = [row.sid for row in rows]
         if forward.sids != sids:
             raise ValueError(f"the engine samples rows {forward.sids}, the plan {sids}")
@@ -62,7 +64,7 @@ class StepSampler:
             self.on_device = forward.logits.is_cuda
         # Where the forward runs on a GPU still, filling the masks costs no time.
         allowed, forced = self._masks.fill(rows), forced_tokens(rows, self._decode)
-        forced = {sid: token for sid, token in forced.items() if sid not in allowed or _allows(allowed[sid], token)}
+        forced = {row: token for row, token in forced.items() if row not in allowed or _allows(allowed[row], token)}
         wanted = Wanted(allowed, self._bad_words.forbidden(rows), forced)
         pending = PendingTokens(self._sampler, rows, forward.logits, wanted)
         if self.on_device:
@@ -91,7 +93,7 @@ class PendingTokens:
         if not self._rows or self._unfit:
             return
         try:
-            launched = self._sampler.launch(self._logits, [self._row(row) for row in self._rows])
+            launched = self._sampler.launch(self._logits, self._sampling_rows(range(len(self._rows))))
         except Exception:
             log.exception("could not sample a step at once", action="sample")
             return
@@ -112,21 +114,35 @@ class PendingTokens:
             tokens: list[int] = self._arriving.tolist()
             if NOT_FINITE not in tokens:
                 self._outcome.ids = tokens
+                self._reject()
                 return self._outcome
         if self._rows:
             self._sample_here()
+            self._reject()
         return self._outcome
+
+    def _reject(self) -> None:
+        """Drop the tokens that were sampled after a wrong guess. A row after a guess that could not be sampled is
+        dropped too: the next step has it without a guess, and says why."""
+        ids = self._outcome.ids
+        for index in range(1, len(ids)):
+            if self._follows_guess(index) and (
+                ids[index - 1] != self._rows[index].output[-1] or ids[index] == NO_TOKEN
+            ):
+                ids[index] = REJECTED
+
+    def _follows_guess(self, index: int) -> bool:
+        """True if the row is a sequence of the row before it after one more guess."""
+        return index > 0 and self._rows[index].sid == self._rows[index - 1].sid
 
     def _sample_here(self) -> None:
         """Sample the rows with as many waits for the device as they need."""
-        rows, outcome = self._rows, self._outcome
         sick = inspect(self._logits)
         for index, report in sick.items():
-            self._fail(rows[index], f"the model produced logits that are not finite: {report}")
-        healthy = [index for index in range(len(rows)) if index not in sick and index not in self._unfit]
-        tokens = self._tokens(self._logits, [rows[index] for index in healthy], healthy)
-        for index, token in zip(healthy, tokens, strict=True):
-            outcome.ids[index] = token
+            self._fail(index, f"the model produced logits that are not finite: {report}")
+        healthy = [index for index in range(len(self._rows)) if index not in sick and index not in self._unfit]
+        for index, token in zip(healthy, self._tokens(healthy), strict=True):
+            self._outcome.ids[index] = token
 
     def _without_a_token(self) -> set[int]:
         """Indices of the rows whose grammar has failed: no token could follow."""
@@ -134,46 +150,53 @@ class PendingTokens:
         for index, row in enumerate(self._rows):
             if row.constraint is not None and row.constraint.failure:
                 failed.add(index)
-                self._fail(row, f"the answer can't go on as its grammar wants it: {row.constraint.failure}")
+                self._fail(index, f"the answer can't go on as its grammar wants it: {row.constraint.failure}")
         return failed
 
-    def _tokens(self, logits: torch.Tensor, rows: list[Sequence], indices: list[int]) -> list[int]:
-        if not rows:
+    def _tokens(self, indices: list[int]) -> list[int]:
+        """The tokens of these rows."""
+        if not indices:
             return []
-        chosen = logits if len(indices) == len(logits) else logits[indices]
         try:
-            return self._sample(chosen, rows)
+            return self._sample(indices)
         except Exception as error:
-            if len(rows) == 1 and isinstance(error, NoTokenLeft):
-                self._fail(rows[0], NoTokenLeft.message)
+            if len(indices) == 1 and isinstance(error, NoTokenLeft):
+                self._fail(indices[0], NoTokenLeft.message)
                 return [NO_TOKEN]
-            if len(rows) == 1:
-                log.exception("could not sample a row", rid=rows[0].rid, action="sample")
-                self._fail(rows[0], "its token could not be sampled; the server's log has the cause")
+            if len(indices) == 1:
+                log.exception("could not sample a row", rid=self._rows[indices[0]].rid, action="sample")
+                self._fail(indices[0], "its token could not be sampled; the server's log has the cause")
                 return [NO_TOKEN]
         # A fault in one row's parameters must not reach its neighbours: sample each alone.
-        return [token for i, row in enumerate(rows) for token in self._tokens(chosen[i : i + 1], [row], [0])]
+        return [token for index in indices for token in self._tokens([index])]
 
-    def _sample(self, logits: torch.Tensor, rows: list[Sequence]) -> list[int]:
-        sampled = self._sampler.sample(logits, [self._row(row) for row in rows])
-        for row, choice in zip(rows, sampled, strict=True):
+    def _sample(self, indices: list[int]) -> list[int]:
+        logits = self._logits if len(indices) == len(self._logits) else self._logits[indices]
+        sampled = self._sampler.sample(logits, self._sampling_rows(indices))
+        for index, choice in zip(indices, sampled, strict=True):
             if choice.logprobs is not None:
-                self._outcome.logprobs[row.sid] = choice.logprobs
+                self._outcome.logprobs[index] = choice.logprobs
         return [choice.token for choice in sampled]
 
-    def _row(self, sequence: Sequence) -> SamplingRow:
-        return SamplingRow(
-            sampling=sequence.sampling,
-            seed=int(sequence.sampling.seed),
-            choice=sequence.choice,
-            position=len(sequence.output),
-            prompt=sequence.prompt,
-            output=sequence.output,
-            forbidden=self._wanted.forbidden.get(sequence.sid, ()),
-            forced=self._wanted.forced.get(sequence.sid),
-            allowed=self._wanted.allowed.get(sequence.sid),
-        )
+    def _sampling_rows(self, indices: Iterable[int]) -> list[SamplingRow]:
+        rows, wanted = self._rows, self._wanted
+        return [
+            SamplingRow(
+                sampling=rows[index].sampling,
+                seed=int(rows[index].sampling.seed),
+                choice=rows[index].choice,
+                position=len(rows[index].output),
+                prompt=rows[index].prompt,
+                output=rows[index].output,
+                forbidden=wanted.forbidden.get(index, ()),
+                forced=wanted.forced.get(index),
+                allowed=wanted.allowed.get(index),
+            )
+            for index in indices
+        ]
 
-    def _fail(self, sequence: Sequence, why: str) -> None:
-        log.error("a row failed", rid=sequence.rid, choice=sequence.choice, error=why, action="sample")
-        self._outcome.failures[sequence.sid] = why
+    def _fail(self, index: int, why: str) -> None:
+        self._outcome.failures[index] = why
+        if not self._follows_guess(index):
+            row = self._rows[index]
+            log.error("a row failed", rid=row.rid, choice=row.choice, error=why, action="sample")

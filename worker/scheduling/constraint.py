@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 from llguidance import LLMatcher
@@ -54,6 +55,20 @@ class Constraint:
         self._count += 1
         if self._matcher is not None and not self.complete:
             self._matcher.consume_token(token)
+
+    def followed_by(self, token: int) -> Constraint:
+        """The constraint as it would be after one more token."""
+        following = copy(self)
+        following._matcher = None if self._matcher is None else self._matcher.deep_copy()
+        following.advance(token)
+        return following
+
+    def guesses(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens that must come, where the grammar leaves one way; else those of `tokens` that it allows."""
+        if self.failure or self.complete:
+            return []
+        forced = self.matcher.compute_ff_tokens()
+        return forced or list(tokens[: self.matcher.validate_tokens(list(tokens))])
 
     def replay(self, output: Sequence[int]) -> None:
         """Take what the choice has put out, in this epoch or another."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from control.commands import BatchChange, StepRow
@@ -17,6 +18,8 @@ class StepPlan:
     """Sids in ascending order that decode by themselves: sampled in the last step, without a row here."""
     sequences: dict[int, Sequence] = field(default_factory=dict[int, Sequence], repr=False)
     """All sequences of the step, by sid."""
+    guesses: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    """Tokens that follow those of a sequence's row and have not been sampled, by sid."""
 
     @property
     def sampled(self) -> list[int]:
@@ -25,34 +28,44 @@ class StepPlan:
 
     @property
     def to_sample(self) -> list[Sequence]:
-        return [self.sequences[sid] for sid in self.sampled]
+        """The sequences of `sampled`; one with guesses is followed by itself as it is after each of them."""
+        found: list[Sequence] = []
+        for sid in self.sampled:
+            found.append(self.sequences[sid])
+            for token in self.guesses.get(sid, ()):
+                found.append(found[-1].followed_by(token))
+        return found
 
     @property
     def fed(self) -> dict[int, int]:
-        """How many positions the step adds to each sequence's KV."""
+        """How many positions the step adds to each sequence's KV, if all guesses are right."""
         return dict.fromkeys(self.continuing, 1) | {row.sid: len(row.tokens) for row in self.change.rows}
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the rows that don't decode by themselves."""
-        return sum(len(row.tokens) for row in self.change.rows)
+        """Tokens of the rows that don't decode by themselves, nor guess."""
+        return sum(len(row.tokens) for row in self.change.rows if not row.guesses)
 
     def continue_decode(self, sequence: Sequence) -> None:
         """Let the sequence decode by itself."""
         self.continuing.append(sequence.sid)
         self.sequences[sequence.sid] = sequence
 
-    def feed(self, sequence: Sequence, count: int) -> None:
-        """Add a row with the next `count` tokens of the sequence; the one that reaches its end is sampled."""
+    def feed(self, sequence: Sequence, count: int, guesses: Tokens[int] = ()) -> None:
+        """Add a row with the next `count` tokens of the sequence; the one that reaches its end is sampled, and may be
+        followed by guesses."""
         start, stop = sequence.cached, sequence.cached + count
         scored = sequence.to_score(start, stop)
         self.sequences[sequence.sid] = sequence
+        if guesses:
+            self.guesses[sequence.sid] = list(guesses)
         self.change.rows.append(
             StepRow(
                 sequence.sid,
-                sequence.context(start, stop),
+                [*sequence.context(start, stop), *guesses],
                 start,
                 stop == sequence.length,
                 (scored.start, scored.stop) if scored else None,
+                len(guesses),
             )
         )

@@ -11,9 +11,12 @@ makes progress.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from control.errors import RequestTooLarge
 from worker.scheduling.admission import GROWTH_TOKENS, Admission
 from worker.scheduling.integrity import check
+from worker.scheduling.lookup.step_guesses import Lookup
 from worker.scheduling.memory import Memory
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.prefixes import BLOCK_TOKENS
@@ -33,9 +36,11 @@ class Scheduler:
         max_sequences: int,
         block_tokens: int = 1,
         prefix_tokens: int | None = BLOCK_TOKENS,
+        lookup: int = 0,
     ) -> None:
         """`kv_tokens` is the tightest rank's; `token_budget` bounds the tokens of a step, decode rows included; no
-        prefix shorter than `prefix_tokens` is shared, and none at all with None."""
+        prefix shorter than `prefix_tokens` is shared, and none at all with None; `lookup` guesses of a sequence are
+        verified in one step, where the ranks can do that."""
         if token_budget < 1 or max_sequences < 1:
             raise ValueError(f"token_budget and max_sequences must be positive, got {token_budget}, {max_sequences}")
         self._memory = Memory(kv_tokens, block_tokens, prefix_tokens)
@@ -46,6 +51,7 @@ class Scheduler:
         self._running: dict[int, Sequence] = {}  # by sid, in the order in which they got their slots
         self._admission = Admission(self._running, self._memory, max_sequences)
         self._waiting = self._admission.waiting
+        self._lookup = Lookup(self._account, lookup)
         self._continuing: set[int] = set()
         """Sids that were sampled in the last step, and so decode by themselves."""
         self._outstanding: StepPlan | None = None
@@ -118,6 +124,7 @@ class Scheduler:
         if sequence is None:
             return
         self._continuing.discard(sid)
+        sequence.cached = min(sequence.cached, sequence.length)  # guesses were right beyond its end
         if failed:
             self._memory.forget(sid)
         else:
@@ -136,6 +143,7 @@ class Scheduler:
             and self._continuing == running.keys()
             and 0 < len(running) <= self.token_budget
             and self._account.can_grow({sid: sequence.cached + 1 for sid, sequence in running.items()})
+            and not self._lookup.any(running.values())
         )
 
     # --- a step -----------------------------------------------------------------------------------------------------
@@ -154,9 +162,10 @@ class Scheduler:
         self._memory.tell(plan)
         return plan
 
-    def applied(self, plan: StepPlan, tokens: dict[int, int]) -> None:
-        """Take the outcome of `plan`: a token for each sid of `plan.sampled`. A sequence without a token has failed and
-        is dropped. One that was dropped while the step ran is ignored."""
+    def applied(self, plan: StepPlan, tokens: dict[int, int], accepted: Mapping[int, int] | None = None) -> None:
+        """Take the outcome of `plan`: a token for each sid of `plan.sampled`, the first one where several were sampled,
+        and how many of its guesses were right: the caller appends those tokens to the output. A sequence without
+        a token has failed and is dropped. One that was dropped while the step ran is ignored."""
         if plan is not self._outstanding:
             raise RuntimeError("this is not the plan that is outstanding")
         self._outstanding = None
@@ -164,6 +173,11 @@ class Scheduler:
         for sid, count in plan.fed.items():
             if sid in self._running:
                 self._running[sid].cached += count
+        for sid, guesses in plan.guesses.items():
+            if sid in self._running:
+                right = (accepted or {}).get(sid, 0)
+                self._running[sid].cached -= len(guesses) - right
+                self._lookup.verified(self._running[sid], len(guesses), right)
         for sid in plan.sampled:
             sequence = self._running.get(sid)
             if sequence is None:
@@ -186,15 +200,18 @@ class Scheduler:
         for sequence in chosen:
             self._grow(sequence)
         rows = [sequence for sequence in chosen if sequence.state is SequenceState.DECODE]  # the others gave way
+        guesses = {} if self.isolating else self._lookup.guesses(rows, self.token_budget)
         for sequence in rows:
-            if sequence.sid in self._continuing:
+            if sequence.sid in guesses:
+                plan.feed(sequence, 1, guesses[sequence.sid])
+            elif sequence.sid in self._continuing:
                 plan.continue_decode(sequence)
             else:
                 plan.feed(sequence, 1)  # it sat out the last step, so the ranks don't have its token at hand
         plan.continuing.sort()
         planned = {sequence.sid for sequence in rows}
         plan.change.paused = [seq.sid for seq in self._in_state(SequenceState.DECODE) if seq.sid not in planned]
-        return len(rows)
+        return len(rows) + sum(map(len, guesses.values()))
 
     def _grow(self, sequence: Sequence) -> None:
         """Reserve one more position, preempting others as needed, or `sequence` itself."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
 from control.messages import Sampling
 from control.text.text import TextStream
 from worker.scheduling.constraint import Constraint
+from worker.scheduling.lookup.context_lookup import ContextLookup
 
 
 class Flow(NamedTuple):
@@ -81,6 +82,8 @@ class Sequence:
     """Tokens of its prompt that have been told with their log probabilities, where these are wanted."""
     constraint: Constraint | None = None
     """The state of its grammar, if it has one."""
+    lookup: ContextLookup | None = None
+    """Finds guesses in its context, once it decodes."""
 
     @property
     def length(self) -> int:
@@ -115,6 +118,11 @@ class Sequence:
         """Tokens [start, stop) of prompt and output."""
         border = len(self.prompt)
         return self.prompt[start:stop] + self.output[max(0, start - border) : max(0, stop - border)]
+
+    def followed_by(self, token: int) -> Sequence:
+        """The sequence as it would be after one more token, to sample from; not for the scheduler."""
+        constraint = None if self.constraint is None else self.constraint.followed_by(token)
+        return replace(self, output=[*self.output, token], constraint=constraint)
 
     def move(self, state: SequenceState) -> None:
         """Change the state. Raises ValueError for a move that MOVES does not have."""

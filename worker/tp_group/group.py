@@ -83,6 +83,8 @@ class Group:
         self._background: BackgroundCall[list[AnyReply]] = BackgroundCall("replies")
         self._deadlines = Deadlines()
         self._seq = 0
+        self.verifies_guesses = False
+        """True if rows may have guesses, on every rank."""
         self.last_seconds = 0.0
         """Duration of the last command, from its sending to its last reply."""
 
@@ -126,7 +128,9 @@ class Group:
         self._progress.phase = "loading"
         loaded = self._together("load", load(epoch=self._lease.epoch, seq=self._next()), LOAD_STALL_S)
         self._progress.phase = "ready"
-        kv_tokens = min(reply.kv_tokens for reply in self._all(LoadDenseShardOk, loaded))
+        replies = self._all(LoadDenseShardOk, loaded)
+        self.verifies_guesses = all(reply.verifies_guesses for reply in replies)
+        kv_tokens = min(reply.kv_tokens for reply in replies)
         return kv_tokens, Formation(self._lease.epoch, led, gathered, joined, loaded=now_ms())
 
     def ping(self, deadline_s: float = PING_DEADLINE_S) -> list[Pong]:
@@ -178,7 +182,7 @@ class Group:
         Raises GroupError with both sides' errors, Poisoned if a rank did not answer in time."""
         head = {"epoch": self._lease.epoch, "seq": self._next()}
         command = GenerateStep(**head, model_id=self._lease.model, change=change, repeat=repeat)
-        prompt_tokens = sum(len(row.tokens) for row in change.rows)
+        prompt_tokens = sum(len(row.tokens) for row in change.rows if not row.guesses)
         # The head is computed for each position that is scored: it takes as long as many layers.
         scored = sum(row.scored[1] - row.scored[0] for row in change.rows if row.scored is not None)
         with self._command("step", command, self._deadlines.step(prompt_tokens + scored)) as answers:

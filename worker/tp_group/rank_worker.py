@@ -252,6 +252,7 @@ class RankWorker:
             **self._head(command),
             kv_tokens=self._engine.store.capacity_tokens,
             weight_bytes=self._model.weight_bytes,
+            verifies_guesses=self._engine.verifies_guesses,
         )
 
     def _all_loaded(self, loaded: bool) -> bool:
@@ -263,10 +264,9 @@ class RankWorker:
 
     def _step(self, command: GenerateStep) -> GenerateStepOk:
         with self.step(command) as step:
-            more = True
-            while more:
+            step.forward()
+            while step.agree():
                 step.forward()
-                more = step.agree()
         return GenerateStepOk(**self._head(command), checksum=step.checksum)
 
     def _step_with_images(self, command: GenerateStepWithImages) -> GenerateStepOk:

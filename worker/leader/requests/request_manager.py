@@ -116,30 +116,47 @@ class RequestManager:
         """Give each sequence of the plan the outcome of a forward, and end the choices that end with it. It is emitted
         only after all ranks have acknowledged the step; if the step fails, it is forgotten with the epoch."""
         sequences, failed = plan.sequences, scores.failed
-        sampled = {sid: token for sid, token in zip(plan.sampled, tokens.ids, strict=True) if sid not in failed}
-        self._scheduler.applied(plan, {sid: token for sid, token in sampled.items() if token >= 0})
+        first, index = dict[int, int](), 0
+        for sid in plan.sampled:
+            first[sid], index = index, index + 1 + len(plan.guesses.get(sid, ()))
+        sampled = {sid: self._kept(plan, tokens, sid, index) for sid, index in first.items() if sid not in failed}
+        self._scheduler.applied(
+            plan,
+            {sid: chosen[0] for sid, chosen in sampled.items() if chosen},
+            {sid: len(chosen) - 1 for sid, chosen in sampled.items() if chosen},
+        )
         for sid, why in failed.items():
             self._end_choice(sequences[sid], "error", why)
         for sid, scored in scores.tokens.items():
             self._scored(sequences[sid], scored)
-        for sid, token in sampled.items():
-            if token < 0:
-                self._end_choice(sequences[sid], "error", tokens.failures[sid])
+        for sid, chosen in sampled.items():
+            if chosen:
+                self._sampled(sequences[sid], chosen, tokens, first[sid])
             else:
-                self._sampled(sequences[sid], token, tokens)
+                self._end_choice(sequences[sid], "error", tokens.failures[first[sid]])
 
-    def _sampled(self, sequence: Sequence, token: int, tokens: StepTokens) -> None:
-        """Note a sampled token, and decide whether its choice ends with it."""
+    @staticmethod
+    def _kept(plan: StepPlan, tokens: StepTokens, sid: int, index: int) -> list[int]:
+        """The tokens that a sequence has got, of the rows from `index` on; none where it has failed."""
+        return [token for token in tokens.ids[index : index + 1 + len(plan.guesses.get(sid, ()))] if token >= 0]
+
+    def _sampled(self, sequence: Sequence, chosen: list[int], tokens: StepTokens, index: int) -> None:
+        """Note tokens that were sampled one after the other, in the rows from `index` on. Its choice may end with any
+        of them; the later ones are dropped then."""
         if not sequence.sampling.max_tokens:
             self._end_choice(sequence, "length")  # its prompt has been told, and that was all
             return
-        end = self._finisher.decide(sequence, token)
-        finish, cause = end if end is not None else (None, None)
-        logprobs = tokens.logprobs.get(sequence.sid)
-        self.urgent |= end is not None or len(sequence.output) == 1
-        self._running[sequence.rid].append(sequence.choice, token, finish, cause, logprobs)
-        if end is not None:
-            self._scheduler.drop(sequence.sid)
+        for place, token in enumerate(chosen):
+            if place:
+                sequence.output.append(token)
+            end = self._finisher.decide(sequence, token)
+            finish, cause = end if end is not None else (None, None)
+            self.urgent |= end is not None or len(sequence.output) == 1
+            logprobs = tokens.logprobs.get(index + place)
+            self._running[sequence.rid].append(sequence.choice, token, finish, cause, logprobs)
+            if end is not None:
+                self._scheduler.drop(sequence.sid)
+                return
 
     def _scored(self, sequence: Sequence, scored: list[PromptToken]) -> None:
         """Note the next tokens of a prompt, before any that is sampled after them."""

@@ -18,7 +18,7 @@ from torch import distributed as dist
 
 from control.commands import GenerateStep
 from control.messages import PromptToken
-from tests.integration.worker.engine.stepping import greedy, run
+from tests.integration.worker.engine.stepping import greedy, rejected, run
 from worker.collective import Collective, rendezvous
 from worker.collective.abort import Abort
 from worker.engine.scoring import ScoreTarget
@@ -50,7 +50,7 @@ def play(engine: Engine, steps: list[GenerateStep], targets: dict[int, ScoreTarg
     def sample(logits: Tensor, sids: list[int]) -> list[int]:
         for sid, row in zip(sids, logits, strict=True):
             outcome.logits.setdefault(sid, []).append(row.clone())
-        return greedy(logits, sids)
+        return rejected(greedy(logits, sids), sids, step.change)
 
     for step in steps:
         scoring = {row.sid: targets[row.sid] for row in step.change.rows if targets and row.sid in targets}

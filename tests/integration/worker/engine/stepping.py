@@ -10,7 +10,7 @@ from torch import Tensor
 
 from control.commands import BatchChange, GenerateStep, StepRow
 from worker.engine.scoring import PromptScores, ScoreTarget
-from worker.engine.step import Engine
+from worker.engine.step import REJECTED, Engine
 
 Sample = Callable[[Tensor, list[int]], list[int]]
 """(logits (rows, vocabulary), sids of the rows) → one token per row."""
@@ -29,6 +29,16 @@ class Ran:
 def greedy(logits: Tensor, sids: list[int]) -> list[int]:
     """The best token of each row."""
     return logits.argmax(-1).tolist()
+
+
+def rejected(tokens: list[int], sids: list[int], change: BatchChange) -> list[int]:
+    """`tokens`, of which those after a wrong guess are REJECTED."""
+    for row in change.rows:
+        first, guesses = sids.index(row.sid) if row.guesses else 0, row.tokens[len(row.tokens) - row.guesses :]
+        for index, guess in enumerate(guesses, first):
+            if tokens[index] != guess:
+                tokens[index + 1] = REJECTED
+    return tokens
 
 
 def rows(*given: tuple[int, list[int], int], sample: bool = True) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def test_the_mark_goes_before_all_other_parameters(on_device: bool | None, wish:
         tokens = sampled(batch, on_device)
         assert tokens.ids == [expected]
         if "logprobs" in wish and expected == CLOSE:
-            scores = tokens.logprobs[1]
+            scores = tokens.logprobs[0]
             assert isinstance(scores, TokenLogprobs) and scores.top[0][0] == 4 and scores.chosen < scores.top[0][1]
 
 

@@ -1,0 +1,1 @@
+"""Prompt lookup: tokens guessed from a context, verified in one step."""
