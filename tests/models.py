@@ -66,6 +66,28 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 10.0,
     },
     "gemma3_text": {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, **SLIDING_AND_FULL},
+    "gemma4_text": {
+        "initializer_range": 0.1,
+        "tie_word_embeddings": True,
+        "num_hidden_layers": 5,
+        "sliding_window": 12,
+        "layer_types": [
+            *("sliding_attention", "sliding_attention", "full_attention"),
+            *("sliding_attention", "full_attention"),
+        ],
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "use_double_wide_mlp": True,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 33,
+        "final_logit_softcapping": 10.0,
+    },
     "glm": {"attention_bias": True},
     "glm4": {"attention_bias": True},
     "glm4_moe": {
@@ -148,7 +170,7 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "starcoder2": {"use_bias": True, "sliding_window": 12},
 }
 
-NORM_NOISE = {"gemma": 3.0, "gemma2": 3.0, "gemma3_text": 3.0, "glm4_moe": 1.0, "olmo2": 1.0}
+NORM_NOISE = {"gemma": 3.0, "gemma2": 3.0, "gemma3_text": 3.0, "gemma4_text": 1.0, "glm4_moe": 1.0, "olmo2": 1.0}
 """Standard deviation added to the layers' norm weights, 0.1 if not here. With less, families that norm the output of
 a sublayer only repeat the last token: the embedding, which they scale up, drowns all else."""
 
@@ -167,10 +189,14 @@ def make(family: str, folder: Path, seed: int = 0, norm_noise: float | None = No
                 layers = NORM_NOISE.get(family, 0.1) if norm_noise is None else norm_noise
                 noise = 0.1 if name == "model.norm.weight" else layers
                 parameter.add_(noise * torch.randn_like(parameter))
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "router.scale", "per_expert_scale")):
                 parameter.add_(0.1 * torch.randn_like(parameter))
+            if family == "gemma4_text" and name.endswith(("q_norm.weight", "router.scale")):
+                # Training makes up for what this type leaves out: attention is not scaled, scores of experts are.
+                parameter.mul_(0.25 if "q_norm" in name else 16.0)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):  # zeros as well, and as likely to be forgotten
+            # Zeros or ones as well, and as likely to be forgotten.
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
                 buffer.add_(0.3 * torch.randn_like(buffer))
     model.generation_config.eos_token_id = EOS
     model.save_pretrained(folder)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
-UNPACKED = {"shared_expert_gate"}
-"""Layers with one output, which stay as they are."""
+UNPACKED = {"mlp.shared_expert_gate", "router.proj"}
+"""Layers that stay as they are: with one output, or whose scores choose experts."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def linear_groups(model: nn.Module, head: nn.Module) -> Iterator[LinearGroup]:
                 for name in names:
                     del alone[name]
         for name, child in alone.items():
-            if child is not head and name not in UNPACKED:
+            if child is not head and f"{path.rpartition('.')[2]}.{name}" not in UNPACKED:
                 yield LinearGroup(path, (name,))
 
 

@@ -11,15 +11,15 @@ TOLERANCE = 1e-6
 
 
 class FusedRMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + ε) · weight over the last dimension, in float32."""
+    """x / sqrt(mean(x²) + ε) · weight over the last dimension, in float32. The weight may be None."""
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor | None, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self._shape, self.eps = list(weight.shape), eps
+        self.weight = None if weight is None else nn.Parameter(weight, requires_grad=False)
+        self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return torch.rms_norm(hidden, self._shape, self.weight, self.eps)
+        return torch.rms_norm(hidden, hidden.shape[-1:], self.weight, self.eps)
 
 
 @torch.inference_mode()
@@ -34,11 +34,12 @@ def fuse_norms(model: nn.Module) -> None:
 
 def _equal(norm: Any) -> FusedRMSNorm | None:
     weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if "RMSNorm" not in type(norm).__name__ or not isinstance(eps, float) or not isinstance(weight, Tensor):
+    if "RMSNorm" not in type(norm).__name__ or not isinstance(eps, float):
         return None
-    sample = torch.randn(4, *weight.shape, generator=torch.Generator().manual_seed(0))
+    weighted = isinstance(weight, Tensor)
+    sample = torch.randn(4, *(weight.shape if weighted else (16,)), generator=torch.Generator().manual_seed(0))
     wanted = norm(sample)
-    for candidate in (weight.detach(), 1.0 + weight.detach()):
+    for candidate in (weight.detach(), 1.0 + weight.detach()) if weighted else (None,):
         fused = FusedRMSNorm(candidate, eps)
         if torch.allclose(fused(sample), wanted, rtol=TOLERANCE, atol=TOLERANCE):
             return fused

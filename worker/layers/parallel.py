@@ -76,6 +76,15 @@ class VocabParallelEmbedding(nn.Module):
         self.embedding = embedding
         self._start, self._link = start, link
 
+    @classmethod
+    def of(cls, embedding: nn.Module, start: int, link: Link) -> VocabParallelEmbedding:
+        """Around an embedding whose weights hold this rank's rows, from `start` on."""
+        if isinstance(embedding, nn.Embedding):
+            # Its own sizes, after its rows were cut. Only training reads padding_idx, and torch refuses one
+            # that is outside of the rank's rows.
+            embedding.num_embeddings, embedding.padding_idx = embedding.weight.shape[0], None
+        return cls(embedding, start, link)
+
     @property
     def weight(self) -> Tensor:
         return self.embedding.weight
@@ -105,12 +114,8 @@ def split_vocabulary(model: Any, plan: ShardPlan, link: Link) -> None:
     """Wrap embedding and head, whose weights hold this rank's rows already."""
     embedding, head, vocab_size = model.get_input_embeddings(), model.get_output_embeddings(), model.config.vocab_size
     start, _, _ = padded_share(vocab_size, plan.rank, plan.world_size)
-    if isinstance(embedding, nn.Embedding):
-        # Its own sizes, after its rows were cut. Only training reads padding_idx, and torch refuses one
-        # that is outside of the rank's rows.
-        embedding.num_embeddings, embedding.padding_idx = embedding.weight.shape[0], None
     model.set_output_embeddings(VocabParallelHead(head, vocab_size, link))
-    model.set_input_embeddings(VocabParallelEmbedding(embedding, start, link))
+    model.set_input_embeddings(VocabParallelEmbedding.of(embedding, start, link))
 
 
 def split_layers(model: nn.Module, plan: ShardPlan, link: Link) -> None:

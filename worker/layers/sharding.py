@@ -7,12 +7,14 @@ ranks. Parameters without a role are kept whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.formats.roles import Role, Roles
 from worker.formats.shares import bordered_share, share
 
 IN_LAYER = re.compile(r"(?:model\.)?layers\.\d+\.(.+)")
+LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 OUTPUTS: set[Role | None] = {"colwise", "halves", "query_key_value", "width_norm"}
 """Roles that keep rows of a weight, and parts of a vector."""
@@ -20,7 +22,8 @@ OUTPUTS: set[Role | None] = {"colwise", "halves", "query_key_value", "width_norm
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The plan of one rank. `heads` and `kv_heads` are those of the whole model."""
+    """The plan of one rank. `heads` and `kv_heads` are those of the whole model; `layer_kv_heads` has the latter by
+    layer where they differ."""
 
     roles: Roles
     heads: int
@@ -29,6 +32,7 @@ class ShardPlan:
     world_size: int
     borders: tuple[int, ...] = ()
     """Feed-forward widths are cut at multiples of the first of these that leaves each rank something."""
+    layer_kv_heads: Sequence[int] = ()
 
     def role(self, name: str) -> Role | None:
         """The role of a module or parameter by its full name, e.g. `model.layers.3.mlp.up_proj`. A rank alone keeps
@@ -46,13 +50,14 @@ class ShardPlan:
             case "query_key_value":
                 width = size // (self.heads + 2 * self.kv_heads)
                 start, stop = share(self.heads, self.rank, self.world_size)
-                first, last = self._kv_share
+                first, last = self._kv_share(self.kv_heads)
                 keys, values = self.heads, self.heads + self.kv_heads
                 places = [(start, stop), (keys + first, keys + last), (values + first, values + last)]
                 return [(width * begin, width * end) for begin, end in places]
             case _ if module.endswith((".k_proj", ".v_proj", ".k_norm")):
-                width = size // self.kv_heads
-                first, last = self._kv_share
+                heads = self._kv_heads_of(module)
+                width = size // heads
+                first, last = self._kv_share(heads)
                 return [(width * first, width * last)]
             case _ if ".mlp." in module:
                 return [self.feed_forward_share(size)]
@@ -63,13 +68,16 @@ class ShardPlan:
         """This rank's interval of `size` inner values of a feed-forward network, or of one expert."""
         return bordered_share(size, self.borders, self.rank, self.world_size)
 
-    @property
-    def _kv_share(self) -> tuple[int, int]:
+    def _kv_heads_of(self, module: str) -> int:
+        found = LAYER.search(module) if self.layer_kv_heads else None
+        return self.kv_heads if found is None else self.layer_kv_heads[int(found[1])]
+
+    def _kv_share(self, heads: int) -> tuple[int, int]:
         """This rank's key-value heads. With fewer of them than ranks, neighbours share one, each with a copy."""
-        if self.kv_heads < self.world_size:
-            head = self.rank * self.kv_heads // self.world_size
+        if heads < self.world_size:
+            head = self.rank * heads // self.world_size
             return head, head + 1
-        return share(self.kv_heads, self.rank, self.world_size)
+        return share(heads, self.rank, self.world_size)
 
     @property
     def local_heads(self) -> int:
@@ -77,4 +85,8 @@ class ShardPlan:
 
     @property
     def local_kv_heads(self) -> int:
-        return max(1, self.kv_heads // self.world_size)
+        return self.kv_heads_here(self.kv_heads)
+
+    def kv_heads_here(self, heads: int) -> int:
+        """Of so many key-value heads of a layer, those of this rank."""
+        return max(1, heads // self.world_size)

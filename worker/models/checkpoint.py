@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -121,12 +122,12 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
-    def check_read(self, layers: int) -> None:
+    def check_read(self, layers: int, unused: Sequence[str] = ()) -> None:
         """Raise ModelFilesError naming a weight or bias of the first `layers` layers that was not read: a model without
-        it computes something else."""
+        it computes something else. Modules named in `unused` may be stored in vain."""
         for name in sorted(self._numbers):
             found = IN_LAYER.search(name)
-            if found is not None and int(found[1]) < layers:
+            if found is not None and int(found[1]) < layers and not any(f"{one}." in name for one in unused):
                 raise ModelFilesError(
                     f"{self._where[name].path} holds {name}, which a model of this config.json does not have, so its "
                     "answers would be wrong. Use the config.json of these weights."

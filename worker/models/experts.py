@@ -3,6 +3,7 @@ names of single experts, however a checkpoint stores them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,6 +20,11 @@ GATE_UP, DOWN = "gate_up_proj", "down_proj"
 ExpertKeys = tuple[str, str, str]
 Combine = Callable[[Tensor, Tensor], Tensor]
 """(gate, up) → what the third matrix is multiplied by."""
+
+
+def are_in_model(config: Any) -> bool:
+    """True if a model of transformers' configuration has experts."""
+    return hasattr(config, "num_experts_per_tok") or bool(getattr(config, "enable_moe_block", False))
 
 
 def are_in(module: str) -> bool:
@@ -134,8 +140,9 @@ def _biases(
 
 
 def _names(module_name: str, keys: ExpertKeys, expert: int) -> list[str]:
-    layer = module_name[: module_name.index(".mlp.") + 1]
-    return [layer + key.format(expert) for key in keys]
+    layer = re.match(r".*\blayers\.\d+\.", module_name)
+    assert layer is not None
+    return [layer[0] + key.format(expert) for key in keys]
 
 
 def _in_turn(parts: list[Tensor]) -> Tensor:

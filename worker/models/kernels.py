@@ -22,18 +22,20 @@ TYPES = {torch.float32, torch.bfloat16, torch.float16}
 ROTARY = "apply_rotary_pos_emb"
 INTERLEAVED = {"cohere", "cohere2", "ernie4_5", "glm", "glm4"}
 """Families whose rotary pairs are neighbours, and not half a head apart."""
+ROTATED_ALONE = {"gemma4_text"}
+"""Families that rotate queries and keys in calls of their own, of another signature."""
 
 ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH}
 
 
 class FusedNorm(nn.Module):
-    """An RMS norm; gemma keeps the weight's difference to one."""
+    """An RMS norm; gemma before its version 4 keeps the weight's difference to one."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
         self.weight = norm.weight
         self._eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
-        self._one_added = type(norm).__name__.startswith("Gemma")
+        self._one_added = type(norm).__name__.startswith("Gemma") and not type(norm).__name__.startswith("Gemma4")
 
     def forward(self, inputs: Tensor) -> Tensor:
         return rms_norm(inputs, self.weight, self._eps, one_added=self._one_added)
@@ -63,7 +65,7 @@ def fuse(model: Any) -> int:
     replaced = 0
     for name, module in list(model.named_modules()):
         kind, fused = type(module).__name__, None
-        if norms and kind.endswith("RMSNorm"):
+        if norms and kind.endswith("RMSNorm") and hasattr(module, "weight"):
             fused = FusedNorm(module)
         elif gates and kind.endswith("MLP") and hasattr(module, "gate_proj") and activation is not None:
             fused = FusedFeedForward(module, activation)
@@ -71,7 +73,7 @@ def fuse(model: Any) -> int:
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, fused)
             replaced += 1
-    if model.config.model_type not in INTERLEAVED and switches.reason_off("triton.rotary") is None:
+    if model.config.model_type not in INTERLEAVED | ROTATED_ALONE and switches.reason_off("triton.rotary") is None:
         _fuse_rotary(sys.modules[type(model).__module__], frozenset({"cuda"}) | {model.device.type})
     return replaced
 

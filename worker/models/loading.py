@@ -32,7 +32,7 @@ from worker.models.packed.cache import WeightCache
 from worker.models.packed.subject import subject_of
 from worker.models.quantizer import Quantizer
 from worker.models.safetensors.quantized import QuantizedCheckpoint
-from worker.models.safetensors.stored_together import StoredTogether
+from worker.models.safetensors.stored_together import StoredAbove, StoredTogether
 from worker.models.served import ServedModel
 from worker.models.weight_loader import WeightLoader
 from worker.native import library
@@ -125,7 +125,9 @@ class _Load:
                 model, checkpoint, plan, family, self.dtype, self.device, link, kept, self.tell, quantizer, grouped
             ).fill()
             if not grouped and isinstance(checkpoint, Checkpoint):  # else other tensors are read than names say
-                checkpoint.check_read(model.config.num_hidden_layers)
+                # Files of gemma4 have keys and values of layers that attend to those of earlier ones.
+                unused = getattr(model.model, "_keys_to_ignore_on_load_unexpected", None) or ()
+                checkpoint.check_read(model.config.num_hidden_layers, unused)
         if quantizer is not None:
             quantizer.report()
         _fuse(model, self.dtype, self.device)
@@ -138,7 +140,8 @@ class _Load:
     def _plan(self, config: Any, borders: tuple[int, ...] = ()) -> ShardPlan:
         family, group = validation.family_of(self.files.config), self.link.collective
         kv_heads = validation.kv_heads(self.files.config)
-        return ShardPlan(family.roles, config.num_attention_heads, kv_heads, group.rank, group.world_size, borders)
+        by_layer, heads = validation.layer_kv_heads(self.files.config), config.num_attention_heads
+        return ShardPlan(family.roles, heads, kv_heads, group.rank, group.world_size, borders, by_layer)
 
 
 def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
@@ -174,9 +177,11 @@ def open_checkpoint(files: ModelFiles, dequantize: bool) -> AbstractContextManag
     """The tensors of a model's files, plain or quantized; `dequantize` makes plain numbers of GGUF blocks."""
     if files.weights and is_gguf(files.weights[0]):
         return GgufCheckpoint(files.weights, dequantize)
-    if validation.family_of(files.config).together:
+    family, scheme = validation.family_of(files.config), scheme_of(files.config)
+    if family.together:
         return StoredTogether(files.weights)
-    scheme = scheme_of(files.config)
+    if family.gate_above_up and scheme is None:
+        return StoredAbove(files.weights)
     return Checkpoint(files.weights) if scheme is None else QuantizedCheckpoint(files.weights, scheme)
 
 
@@ -194,7 +199,22 @@ def _cache_layout(config: Any, plan: ShardPlan, dtype: torch.dtype, device: torc
     layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    windows = [window if kinds is None or kinds[layer] == "sliding_attention" else None for layer in range(layers)]
-    caches = tuple(LayerCache(plan.local_kv_heads, head_dim, window) for window in windows)
-    return CacheLayout(caches, dtype, device)
+    by_layer = config.per_layer_config if getattr(config, "is_heterogeneous", False) else None
+    sources = _sources(config)
+
+    def cache(layer: int) -> LayerCache:
+        seen = window if kinds is None or kinds[layer] == "sliding_attention" else None
+        heads = plan.layer_kv_heads[layer] if plan.layer_kv_heads else plan.kv_heads
+        own = config if by_layer is None else by_layer[layer]
+        head_dim = getattr(own, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer))
+
+    return CacheLayout(tuple(cache(layer) for layer in range(layers)), dtype, device)
+
+
+def _sources(config: Any) -> dict[int, int]:
+    """Of a layer that attends to the keys and values of an earlier one, the number of that layer: the last one of its
+    kind that has its own."""
+    modes: list[str | None] = getattr(config, "kv_sharing_modes", None) or []
+    stored = {config.layer_types[layer]: layer for layer, mode in enumerate(modes) if mode == "store"}
+    return {layer: stored[config.layer_types[layer]] for layer, mode in enumerate(modes) if mode == "reuse"}

@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
 from worker.models import registered
+from worker.models.experts import are_in_model
 
 AttentionInterface.register(registered.NAME, registered.attend)
 
@@ -35,7 +36,7 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.devic
     in no checkpoint, are computed on `device`, with `dtype` as the default type so that scalars are rounded as in
     transformers."""
     # The eager loop over experts: the grouped kernels want bf16 and equal widths.
-    experts = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
+    experts = {"experts_implementation": "eager"} if are_in_model(config) else {}
     with _default_type:
         previous = torch.get_default_dtype()
         torch.set_default_dtype(dtype)

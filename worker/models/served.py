@@ -16,6 +16,7 @@ from worker.kv.base import CacheLayout
 from worker.kv.slab_step import SlabStep
 from worker.layers.parallel import Link
 from worker.models.batch import Batch
+from worker.models.experts import are_in_model
 from worker.models.native.forward import native_forward
 
 SCORED_AT_ONCE = 64
@@ -67,7 +68,7 @@ class ServedModel:
     @property
     def waits_for_device(self) -> bool:
         """True if the forward reads values from the device: the loop over experts asks which of them were hit."""
-        return hasattr(self._module.config, "num_experts_per_tok")
+        return are_in_model(self._module.config)
 
     def join(self, collective: Collective) -> None:
         """Talk through another group from now on, with the weights as they are. Rank and size must be the same."""

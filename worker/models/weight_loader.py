@@ -22,6 +22,8 @@ from worker.models.checkpoint import StoredTensors, checked
 from worker.models.quantizer import Quantizer
 from worker.repository.families import Family
 
+LAYERS_TABLE = "embed_tokens_per_layer"
+
 
 @dataclass(frozen=True)
 class WeightLoader:
@@ -46,6 +48,7 @@ class WeightLoader:
         # The vocabulary first: it is the largest, and while it is packed there is nothing else yet.
         self._fill_vocabulary()
         self._done()
+        self._fill_layers_table()
         for group in list(fusing.linear_groups(self.model, self.model.get_output_embeddings())):
             self._fill_group(group)
             self._done()
@@ -131,6 +134,24 @@ class WeightLoader:
             model.set_input_embeddings(HalfEmbedding(embedding, table))
         else:
             embedding.weight = self._parameter(table)
+
+    def _fill_layers_table(self) -> None:
+        """The embedding of gemma4 that gives each layer an input of its own. It is larger than that of the tokens, so
+        each rank keeps its rows, in the 16 bits in which they are stored where the layers are packed."""
+        body = self.model.model
+        table = getattr(body, LAYERS_TABLE, None)
+        if table is None:
+            return
+        rows = self._vocabulary(f"model.{LAYERS_TABLE}.weight", table)
+        start, _, _ = padded_share(table.weight.shape[0], self.plan.rank, self.plan.world_size)
+        if self.packing.keeps_stored_rows(rows):
+            table = HalfEmbedding(table, rows)
+        else:
+            table.weight = self._parameter(rows)
+        if self.plan.world_size > 1:
+            table = parallel.VocabParallelEmbedding.of(table, start, self.link)
+        setattr(body, LAYERS_TABLE, table)
+        self._done()
 
     def _converted(self, name: str, weights: Weights) -> Weights:
         """The matrix `name` of a linear layer or of the vocabulary, in blocks if that was asked for."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.repository.families import BATCHABLE_ROPE, LONGROPE_NAMES, Family
+from worker.repository.families import BATCHABLE_ROPE, LONGROPE_NAMES, OWN_ROPE, Family
 
 LARGEST = 2**31 - 1
 """No size that a model has is above it, and no product of two of them overflows."""
@@ -21,6 +21,10 @@ SIZES = (
     *(
         "shared_expert_intermediate_size",
         "num_experts_per_tok",
+        "top_k_experts",
+        "num_global_key_value_heads",
+        "global_head_dim",
+        "vocab_size_per_layer_input",
         "n_group",
         "topk_group",
         "original_max_position_embeddings",
@@ -32,10 +36,15 @@ COUNTS = (
     "first_k_dense_replace",
     "n_shared_experts",
     "num_nextn_predict_layers",
+    "num_kv_shared_layers",
+    "hidden_size_per_layer_input",
 )
 """Whole numbers that may be 0."""
 NUMBERS = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "partial_rotary_factor", "logit_scale")
-SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "use_qk_norm", "qk_layernorm")
+SWITCHES = (
+    *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "use_qk_norm", "qk_layernorm"),
+    *("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
+)
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -68,8 +77,23 @@ def check(config: dict[str, Any], family: Family) -> None:
         if not isinstance(value := config.get(name), bool | None):
             raise _wrong(name, value, "true or false")
     _check_layers(config)
+    _check_heads_by_layer(config, family)
     _check_experts(config, family)
     _check_rope(config)
+
+
+def heads_by_layer(config: dict[str, Any]) -> list[dict[str, int]]:
+    """For each layer of a type that has `Family.heads_by_layer`, the fields `head_dim` and `num_key_value_heads` where
+    they differ from the model's. transformers saves them as `per_layer_config`; Google's files name those of the layers
+    with full attention. `config` must have been checked."""
+    given = config.get("per_layer_config")
+    if given is not None:
+        fields = {int(layer): one for layer, one in given.items()}
+        return [fields.get(layer, {}) for layer in range(config["num_hidden_layers"])]
+    full = {"head_dim": config.get("global_head_dim") or 512}
+    if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
+        full["num_key_value_heads"] = config["num_global_key_value_heads"]
+    return [full if kind == FULL else {} for kind in _gemma4_kinds(config)]
 
 
 def token_ids(source: dict[str, Any], name: str) -> list[int] | None:
@@ -100,12 +124,50 @@ def _check_layers(config: dict[str, Any]) -> None:
         raise _wrong("sliding_window", config["sliding_window"], f"a width, as layer_types has {SLIDING},")
 
 
+def _gemma4_kinds(config: dict[str, Any]) -> list[str]:
+    """Each layer's kind of attention. The last layer has full attention, whatever the file says."""
+    layers = config["num_hidden_layers"]
+    given = config.get("layer_types") or [FULL if layer % 6 == 5 else SLIDING for layer in range(layers)]
+    return [*given[:-1], FULL]
+
+
+def _check_heads_by_layer(config: dict[str, Any], family: Family) -> None:
+    given = config.get("per_layer_config")
+    if not family.heads_by_layer:
+        if given is not None:
+            raise UnsupportedArchitecture(
+                f"config.json has per_layer_config = {_shown(given)}, which model type '{config.get('model_type')}' is "
+                "not served with."
+            )
+        return
+    if given is not None and not isinstance(given, dict):
+        raise _wrong("per_layer_config", given, "an object")
+    for layer, fields in cast(dict[str, Any], given or {}).items():
+        # transformers writes the numbers of a model with more than ten layers as 00, 01 and so on.
+        if not (layer.isascii() and layer.isdigit() and len(layer) < 9 and int(layer) < config["num_hidden_layers"]):
+            raise _wrong("per_layer_config", layer, f"a layer below num_hidden_layers = {config['num_hidden_layers']}")
+        if not isinstance(fields, dict) or set(cast(dict[str, Any], fields)) - {"head_dim", "num_key_value_heads"}:
+            raise _wrong(f"per_layer_config.{layer}", fields, "an object with head_dim and num_key_value_heads alone")
+        for name in cast(dict[str, Any], fields):
+            number(cast(dict[str, Any], fields), name)
+    kinds, shared = _gemma4_kinds(config), config.get("num_kv_shared_layers") or 0
+    if shared and set(kinds[:-shared]) != set(kinds):
+        raise _wrong(
+            "num_kv_shared_layers",
+            shared,
+            f"a number that leaves a layer of each kind ({', '.join(sorted(set(kinds)))})",
+        )
+
+
 def _check_experts(config: dict[str, Any], family: Family) -> None:
     if family.experts is None:
         return
-    count, chosen = config.get(family.experts), config.get("num_experts_per_tok")
+    if family.experts_switch is not None and family.has_experts(config):
+        for name in (family.experts, family.chosen_experts, "moe_intermediate_size"):
+            number(config, name)
+    count, chosen = config.get(family.experts), config.get(family.chosen_experts)
     if count is not None and chosen is not None and chosen > count:
-        raise _wrong("num_experts_per_tok", chosen, f"at most {family.experts} = {count}")
+        raise _wrong(family.chosen_experts, chosen, f"at most {family.experts} = {count}")
     groups, kept = config.get("n_group"), config.get("topk_group")
     if count is not None and groups is not None and count % groups:
         raise _wrong("n_group", groups, f"a divisor of {family.experts} = {count}")
@@ -132,11 +194,12 @@ def _check_rotary(name: str, rope: dict[str, Any], model_type: str) -> None:
         raise _wrong(f"{name}.rope_type", kind, "a text")
     if kind in LONGROPE_NAMES.get(model_type, ()):
         kind = "longrope"
-    if kind is not None and kind not in BATCHABLE_ROPE:
+    served = BATCHABLE_ROPE | OWN_ROPE.get(model_type, set())
+    if kind is not None and kind not in served:
         why = "depends on the longest sequence of the batch, so answers would depend on other requests"
         reason = why if kind in ("dynamic", "longrope") else "is not known"
         raise UnsupportedArchitecture(
-            f"Rotary embedding '{kind}' {reason}. Use a checkpoint with {', '.join(sorted(BATCHABLE_ROPE))}."
+            f"Rotary embedding '{kind}' {reason}. Use a checkpoint with {', '.join(sorted(served))}."
         )
     for field in ("factor", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
         if (value := rope.get(field)) is not None:

@@ -5,6 +5,7 @@ The parity tests cover each type: its greedy tokens equal those of transformers 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from worker.formats.roles import Roles
@@ -17,7 +18,10 @@ class Family:
     `kv_heads` is transformers' default where config.json has none (None: as many as query heads). `experts` names the
     config field with the number of experts, `expert_keys` the tensors of one expert on disk (gate, up, down; `{}` is
     its number), or as they are read where `together`, with the experts of a layer in one tensor; both are None for a
-    dense model.
+    dense model. `gate_above_up` says that the experts of a layer are in one tensor with the outputs of gate before
+    those of up, and inputs last. `chosen_experts` names the field with the number of experts of a token,
+    `experts_switch` the one that says if a model of the type has experts at all. `heads_by_layer` says that layers may
+    have key-value heads of other width and number than the model's fields say, or those of an earlier layer.
     `renamed` maps parts of transformers' parameter names to those on disk.
     """
 
@@ -26,7 +30,15 @@ class Family:
     experts: str | None = None
     expert_keys: tuple[str, str, str] | None = None
     together: bool = False
+    chosen_experts: str = "num_experts_per_tok"
+    gate_above_up: bool = False
+    experts_switch: str | None = None
+    heads_by_layer: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
+
+    def has_experts(self, config: Mapping[str, object]) -> bool:
+        """True if a model of this config.json has experts."""
+        return self.experts is not None and (self.experts_switch is None or bool(config.get(self.experts_switch)))
 
 
 _QUERY_KEY_VALUE: Roles = {
@@ -72,6 +84,20 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(_DENSE, kv_heads=16),
     "gemma2": Family(_DENSE, kv_heads=4),
     "gemma3_text": Family(_DENSE, kv_heads=4),
+    "gemma4_text": Family(
+        {**_DENSE, "experts": "experts"},
+        kv_heads=4,
+        experts="num_experts",
+        expert_keys=(
+            "experts.{}.gate_proj.weight",
+            "experts.{}.up_proj.weight",
+            "experts.{}.down_proj.weight",
+        ),
+        chosen_experts="top_k_experts",
+        gate_above_up=True,
+        experts_switch="enable_moe_block",
+        heads_by_layer=True,
+    ),
     "glm": Family({**_ATTENTION, **_PACKED_FEED_FORWARD}, kv_heads=2),
     "glm4": Family({**_ATTENTION, **_PACKED_FEED_FORWARD}, kv_heads=2),
     "glm4_moe": Family(
@@ -131,7 +157,7 @@ FAMILIES: dict[str, Family] = {
 _MLA = "its attention keeps compressed keys and values (MLA)"
 _RECURRENT = "its layers keep a recurrent state"
 _CHUNKED = "its attention ends at the borders of chunks"
-_UNEVEN = "the width of its heads differs by layer, and layers share keys and values"
+_ALTERED = "its layers predict and correct several hidden states (AltUp)"
 _ENCODER = "it is no decoder that generates text"
 
 REFUSED: dict[str, str] = {
@@ -140,7 +166,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("kimi_linear", "lfm2", "lfm2_moe", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"), _RECURRENT),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
-    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _UNEVEN),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), _ALTERED),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "deberta-v2", "t5"), _ENCODER),
 }
 """Well-known model types that are not served, with the reason."""
@@ -148,6 +174,9 @@ REFUSED: dict[str, str] = {
 BATCHABLE_ROPE = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings that are served. `dynamic` and `longrope` depend on the batch's longest sequence: one user's length
 would change another's answer."""
+
+OWN_ROPE = {"gemma4_text": {"proportional"}}
+"""More rotary embeddings that are served, by model type."""
 
 LONGROPE_NAMES = {"phi3": {"su", "yarn"}}
 """Other names of `longrope` in the files of a model type."""

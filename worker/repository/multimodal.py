@@ -34,8 +34,19 @@ _GEMMA3 = {
     "max_position_embeddings": 131072,
 }
 
+_GEMMA4 = {
+    "hidden_size": 2304,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262144,
+    "max_position_embeddings": 131072,
+}
+
 TEXT_PARTS: dict[str, TextPart] = {
     "gemma3": TextPart("gemma3_text", tied=True, defaults=_GEMMA3),
+    "gemma4": TextPart("gemma4_text", tied=True, defaults=_GEMMA4),
     "mistral3": TextPart(None, tied=True),
     "qwen2_5_vl": TextPart("qwen2", tied=False),
     "qwen3_vl": TextPart("qwen3", tied=False),
@@ -47,7 +58,9 @@ _FROM_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config"
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 _TEXT = re.compile(r"(?:model\.)?language_model\.(?:model\.)*(?P<head>lm_head\.)?")
-_OTHER = re.compile(r"(?:model\.)?(?:visual|vision_tower|vision_model|multi_modal_projector)\.")
+_OTHER = re.compile(
+    r"(?:model\.)?(?:visual|vision_tower|vision_model|audio_tower|embed_vision|embed_audio|multi_modal_projector)\."
+)
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from worker.repository.files import ModelFiles, inspect
 from worker.repository.multimodal import TEXT_PARTS
 from worker.repository.quantization.scheme import scheme_of
 
-__all__ = ["ModelFiles", "check", "context_length", "eos_ids", "family_of", "inspect", "kv_heads"]
+__all__ = ["ModelFiles", "check", "context_length", "eos_ids", "family_of", "inspect", "kv_heads", "layer_kv_heads"]
 
 
 def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant: str | None = None) -> None:
@@ -25,15 +25,19 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
     _check_quantization(config, family, quant)
     _check_features(config)
     config_fields.check(config, family)
-    heads, shared = number(config, "num_attention_heads"), kv_heads(config)
-    if heads % shared:
-        raise UnsupportedArchitecture(f"{heads} attention heads can't share {shared} key-value heads evenly.")
-    if heads % tp:
-        raise UnsupportedArchitecture(f"{heads} attention heads can't be divided among {tp} ranks. {_remedy(heads)}")
-    if shared % tp and tp % shared:
-        raise UnsupportedArchitecture(
-            f"{shared} key-value heads can be neither divided among {tp} ranks nor repeated on them. {_remedy(shared)}"
-        )
+    heads = number(config, "num_attention_heads")
+    for shared in sorted(set(layer_kv_heads(config))):
+        if heads % shared:
+            raise UnsupportedArchitecture(f"{heads} attention heads can't share {shared} key-value heads evenly.")
+        if heads % tp:
+            raise UnsupportedArchitecture(
+                f"{heads} attention heads can't be divided among {tp} ranks. {_remedy(heads)}"
+            )
+        if shared % tp and tp % shared:
+            raise UnsupportedArchitecture(
+                f"{shared} key-value heads can be neither divided among {tp} ranks nor repeated on them. "
+                f"{_remedy(shared)}"
+            )
     _check_widths(config, family, tp)
     if max_context is not None and max_context > context_length(config):
         raise ModelFilesError(
@@ -60,6 +64,14 @@ def kv_heads(config: dict[str, Any]) -> int:
     return number(config, "num_attention_heads") if given is None else int(given)
 
 
+def layer_kv_heads(config: dict[str, Any]) -> list[int]:
+    """Key-value heads of each layer of the whole model."""
+    usual = kv_heads(config)
+    if not family_of(config).heads_by_layer:
+        return [usual] * number(config, "num_hidden_layers")
+    return [layer.get("num_key_value_heads", usual) for layer in config_fields.heads_by_layer(config)]
+
+
 def context_length(config: dict[str, Any]) -> int:
     """Positions that the model was made for: prompt and answer together."""
     return number(config, "max_position_embeddings")
@@ -80,7 +92,8 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
             f"--quant {quant} packs plain weights, and the checkpoint is quantized already ({scheme.method}). Leave "
             "--quant out: it is served at its stored width."
         )
-    if scheme is not None and (scheme.method == "mxfp4") != family.together:
+    together = family.gate_above_up and family.has_experts(config)
+    if scheme is not None and (together or (scheme.method == "mxfp4") != family.together):
         raise UnsupportedArchitecture(
             f"Model type '{config['model_type']}' quantized as {scheme.method} is not supported. Use the unquantized "
             f"checkpoint{', or the one in mxfp4' if family.together else ''}."
@@ -88,7 +101,9 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
 
 
 def _check_features(config: dict[str, Any]) -> None:
-    if config.get("use_bidirectional_attention"):
+    # Gemma 4's "vision" lets the tokens of one image attend to each other; text stays causal.
+    images_alone = config.get("model_type") == "gemma4_text" and config.get("use_bidirectional_attention") == "vision"
+    if config.get("use_bidirectional_attention") and not images_alone:
         raise UnsupportedArchitecture("use_bidirectional_attention is set: an encoder can't generate text.")
 
 

@@ -142,8 +142,8 @@ def _layer(layer: Any, window: int | None, rotaries: Rotaries, mixture: int, bia
 def _norm(norm: nn.Module | None) -> Norm:
     if norm is None:
         return Norm(None, 0.0)
-    if not isinstance(norm, FusedRMSNorm):
-        raise NotNative(f"its {type(norm).__name__} is not torch's")
+    if not isinstance(norm, FusedRMSNorm) or norm.weight is None:
+        raise NotNative(f"its {type(norm).__name__} is not torch's, or has no weight")
     return Norm(norm.weight.data_ptr(), norm.eps)
 
 

@@ -1,8 +1,9 @@
-"""Checkpoints that store the experts of a layer together, as gpt_oss is published, by the names of single experts.
+"""Checkpoints that store the experts of a layer together, as gpt_oss and gemma4 are published, by the names of single
+experts.
 
-`gate_up_proj` (experts, hidden, 2 · width) has gate and up in turn, `down_proj` is (experts, width, hidden). In MXFP4
-each is `…_blocks` (experts, outputs, groups, 16) of two 4-bit floats a byte and `…_scales` (experts, outputs, groups)
-of exponents (transformers, integrations/mxfp4.py). Biases are (experts, outputs).
+In gpt_oss `gate_up_proj` (experts, hidden, 2 · width) has gate and up in turn, `down_proj` is (experts, width, hidden).
+In MXFP4 each is `…_blocks` (experts, outputs, groups, 16) of two 4-bit floats a byte and `…_scales` (experts, outputs,
+groups) of exponents (transformers, integrations/mxfp4.py). Biases are (experts, outputs).
 """
 
 from __future__ import annotations
@@ -56,7 +57,29 @@ class StoredTogether(Checkpoint):
         return Grouped(E2M1, codes.flatten(1), scales.contiguous(), None, GROUP)
 
     def _of(self, name: str, number: int) -> Tensor:
-        stored: Tensor = super().read(name)
-        if number >= stored.shape[0]:
-            raise ModelFilesError(f"Tensor {name} of shape {list(stored.shape)} has no expert {number}.")
-        return stored[number]
+        return one_of(super().read(name), name, number)
+
+
+class StoredAbove(Checkpoint):
+    """`gate_up_proj` (experts, 2 · width, hidden) has the outputs of gate before those of up, `down_proj` is (experts,
+    hidden, width)."""
+
+    def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Tensor:
+        """As in a plain checkpoint, with `…experts.3.up_proj.weight` for the parts of an expert."""
+        found = _EXPERT.fullmatch(name)
+        if found is None:
+            return super().read(name, dim, ranges)
+        part, stem = found[3], f"{found[1]}.{'down' if found[3] == 'down' else 'gate_up'}_proj"
+        matrix = one_of(super().read(stem), stem, int(found[2]))
+        if part != "down":
+            gate, up = matrix.chunk(2)
+            matrix = gate if part == "gate" else up
+        [(start, stop)] = ranges or [(None, None)]
+        return matrix[:, start:stop] if dim == 1 else matrix[start:stop]
+
+
+def one_of(stored: Tensor, name: str, number: int) -> Tensor:
+    """The tensor of expert `number` among those of all. Raises ModelFilesError where it has none."""
+    if number >= stored.shape[0]:
+        raise ModelFilesError(f"Tensor {name} of shape {list(stored.shape)} has no expert {number}.")
+    return stored[number]

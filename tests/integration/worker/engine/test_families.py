@@ -34,6 +34,9 @@ WHOLE = {"replicated_with_grad_allreduce", "replicated"}
 GATHERING = {"colwise_gather_output", "rowwise_split_input"}
 NAMES = {"colwise": "colwise", "rowwise": "rowwise", "moe_tp_experts": "experts"}
 
+INPUTS_BY_LAYER = {"per_layer_input_gate", "per_layer_projection"}
+"""Small matrices of gemma4 that each rank has whole."""
+
 BEYOND_THE_PLAN = {
     # Copied on every rank by transformers.
     "qwen2_moe": {f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
@@ -74,7 +77,7 @@ def test_every_matrix_has_a_role(family: str) -> None:
     parameters = {found[1] for name, _ in model.named_parameters() if (found := IN_LAYER.fullmatch(name))}
     assert set(roles) <= inside.keys() | parameters
     linears = {name for name, module in inside.items() if isinstance(module, nn.Linear)}
-    assert linears - roles.keys() <= {"mlp.gate", "mlp.shared_expert_gate"}
+    assert linears - roles.keys() <= {"mlp.gate", "mlp.shared_expert_gate", *INPUTS_BY_LAYER, "router.proj"}
 
 
 # --- the parts that a type is about ----------------------------------------------------------------------------------
@@ -125,6 +128,32 @@ def norm_over(width: int) -> Callable[[Any], bool]:
     return has
 
 
+def uneven(model: Any) -> bool:
+    """Layers of full attention have wider heads, fewer of them for keys, which are the values too."""
+    sliding, full = (model.model.layers[layer].self_attn for layer in (0, 2))
+    widths = [one.q_norm.weight.numel() for one in (sliding, full)]
+    keys = [one.k_proj.out_features for one in (sliding, full)]
+    return (widths, keys, sliding.v_proj is None, full.v_proj is None) == ([16, 32], [32, 32], False, True)
+
+
+def sharing(model: Any) -> bool:
+    """The last layer of each kind attends to keys and values of an earlier one, and its feed-forward is wider."""
+    modes = model.config.kv_sharing_modes
+    shared = [hasattr(layer.self_attn, "k_proj") for layer in model.model.layers]
+    widths = [layer.mlp.down_proj.in_features for layer in model.model.layers]
+    return (modes, shared, widths) == (
+        [None, "store", "store", "reuse", "reuse"],
+        [True, True, True, False, False],
+        [90, 90, 90, 180, 180],
+    )
+
+
+def proportional(model: Any) -> bool:
+    """Some pairs of the full layers' heads are not rotated."""
+    frequencies = model.model.rotary_emb.full_attention_inv_freq
+    return frequencies.numel() == 16 and 0 < frequencies.count_nonzero() < 16
+
+
 def config(name: str, wanted: object = True) -> Callable[[Any], bool]:
     return lambda model: getattr(model.config, name) == wanted
 
@@ -149,6 +178,11 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "gemma": [tied, config("hidden_act", "gelu_pytorch_tanh")],
     "gemma2": [sliding, tied, config("attn_logit_softcapping", 5.0), part("pre_feedforward_layernorm")],
     "gemma3_text": [alternating, tied, norm_over(16), part("pre_feedforward_layernorm")],
+    "gemma4_text": [
+        *(alternating, tied, uneven, sharing, proportional, config("final_logit_softcapping", 10.0)),
+        *(part("experts.gate_up_proj"), part("router.per_expert_scale"), part("mlp.gate_proj")),
+        *(part("per_layer_input_gate"), lambda model: "layer_scalar" in dict(model.model.layers[0].named_buffers())),
+    ],
     "glm": [partly_rotated, neighbours, biased("self_attn.q_proj"), part("mlp.gate_up_proj")],
     "glm4": [partly_rotated, neighbours, part("mlp.gate_up_proj"), part("post_self_attn_layernorm")],
     "glm4_moe": [

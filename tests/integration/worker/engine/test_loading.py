@@ -111,6 +111,25 @@ def test_a_tensor_that_the_model_lacks(family: str, checkpoint: Checkpoint, tmp_
         load(folder, collective=Solo())
 
 
+def test_keys_of_a_layer_that_has_none_of_its_own(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Files of Gemma 4 have them for layers that attend to those of an earlier one. They are not read, no memory is
+    kept for them, and a bias there is refused as elsewhere."""
+    folder = shutil.copytree(checkpoint("gemma4_text"), tmp_path / "more")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.4.self_attn.k_proj.weight"] = torch.ones(32, 64)
+    save_file(tensors, folder / "model.safetensors")
+    layout = load(folder, collective=Solo()).cache_layout
+    assert [layer.source for layer in layout.layers] == [None, None, None, 1, 2]
+    assert layout.bytes_per_token == 2 * (2 * 2 * 16 + 1 * 32) * 4
+    for rank in (0, 1):
+        layers = load(folder, collective=Membership(rank, 2)).cache_layout.layers
+        assert [(layer.kv_heads, layer.head_dim) for layer in layers] == [(1, 16), (1, 16), (1, 32), (1, 16), (1, 32)]
+    tensors["model.layers.4.self_attn.q_proj.bias"] = torch.ones(128)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelFilesError, match=r"holds model\.layers\.4\.self_attn\.q_proj\.bias"):
+        load(folder, collective=Solo())
+
+
 def test_the_gates_hold_in_a_rank_too(checkpoint: Checkpoint) -> None:
     """A rank that is told to load what can't be sharded refuses before it reads a weight."""
     with pytest.raises(UnsupportedArchitecture, match="divided among 3 ranks"):

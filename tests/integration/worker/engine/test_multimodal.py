@@ -23,11 +23,20 @@ SECTIONS: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_se
 
 TEXT: dict[str, dict[str, Any]] = {
     "gemma3": {"initializer_range": 0.2, **models.FAMILY_SHAPES["gemma3_text"]},
+    # Without experts, and with values of their own, as the small ones of Gemma 4.
+    "gemma4": {**models.FAMILY_SHAPES["gemma4_text"], "enable_moe_block": False, "attention_k_eq_v": False},
     "mistral3": {"model_type": "ministral3", **models.FAMILY_SHAPES["ministral3"]},
     "qwen2_5_vl": {"rope_parameters": SECTIONS, "tie_word_embeddings": True},
     "qwen3_vl": {"rope_parameters": SECTIONS},
 }
 VISION: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    },
     "gemma3": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
     "mistral3": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
     "qwen2_5_vl": {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
@@ -40,7 +49,13 @@ VISION: dict[str, dict[str, Any]] = {
         "deepstack_visual_indexes": [0],
     },
 }
-SERVED_AS = {"gemma3": "gemma3_text", "mistral3": "ministral3", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
+SERVED_AS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "mistral3": "ministral3",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +80,8 @@ def _make(kind: str, folder: Path) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                parameter.add_((3.0 if kind == "gemma3" and "layers" in name else 0.1) * torch.randn_like(parameter))
+                layers = {"gemma3": 3.0, "gemma4": 1.0}.get(kind, 0.1) if "layers" in name else 0.1
+                parameter.add_(layers * torch.randn_like(parameter))
     model.save_pretrained(folder)
     models.tokenizer().save_pretrained(folder)
     return folder

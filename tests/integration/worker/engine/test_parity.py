@@ -16,6 +16,7 @@ from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
+from worker.models.experts import are_in_model
 from worker.models.loading import load
 from worker.repository.families import FAMILIES
 
@@ -46,7 +47,7 @@ def reference(folder: Path, dtype: torch.dtype) -> Any:
     """transformers' model; experts in a plain loop, as the grouped kernels lack float64, and its attention written out
     where the fused one drops the soft cap."""
     config = AutoConfig.from_pretrained(folder)
-    options = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
+    options = {"experts_implementation": "eager"} if are_in_model(config) else {}
     if getattr(config, "attn_logit_softcapping", None):
         options["attn_implementation"] = "eager"
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)

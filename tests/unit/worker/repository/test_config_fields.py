@@ -10,6 +10,7 @@ import pytest
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from tests.models import FAMILY_SHAPES, SHAPE
 from worker.repository import validation
+from worker.repository.config_fields import heads_by_layer
 from worker.repository.families import FAMILIES
 from worker.repository.multimodal import TEXT_PARTS, text_config
 
@@ -28,7 +29,8 @@ def test_any_value_in_any_field_is_judged(family: str) -> None:
     """A value of any type in any field, and in several at once, is served or refused, and never another error."""
     whole, chance = config_of(family), random.Random(0)
     validation.check(whole, 2)
-    names = sorted({*whole, "layer_types", "sliding_window", "rope_scaling", "quantization_config", "text_config"})
+    more = ("layer_types", "sliding_window", "rope_scaling", "quantization_config", "text_config", "per_layer_config")
+    names = sorted({*whole, *more})
     refused = 0
     changes = [{name: value} for name in names for value in HOSTILE]
     changes += [{name: chance.choice(HOSTILE) for name in chance.sample(names, 3)} for _ in range(100)]
@@ -93,3 +95,60 @@ def test_ends_of_a_sequence_are_token_ids(value: object) -> None:
     """An id that is none is refused before the API would compare it with tokens."""
     with pytest.raises(ModelFilesError, match="eos_token_id = "):
         validation.eos_ids({}, {"eos_token_id": value})
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["as Google writes it", "as transformers saves it"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention_k_eq_v": False},
+        {"num_global_key_value_heads": None},
+        {"num_hidden_layers": 13, "layer_types": None, "num_kv_shared_layers": 0},
+        {"layer_types": ["full_attention", *["sliding_attention"] * 4], "num_kv_shared_layers": 0},
+    ],
+    ids=str,
+)
+def test_heads_by_layer_are_those_of_transformers(changes: dict[str, Any], saved: bool) -> None:
+    """The key-value heads and their width of each layer of gemma4, of a file of either form."""
+    from worker.models.meta_model import configuration
+
+    config = config_of("gemma4_text") | changes
+    theirs: Any = configuration(config)
+    if saved:
+        config = theirs.to_dict()
+    validation.check(config, 1)
+    layers = range(config["num_hidden_layers"])
+    assert validation.layer_kv_heads(config) == [theirs.per_layer_config[layer].num_key_value_heads for layer in layers]
+    widths = [layer.get("head_dim", 16) for layer in heads_by_layer(config)]
+    assert widths == [theirs.per_layer_config[layer].head_dim for layer in layers]
+    assert len(set(widths)) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "message"),
+    [
+        ({"num_kv_shared_layers": 3}, 1, "num_kv_shared_layers = 3; a number that leaves a layer of each kind"),
+        ({"num_kv_shared_layers": 5}, 1, "num_kv_shared_layers = 5"),
+        ({"num_attention_heads": 12, "num_global_key_value_heads": 3}, 2, "3 key-value heads can be neither divided"),
+        ({"num_global_key_value_heads": 3}, 1, "4 attention heads can't share 3 key-value heads"),
+        ({"top_k_experts": 5}, 1, "top_k_experts = 5; at most num_experts = 4"),
+        ({"num_experts": None}, 1, "num_experts = None; a positive whole number"),
+        ({"per_layer_config": {"7": {"head_dim": 32}}}, 1, "per_layer_config = '7'; a layer below num_hidden_layers"),
+        (
+            {"per_layer_config": {"1": {"hidden_size": 32}}},
+            1,
+            "per_layer_config.1 = .*head_dim and num_key_value_heads",
+        ),
+        ({"per_layer_config": {"1": {"head_dim": 0}}}, 1, "head_dim = 0"),
+        ({"use_bidirectional_attention": "all"}, 1, "an encoder can't generate"),
+        ({"model_type": "llama", "per_layer_config": {"1": {}}}, 1, "per_layer_config = .*'llama' is not served with"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "proportional"}}, 1, "'proportional' is not known"),
+    ],
+)
+def test_what_gemma4_can_not_be(changes: dict[str, Any], tp: int, message: str) -> None:
+    """Layers without keys and values, heads that can't be shared, and fields by layer that no other type has."""
+    whole = config_of("gemma4_text")
+    validation.check(whole | {"use_bidirectional_attention": "vision"}, tp)
+    with pytest.raises((ModelFilesError, UnsupportedArchitecture), match=message):
+        validation.check(whole | changes, tp)
