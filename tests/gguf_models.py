@@ -16,7 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from ops.bench.peers.gguf import TYPES, encode_text, encode_value
 from tests import models
-from worker.formats.blocks import BLOCK_FORMATS
+from tests.experts_layout import experts_apart, experts_together
+from worker.formats.blocks import BLOCK_FORMATS, MXFP4
 from worker.layers.blocks import Blocks
 from worker.models.gguf.dequantize import dequantize
 
@@ -64,7 +65,16 @@ GEMMA_PARTS = PARTS | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-ARCHITECTURES = {"qwen3_moe": "qwen3moe", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+GPT_OSS_PARTS = PARTS | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
+PARTS_BY_FAMILY = {"gemma3_text": GEMMA_PARTS, "gpt_oss": GPT_OSS_PARTS}
+ARCHITECTURES = {
+    "gpt_oss": "gpt-oss",
+    "qwen3_moe": "qwen3moe",
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+}
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,7 @@ class Stored:
     data: bytes
 
 
+FORMATS = {**BLOCK_FORMATS, "mxfp4": MXFP4}
 WRITTEN = ("f32", "f16", "bf16", "q8_0")
 """Types that numpy writes and reads. Blocks of others are random, so that no quantiser of Furrow is needed."""
 
@@ -100,7 +111,7 @@ def stored(kind: str, values: Floats, seed: int = 0, size: float = 1.0) -> tuple
     if kind in WRITTEN:
         data = TYPES[kind].convert(np.ascontiguousarray(values)).tobytes()
         return Stored(TYPES[kind].number, values.shape, data), _numbers(kind, data, values.shape)
-    form = BLOCK_FORMATS[kind]
+    form = FORMATS[kind]
     raw = random_blocks(kind, values.shape[0] * values.shape[1] // form.weights, seed, size).reshape(
         values.shape[0], -1
     )
@@ -111,8 +122,10 @@ def stored(kind: str, values: Floats, seed: int = 0, size: float = 1.0) -> tuple
 def random_blocks(kind: str, count: int, seed: int = 0, size: float = 1.0) -> NDArray[np.uint8]:
     """(count, bytes of one) with numbers about 0.1 · `size` in size."""
     generator = np.random.default_rng(seed)
-    raw = generator.integers(0, 256, (count, BLOCK_FORMATS[kind].bytes), dtype=np.uint8)
-    for index, place in enumerate(HALVES[kind]):
+    raw = generator.integers(0, 256, (count, FORMATS[kind].bytes), dtype=np.uint8)
+    if kind == "mxfp4":
+        raw[:, 0] = generator.integers(119, 125, count) + round(np.log2(size))
+    for index, place in enumerate(HALVES.get(kind, [])):
         unit = size / SCALE.get(kind, 60) * (-4 if index and kind.endswith("_1") else 1)
         half = (generator.uniform(0.5, 1, (count, 1)) * unit).astype(np.float16)
         raw[:, place : place + 2] = half.view(np.uint8)
@@ -136,11 +149,11 @@ def make(
     is that of `random_blocks`."""
     plain = models.make(family, folder, seed, **changes)
     config = json.loads((plain / "config.json").read_text())
-    weights = load_file(plain / "model.safetensors")
+    weights = experts_apart(load_file(plain / "model.safetensors"))
     parts, numbers = dict[str, dict[int, Stored]](), dict[str, Floats]()
     for index, (name, values) in enumerate(sorted(weights.items())):
         kind = kinds[index % len(kinds)] if values.ndim == 2 else "f32"
-        if ".experts." in name:
+        if ".experts." in name and values.ndim == 2:
             kind = kinds[len(name) % len(kinds)]  # one tensor has one type
         rows = _permuted(name, values, config) if family == "llama" else values
         one, held = stored(kind, rows + 1 if family == "gemma3_text" and "norm" in name else rows, index, size)
@@ -148,7 +161,7 @@ def make(
         expert = re.search(r"\.experts\.(\d+)\.", name)
         parts.setdefault(gguf_name(family, name), {})[int(expert[1]) if expert else -1] = one
         numbers[name] = np.ascontiguousarray(_ordered(name, held, config) if family == "llama" else held)
-    save_file(numbers, plain / "model.safetensors", {"format": "pt"})
+    save_file(experts_together(numbers), plain / "model.safetensors", {"format": "pt"})
     tensors = {name: _together(several) for name, several in parts.items()}
     scaling = config.get("rope_parameters", {})
     if scaling.get("rope_type") == "llama3":
@@ -169,8 +182,10 @@ def gguf_name(family: str, name: str) -> str:
     if name in NAMES:
         return NAMES[name]
     _, _, layer, rest = name.split(".", 3)
+    if rest == "self_attn.sinks":
+        return f"blk.{layer}.attn_sinks.weight"
     stem, _, leaf = re.sub(r"\.experts\.\d+\.", ".experts.", rest).rpartition(".")
-    return f"blk.{layer}.{(GEMMA_PARTS if family == 'gemma3_text' else PARTS)[stem]}.{leaf}"
+    return f"blk.{layer}.{PARTS_BY_FAMILY.get(family, PARTS)[stem]}.{leaf}"
 
 
 def _heads(name: str, config: dict[str, Any]) -> int | None:
@@ -225,6 +240,15 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         fields["qwen3moe.expert_count"] = config.get("num_experts") or config["num_local_experts"]
         fields["qwen3moe.expert_used_count"] = config["num_experts_per_tok"]
         fields["qwen3moe.expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if family == "gpt_oss":
+        fields["gpt-oss.expert_count"] = config["num_local_experts"]
+        fields["gpt-oss.expert_used_count"] = config["num_experts_per_tok"]
+        fields["gpt-oss.expert_feed_forward_length"] = config["intermediate_size"]
+        fields["gpt-oss.attention.sliding_window"] = config["sliding_window"]
+        fields["gpt-oss.rope.scaling.type"] = "yarn"
+        fields["gpt-oss.rope.scaling.factor"] = float(rope["factor"])
+        fields["gpt-oss.rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        fields |= {f"gpt-oss.rope.scaling.yarn_{name}": float(rope[name]) for name in ("beta_fast", "beta_slow")}
     if family == "gemma3_text":
         fields["gemma3.attention.sliding_window"] = config["sliding_window"]
     return fields

@@ -49,7 +49,6 @@ REFUSED_TYPES: dict[int, str] = {
     29: "IQ1_M",
     34: "TQ1_0",
     35: "TQ2_0",
-    39: "MXFP4",
     40: "NVFP4",
 }
 """Names of the other types, for messages."""

@@ -73,6 +73,11 @@ class StoredTensors(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
     @property
+    def borders(self) -> tuple[int, ...]:
+        """Multiples of inputs at which a rank's share of a feed-forward width may end; the largest first."""
+        ...
+
+    @property
     def read_share(self) -> float:
         """How much of it was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
         ...
@@ -132,6 +137,11 @@ class Checkpoint:
                     f"{self._where[name].path} holds {name}, which a model of this config.json does not have, so its "
                     "answers would be wrong. Use the config.json of these weights."
                 )
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """None: a share of plain numbers may end anywhere."""
+        return ()
 
     @property
     def read_share(self) -> float:

@@ -117,9 +117,9 @@ class _Load:
         threads = self.packing.threads
         quantizer = Quantizer(self.quant, threads) if self.quant in BLOCK_QUANTS and threads is not None else None
         family = validation.family_of(self.files.config)
-        borders = tensors.borders(self.files.config, self.files.weights) if quantizer is None else quantizer.borders
-        plan, grouped = self._plan(model.config, borders), scheme_of(self.files.config) is not None
+        grouped = scheme_of(self.files.config) is not None
         with open_checkpoint(self.files, self.dequantize) as checkpoint:
+            plan = self._plan(model.config, checkpoint.borders if quantizer is None else quantizer.borders)
             link, kept = self.link, self.packing
             WeightLoader(
                 model, checkpoint, plan, family, self.dtype, self.device, link, kept, self.tell, quantizer, grouped

@@ -55,6 +55,11 @@ class GgufCheckpoint:
         return stored_name(self._kind, name) in self._model.tensors
 
     @property
+    def borders(self) -> tuple[int, ...]:
+        """Multiples of inputs at which a rank's share of a feed-forward width may end; the largest first."""
+        return self._model.borders
+
+    @property
     def read_share(self) -> float:
         """How much of it was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
         return 1 - sum(self._left.values()) / max(1, self._all)
@@ -117,9 +122,9 @@ class GgufCheckpoint:
 
 
 def _slice(name: str, place: StoredTensor, index: int) -> StoredTensor:
-    """One matrix of a tensor that has several. Raises ModelFilesError where there are not so many."""
+    """One matrix, or bias, of a tensor that has several. Raises ModelFilesError where there are not so many."""
     count = place.shape[0]
-    if len(place.shape) != 3 or index >= count:
+    if len(place.shape) != (2 if name.endswith(".bias") else 3) or index >= count:
         raise ModelFilesError(f"{place.path}: tensor {name} of shape {place.shape} has no expert {index}.")
     size = place.bytes // count
     return replace(place, shape=place.shape[1:], start=place.start + index * size, bytes=size)

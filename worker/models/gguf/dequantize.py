@@ -125,6 +125,16 @@ def _q6_k(data: Tensor) -> Tensor:
     return (scale.unsqueeze(2) * whole.view(-1, 16, 16)).flatten(1)
 
 
+_E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32)
+"""Twice the values of 4-bit floats."""
+
+
+def _mxfp4(data: Tensor) -> Tensor:
+    """An exponent of two plus 127, which stands for half of that power here, and 16 bytes of weights."""
+    half = torch.ldexp(torch.ones(data.shape[0], 1, dtype=torch.float64), data[:, :1].int() - 128).float()
+    return half * _E2M1[_nibbles(data[:, 1:], 16).long()]
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "q4_0": _q4_0,
     "q4_1": _q4_1,
@@ -136,4 +146,5 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "q4_k": _q4_k,
     "q5_k": _q5_k,
     "q6_k": _q6_k,
+    "mxfp4": _mxfp4,
 }

@@ -24,6 +24,7 @@ from torch import Tensor
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.layers.quantized.grouped import Grouped, joined
 from worker.models.checkpoint import Checkpoint, Ranges
+from worker.repository.quantization import shares
 from worker.repository.quantization.scheme import E4M3, INT4, Scheme
 from worker.repository.quantization.tensors import QuantizedLinear, headers_of, layers
 
@@ -43,6 +44,11 @@ class QuantizedCheckpoint(Checkpoint):
 
     def __contains__(self, name: str) -> bool:
         return name in self._layers or super().__contains__(name)
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The sizes of the groups of feed-forward layers; the largest first."""
+        return shares.borders({name.removesuffix(".weight"): one for name, one in self._layers.items()})
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Any:
         """A plain tensor as in a plain checkpoint; of a quantized layer, whole groups as a `Grouped`."""

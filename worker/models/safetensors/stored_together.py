@@ -26,6 +26,11 @@ _NO_SCALE = 255
 class StoredTogether(Checkpoint):
     """`read` of an expert's matrix gives a Tensor (outputs, inputs), or of MXFP4 a `Grouped`."""
 
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The size of MXFP4's groups, which other weights may be cut at as well."""
+        return (GROUP,)
+
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Any:
         """As in a plain checkpoint, with `…experts.3.up_proj.weight` and `.bias` for the parts of an expert."""
         found = _EXPERT.fullmatch(name)

@@ -39,6 +39,11 @@ GEMMA3_LAYER_NAMES = LAYER_NAMES | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+GPT_OSS_LAYER_NAMES = EXPERT_LAYER_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "mlp.router": "ffn_gate_inp",
+}
+_SINKS = "self_attn.sinks"
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _GEMMA3_27B_LAYERS = 62
 _GEMMA3_PATTERN = 6
@@ -111,6 +116,8 @@ def stored_name(kind: Architecture, name: str) -> str | None:
     stem, _, leaf = _EXPERT.sub(".experts.", name).rpartition(".")
     if stem.startswith("model.layers."):
         index, _, rest = stem.removeprefix("model.layers.").partition(".")
+        if f"{rest}.{leaf}" == _SINKS:
+            return f"blk.{index}.attn_sinks.weight"
         inner = kind.layer_names.get(rest)
         return None if inner is None else f"blk.{index}.{inner}.{leaf}"
     outer = OUTER_NAMES.get(stem)
@@ -175,10 +182,28 @@ def _gemma3(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
+    # As in _gemma3: a damaged number must not become a list of that length.
+    count = min(common["num_hidden_layers"], len(model.tensors))
+    return {
+        "hidden_act": "silu",
+        "intermediate_size": model.whole("gpt-oss.expert_feed_forward_length"),
+        "num_local_experts": model.whole("gpt-oss.expert_count"),
+        "num_experts_per_tok": model.whole("gpt-oss.expert_used_count"),
+        "sliding_window": model.whole("gpt-oss.attention.sliding_window"),
+        "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(count)],
+        "attention_bias": True,
+        # The files say none of these; they are those of the published models.
+        "swiglu_limit": 7.0,
+        "rope_parameters": common["rope_parameters"] | {"truncate": False},
+    }
+
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", _llama, LAYER_NAMES, permuted=True),
     "qwen2": Architecture("qwen2", _qwen2, LAYER_NAMES),
     "qwen3": Architecture("qwen3", _qwen3, LAYER_NAMES, head_norms=True),
     "qwen3moe": Architecture("qwen3_moe", _qwen3_moe, EXPERT_LAYER_NAMES, head_norms=True, experts=True),
+    "gpt-oss": Architecture("gpt_oss", _gpt_oss, GPT_OSS_LAYER_NAMES, experts=True),
     "gemma3": Architecture("gemma3_text", _gemma3, GEMMA3_LAYER_NAMES, head_norms=True, norm_offset=1.0),
 }

@@ -7,14 +7,15 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from control.messages import ModelSpec
+from worker.formats.shares import ends_at
 from worker.native.host import check_host
 from worker.repository.gguf.architectures import Architecture, architecture, stored_name
 from worker.repository.gguf.description import check_described
 from worker.repository.gguf.header import StoredTensor
-from worker.repository.gguf.model import GgufModel
+from worker.repository.gguf.model import FEED_FORWARD, GgufModel
 from worker.repository.gguf.rotary import FACTORS
 
-ROW_PARALLEL = ("attn_output.weight", "ffn_down.weight", "ffn_down_exps.weight")
+ROW_PARALLEL = ("attn_output.weight", *FEED_FORWARD)
 """Tensors whose inputs are divided among the ranks."""
 MOST_RANKS = 64
 _PLAIN_DTYPES = ("auto", "float32")
@@ -41,7 +42,7 @@ def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
                 f"{stored.path}: tensor {name} has the shape {stored.shape}, and by the metadata it is {shape}. "
                 "Download or convert the model again."
             )
-        if len(shape) == 1 and stored.type.blocks is not None:
+        if (len(shape) == 1 or name.endswith(".bias")) and stored.type.blocks is not None:
             raise ModelFilesError(f"{stored.path}: tensor {name} is a vector in blocks ({stored.type.name.upper()}).")
         seen.add(name)
     if strange := sorted(set(model.tensors) - seen):
@@ -65,12 +66,15 @@ def _check_blocks(
         raise SettingsError(f"{about} --quant {spec.quant} does not pack again. Leave it out, or add --dequantize.")
     if spec.dtype not in _PLAIN_DTYPES:
         raise SettingsError(f"{about} are computed with in float32, not in {spec.dtype}. Use --dequantize.")
+    ends = model.borders
     for tensor, stored in blocked.items():
-        if tensor.endswith(ROW_PARALLEL) and not _fits(stored, spec.tp):
+        if tensor.endswith(ROW_PARALLEL) and not _fits(tensor, stored, ends, spec.tp):
             heads = int(config["num_attention_heads"])
-            rows = [one for other, one in blocked.items() if other.endswith(ROW_PARALLEL)]
+            rows = [(other, one) for other, one in blocked.items() if other.endswith(ROW_PARALLEL)]
             fitting = [
-                str(tp) for tp in range(1, MOST_RANKS + 1) if heads % tp == 0 and all(_fits(one, tp) for one in rows)
+                str(tp)
+                for tp in range(1, MOST_RANKS + 1)
+                if heads % tp == 0 and all(_fits(*one, ends, tp) for one in rows)
             ]
             raise SettingsError(
                 f"{stored.path}: --tp {spec.tp} would cut blocks of {stored.type.weights} weights of {tensor} ("
@@ -79,10 +83,9 @@ def _check_blocks(
     check_host(about.removesuffix(", which"), "Use --dequantize.")
 
 
-def _fits(stored: StoredTensor, tp: int) -> bool:
-    """True if every rank's share of the inputs ends where a block does."""
-    size = stored.shape[-1]
-    return all(size * rank // tp % stored.type.weights == 0 for rank in range(1, tp))
+def _fits(name: str, stored: StoredTensor, ends: tuple[int, ...], tp: int) -> bool:
+    """True if every rank's share of the inputs ends where a block does. Heads are shared evenly."""
+    return ends_at(stored.shape[-1], stored.type.weights, ends if name.endswith(FEED_FORWARD) else (), tp)
 
 
 def _expected(kind: Architecture, config: dict[str, Any], model: GgufModel) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -120,6 +123,16 @@ def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
     shapes |= {f"{norm}_layernorm.weight": (hidden,) for norm in norms}
     biased = {"qwen2": ("q", "k", "v")}.get(config["model_type"], ())
+    if config["model_type"] == "gpt_oss":
+        count, inner = config["num_local_experts"], config["intermediate_size"]
+        shapes |= {
+            "self_attn.sinks": (config["num_attention_heads"],),
+            "mlp.router.weight": (count, hidden),
+            "mlp.router.bias": (count,),
+            "mlp.experts.gate_proj.bias": (count, inner),
+            "mlp.experts.up_proj.bias": (count, inner),
+            "mlp.experts.down_proj.bias": (count, hidden),
+        }
     if config.get("attention_bias"):
         biased = ("q", "k", "v", "o")
     shapes |= {f"self_attn.{one}_proj.bias": shapes[f"self_attn.{one}_proj.weight"][:1] for one in biased}
@@ -130,11 +143,12 @@ def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _feed_forward_shapes(config: dict[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:
     """Matrices of a layer's feed-forward, or of all its experts."""
-    if "num_experts" not in config:
+    count = config.get("num_experts") or config.get("num_local_experts")
+    if count is None:
         inner = config["intermediate_size"]
         pairs: dict[str, tuple[int, ...]] = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
         return {f"mlp.{name}_proj.weight": shape for name, shape in pairs.items()}
-    count, inner = config["num_experts"], config["moe_intermediate_size"]
+    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
     pairs = {"gate": (count, inner, hidden), "up": (count, inner, hidden), "down": (count, hidden, inner)}
     return {f"mlp.experts.{name}_proj.weight": shape for name, shape in pairs.items()} | {
         "mlp.gate.weight": (count, hidden)

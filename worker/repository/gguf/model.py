@@ -13,6 +13,8 @@ from worker.repository.gguf.header import Header, StoredTensor, read_header
 from worker.repository.gguf.values import Array
 
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+FEED_FORWARD = ("ffn_down.weight", "ffn_down_exps.weight")
+"""Tensors whose inputs are the inner widths of feed-forward networks."""
 _NEEDED = object()
 
 
@@ -27,6 +29,13 @@ class GgufModel:
     @property
     def architecture(self) -> str:
         return self.text("general.architecture")
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The sizes of the blocks of feed-forward tensors, at whose multiples the ranks' shares end; the largest
+        first."""
+        sizes = {one.type.weights for name, one in self.tensors.items() if name.endswith(FEED_FORWARD)}
+        return tuple(sorted(sizes - {1}, reverse=True))
 
     def whole(self, key: str, default: Any = _NEEDED, least: int = 1) -> Any:
         """A whole number of at least `least`; a list of equal ones counts as one. `default` where there is none."""

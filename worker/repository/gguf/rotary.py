@@ -12,6 +12,8 @@ from worker.repository.gguf.model import GgufModel
 FACTORS = "rope_freqs.weight"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The constants of all Llama 3.1 to 3.3 models. A file has only the factors that follow from them."""
+BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
+"""Parameters of yarn that a file may have, with their defaults."""
 TOLERANCE = 1e-4
 _DEFAULT_THETA = 10000.0
 
@@ -31,9 +33,11 @@ def parameters(model: GgufModel, width: int) -> dict[str, Any]:
     factor = model.real(f"{name}.rope.scaling.factor")
     if kind == "linear":
         return base | {"rope_type": "linear", "factor": factor}
-    if kind == "yarn" and not any(key.startswith(f"{name}.rope.scaling.yarn_") for key in model.fields):
+    prefix = f"{name}.rope.scaling.yarn_"
+    if kind == "yarn" and not {key for key in model.fields if key.startswith(prefix)} - {prefix + one for one in BETAS}:
         original = model.whole(f"{name}.rope.scaling.original_context_length")
-        return base | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        betas = {one: model.real(prefix + one, default) for one, default in BETAS.items()}
+        return base | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **betas}
     raise UnsupportedArchitecture(
         f"{model.files[0]}: {name}.rope.scaling.type is {kind[:40]!r}, or has parameters that are not supported. "
         "Use a file with none, linear or plain yarn."

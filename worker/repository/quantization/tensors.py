@@ -93,14 +93,6 @@ def check(config: dict[str, Any], files: list[Path], tp: int, devices: Sequence[
         shares.check(module, linear, ends, tp)
 
 
-def borders(config: dict[str, Any], files: list[Path]) -> tuple[int, ...]:
-    """The inputs of groups of feed-forward layers, at whose multiples the ranks' shares end; the largest first."""
-    scheme = scheme_of(config)
-    if scheme is None:
-        return ()
-    return (mxfp4.GROUP,) if scheme.method == "mxfp4" else shares.borders(layers(scheme, headers_of(files)))
-
-
 def _sizes(config: dict[str, Any], module: str) -> dict[str, tuple[int, int]]:
     """(outputs, inputs) by name of the layers that most families have; of experts if `module` is one's."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")

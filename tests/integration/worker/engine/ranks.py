@@ -90,10 +90,12 @@ class _Rank:
         """`job` of this rank's collective: a function that can be imported."""
         return job(self.collective, *arguments)
 
-    def load(self, folder: Path, dtype: str, quant: str | None = None, dequantize: bool = False) -> None:
+    def load(self, folder: Path, dtype: str, quant: str | None = None, dequantize: bool = False) -> int:
+        """Load a model; the bytes of this rank's weights."""
         assert self.collective is not None
         model = load(folder, collective=self.collective, dtype=dtype, quant=quant, dequantize=dequantize)
         self.engine = Engine(model, SlabStore(model.cache_layout, 4096), self.collective)
+        return model.weight_bytes
 
     def play(self, steps: list[GenerateStep], targets: dict[int, ScoreTarget] | None = None) -> Outcome:
         assert self.engine is not None

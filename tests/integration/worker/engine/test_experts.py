@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from control.quantization import BLOCK_QUANTS
 from tests import models
+from tests.integration.worker.engine.ranks import RankGroup
 from tests.integration.worker.engine.test_native import PROMPT, Running, conversation, loaded
 from worker.collective import Solo
 from worker.formats.blocks import format_for
@@ -110,6 +111,20 @@ def test_experts_are_kept_as_they_are_stored(quant: str | None, share: float, tm
     folder = changed(models.make("qwen3_moe", tmp_path, **shape), lambda _, tensor: tensor.bfloat16())
     weights = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
     assert load(folder, collective=Solo(), quant=quant).weight_bytes <= share * weights
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("quant", [None, "int8", "q4_0"])
+def test_each_of_two_ranks_keeps_half(quant: str | None, tmp_path: Path, ranks: RankGroup) -> None:
+    """Two ranks' packed experts take no more memory together than one's, one expert and one panel of 32 apart: the sum
+    of the ranks' weights is that of one rank, beside norms and routers."""
+    shape = {"hidden_size": 128, "moe_intermediate_size": 256, "num_experts": 16, "num_hidden_layers": 2}
+    folder = changed(models.make("qwen3_moe", tmp_path, **shape), lambda _, tensor: tensor.bfloat16())
+    alone = load(folder, collective=Solo(), quant=quant).weight_bytes
+    ranks.form(2)
+    shares = ranks.ask("load", folder, "float32", quant)
+    assert sum(shares) < 1.02 * alone
+    assert max(shares) < 0.52 * alone
 
 
 def test_experts_run_without_the_step_in_cpp(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gguf_models import random_blocks
-from worker.formats.blocks import BLOCK_FORMATS
+from tests.gguf_models import FORMATS, random_blocks
 from worker.layers.blocks import Blocks
 from worker.models.gguf import dequantize as module
 from worker.models.gguf.dequantize import FUNCTIONS, dequantize
 
-KINDS = sorted(BLOCK_FORMATS)
+KINDS = sorted(FORMATS)
 
 
 def matrix(kind: str) -> Any:
@@ -22,7 +21,7 @@ def matrix(kind: str) -> Any:
 
 
 def ours(kind: str) -> Any:
-    return dequantize(Blocks(BLOCK_FORMATS[kind], torch.from_numpy(matrix(kind)))).numpy()
+    return dequantize(Blocks(FORMATS[kind], torch.from_numpy(matrix(kind)))).numpy()
 
 
 def test_every_format_has_a_function() -> None:
@@ -32,7 +31,7 @@ def test_every_format_has_a_function() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_have_the_bits_of_the_package_gguf(kind: str) -> None:
     gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
-    theirs = gguf.quants.dequantize(matrix(kind), gguf.GGMLQuantizationType(BLOCK_FORMATS[kind].ggml_type))
+    theirs = gguf.quants.dequantize(matrix(kind), gguf.GGMLQuantizationType(FORMATS[kind].ggml_type))
     assert np.array_equal(ours(kind).view(np.uint32), theirs.view(np.uint32))
 
 
@@ -40,7 +39,7 @@ def test_numbers_have_the_bits_of_the_package_gguf(kind: str) -> None:
 def test_numbers_have_the_bits_of_the_package_libgguf(kind: str) -> None:
     """It calls ggml's own C functions."""
     libgguf = pytest.importorskip("libgguf", reason="the package libgguf is not installed")
-    form = BLOCK_FORMATS[kind]
+    form = FORMATS[kind]
     theirs = np.asarray(libgguf.dequantize_rows(matrix(kind), form.ggml_type, 4 * form.weights), np.float32)
     assert np.array_equal(ours(kind).view(np.uint32), theirs.reshape(ours(kind).shape).view(np.uint32))
 
@@ -57,13 +56,14 @@ def test_formulas_of_single_blocks() -> None:
     assert one("q8_0", half + bytes([0xFF] * 32)) == [-0.5] * 32
     block = half + half + bytes([2] * 4 + [1] * 4 + [0] * 4) + bytes([0x43] * 128)
     assert one("q4_k", block)[:64] == [0.5 * 2 * 3 - 0.5] * 32 + [0.5 * 2 * 4 - 0.5] * 32
+    assert one("mxfp4", bytes([128]) + bytes([0x97] * 16)) == [12.0] * 16 + [-1.0] * 16
     block = bytes([0x21] * 128) + bytes(64) + bytes([1] * 16) + half
     assert one("q6_k", block)[:128] == [0.5 * (1 - 32)] * 64 + [0.5 * (2 - 32)] * 64
 
 
 def one(kind: str, block: bytes) -> list[float]:
     data = torch.frombuffer(bytearray(block), dtype=torch.uint8).view(1, -1)
-    return dequantize(Blocks(BLOCK_FORMATS[kind], data))[0].tolist()
+    return dequantize(Blocks(FORMATS[kind], data))[0].tolist()
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

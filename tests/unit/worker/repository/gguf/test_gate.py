@@ -87,7 +87,10 @@ def test_rotary_scalings_are_transformers_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general.architecture": "mamba"}, "'mamba' is not supported from GGUF files. Supported: gemma3, llama"),
+        (
+            {"general.architecture": "mamba"},
+            "'mamba' is not supported from GGUF files. Supported: gemma3, gpt-oss, llama",
+        ),
         ({"llama.expert_count": 8}, "llama with experts is not supported"),
         ({"llama.block_count": 0}, "llama.block_count is 0; a whole number from 1 on"),
         ({"llama.block_count": None}, "has no llama.block_count"),
@@ -138,7 +141,8 @@ def test_blocks_are_for_cpus_without_another_packing(tmp_path: Path) -> None:
 
 
 def test_a_share_that_cuts_blocks_is_refused_with_those_that_fit(tmp_path: Path) -> None:
-    """192 inputs are 6 blocks, and 64 are 2."""
+    """Heads are shared evenly: 64 inputs are 2 blocks. Feed-forward widths are not: 96 are 3, and two ranks have 1 and
+    2 of them."""
     files = model(tmp_path)
     message = (
         r"--tp 4 would cut blocks of 32 weights of blk\.0\.attn_output\.weight \(Q8_0, 64 wide\)\. Use --tp 1, 2 or"
@@ -146,6 +150,14 @@ def test_a_share_that_cuts_blocks_is_refused_with_those_that_fit(tmp_path: Path)
     with pytest.raises(SettingsError, match=message):
         check(files, dequantize=False, tp=4)
     check(files, tp=4)
+    narrow = tensors()
+    for layer in range(2):
+        narrow |= {f"blk.{layer}.{name}.weight": matrix("q8_0", 96, 64) for name in ("ffn_gate", "ffn_up")}
+        narrow[f"blk.{layer}.ffn_down.weight"] = matrix("q8_0", 64, 96)
+    files = model(tmp_path, {"llama.feed_forward_length": 96}, narrow)
+    check(files, dequantize=False, tp=2)
+    assert files.gguf is not None
+    assert files.gguf.borders == (32,)
 
 
 def test_every_byte_of_the_settings_and_samples_of_the_file_name_the_weights(tmp_path: Path) -> None:
