@@ -61,7 +61,10 @@ def run_agent() -> None:
 
 
 def be_rank() -> NoReturn:
-    from worker.rank.process import run_rank
+    from worker.rank.early import compile_early
+
+    compile_early()
+    from worker.rank.process import run_rank  # torch is imported here, beside the compiler
 
     status = run_rank()
     logging.shutdown()

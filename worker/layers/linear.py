@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -116,7 +116,8 @@ class PackedEmbedding(nn.Module):
         return rows if self._scale is None else rows * self._scale
 
 
-def threads_here() -> Threads | None:
-    """Threads for a model's products; None where they can't be compiled or aren't wanted."""
-    loaded = library.library()
+def threads_here(kinds: Iterable[str] | None = None) -> Threads | None:
+    """Threads for a model's products with weights of `kinds` (formats/kinds.py), or of all; None where they can't be
+    compiled or aren't wanted."""
+    loaded = library.library(kinds)
     return None if loaded is None else Threads(loaded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,10 +54,10 @@ class Packing:
         return self.quantized or (self.packed and table.dtype in (torch.float16, torch.bfloat16))
 
 
-def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Packing:
-    """How linear layers are kept; those with a `Grouped` part at its stored width. Raises SettingsError where this
-    torch has no kernels for `quant`."""
-    plain = _plain_packing(quant, dtype, device)
+def packing(quant: str | None, dtype: torch.dtype, device: torch.device, kinds: Iterable[str] | None = None) -> Packing:
+    """How linear layers are kept; those with a `Grouped` part at its stored width. `kinds`: those that the C++ products
+    must have, by formats/kinds.py; None: all. Raises SettingsError where this torch has no kernels for `quant`."""
+    plain = _plain_packing(quant, dtype, device, kinds)
 
     def pack(parts: list[Tensor | Grouped], bias: Tensor | None) -> nn.Module:
         grouped = [part.kind for part in parts if isinstance(part, Grouped)]
@@ -69,8 +69,8 @@ def packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Pack
     return replace(plain, pack=pack)
 
 
-def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device) -> Packing:
-    threads = threads_here() if dtype == torch.float32 and device.type == "cpu" else None
+def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device, kinds: Iterable[str] | None) -> Packing:
+    threads = threads_here(kinds) if dtype == torch.float32 and device.type == "cpu" else None
     if threads is not None:
 
         def native(parts: Sequence[Weights | Grouped], bias: Tensor | None) -> nn.Module:

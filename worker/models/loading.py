@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ from worker.models.safetensors.quantized import QuantizedCheckpoint
 from worker.models.safetensors.stored_together import StoredAbove, StoredTogether
 from worker.models.served import ServedModel
 from worker.models.weight_loader import WeightLoader
-from worker.native import library
+from worker.native.host import unavailable
+from worker.native.library import KindMissing
 from worker.repository import validation
 from worker.repository.files import ModelFiles, inspect, is_gguf
 from worker.repository.quantization import tensors
+from worker.repository.quantization.kinds import kinds_of
 from worker.repository.quantization.scheme import INT8, scheme_of
 
 log = structlog.get_logger()
@@ -61,12 +64,34 @@ def load(
     weights are read from `cache`, or kept there. Ranks exchange nothing, so each may load at its own speed. Raises
     ModelFilesError, UnsupportedArchitecture or SettingsError."""
     files = source if isinstance(source, ModelFiles) else inspect(source)
+    attempt = partial(_load, files, collective, dtype, quant, dequantize, device, tell, cache)
+    try:
+        return attempt(every_kind=False)
+    except KindMissing as missing:
+        log.warning("loading again with every kind of weights", reason=str(missing), action="load_again")
+        return attempt(every_kind=True)
+
+
+def _load(
+    files: ModelFiles,
+    collective: Collective,
+    dtype: str,
+    quant: str | None,
+    dequantize: bool,
+    device: str,
+    tell: Callable[[float], None],
+    cache: WeightCache | None,
+    *,
+    every_kind: bool,
+) -> ServedModel:
+    """`every_kind`: with a C++ library for all kinds of weights, not for those alone that the files promise. Raises
+    KindMissing without it."""
     validation.check(files.config, collective.world_size, quant=quant)
     check_quant(quant, dtype, [device])
     tensors.check(files.config, files.weights, collective.world_size, [device])
     where = torch.device(device)
     chosen = resolve_dtype(dtype, where, files.config)
-    kept = packing(quant, chosen, where)
+    kept = packing(quant, chosen, where, None if every_kind else kinds_of(files, quant, dequantize))
     one = _Load(files, parallel.Link(collective), chosen, where, quant, dequantize, kept, tell)
     scheme = scheme_of(files.config)
     # The products of weights that are stored in 8-bit whole numbers are torch's, and so is their forward.
@@ -147,7 +172,7 @@ class _Load:
 def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
     """Import what `load` would, and build the model once without weights. Touches no device."""
     chosen, where = resolve_dtype(dtype, torch.device(device), config), torch.device("cpu")
-    native = device == "cpu" and chosen == torch.float32 and library.library() is not None
+    native = device == "cpu" and chosen == torch.float32 and unavailable() is None
     if not native or _native_meta_model(config) is None:
         from worker.models.meta_model import configuration, meta_model  # only here, as in `load`
 

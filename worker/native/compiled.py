@@ -1,5 +1,8 @@
 """C++ sources compiled on the host, once for each version of a source, and kept in the user's cache.
 
+A source may have parts, of which a library has those that were asked for: less is compiled. A library with more parts
+takes the place of one with fewer.
+
 A library for this processor is kept once it has passed its own check in a child process, because on some virtual
 machines a processor's flags promise instructions that fault. If it fails, it is compiled with fewer instructions.
 Without a compiler, or if all fails, callers use another implementation.
@@ -54,18 +57,25 @@ class CheckFailed(Exception):
     """A library does not work on this processor; the message says how that was seen."""
 
 
-_libraries: dict[Path, ctypes.CDLL | None] = {}
+_libraries: dict[Path, list[tuple[int, ctypes.CDLL | None]]] = {}
+"""By source, the libraries of this process with their parts; None for parts that can't be had."""
 _lock = threading.Lock()
 
 
-def library(source: Path, *, for_this_processor: bool = False) -> ctypes.CDLL | None:
+def library(source: Path, *, for_this_processor: bool = False, parts: int | None = None) -> ctypes.CDLL | None:
     """The loaded library of `source` and the headers below its folder; None if it can't be compiled, or fails its check
     with any set of instructions. May take some seconds the first time. A library for this processor does not run on a
-    lesser one; it exports `furrow_check`, which returns null or the first wrong result."""
+    lesser one; it exports `furrow_check`, which returns null or the first wrong result. `parts` is a set of bits, at
+    least which the library has: the source finds them in FURROW_KINDS."""
+    wanted = parts or 0
     with _lock:
-        if source not in _libraries:
-            _libraries[source] = _first(source, INSTRUCTIONS if for_this_processor else {"": ()})
-        return _libraries[source]
+        here = _libraries.setdefault(source, [])
+        for had, loaded in here:
+            if (had & wanted == wanted) if loaded is not None else (had & wanted == had):
+                return loaded
+        had, loaded = _first(source, INSTRUCTIONS if for_this_processor else {"": ()}, parts)
+        here.append((had, loaded))
+        return loaded
 
 
 def compiler_command() -> str | None:
@@ -78,11 +88,12 @@ def was_compiled(stem: str) -> bool:
     return any(cache_files.folder("compiled").glob(f"{stem}-*.so"))
 
 
-def _first(source: Path, variants: Mapping[str, tuple[str, ...]]) -> ctypes.CDLL | None:
-    """The first of the variants (instructions → the compiler's flags) that compiles and passes its check."""
+def _first(source: Path, variants: Mapping[str, tuple[str, ...]], parts: int | None) -> tuple[int, ctypes.CDLL | None]:
+    """The first of the variants (instructions → the compiler's flags) that compiles and passes its check, after its
+    parts."""
     for instructions, flags in variants.items():
         try:
-            return _load(source, flags)
+            return _load(source, flags, parts)
         except CheckFailed as error:
             log.warning(
                 "C++ code fails on this processor",
@@ -96,10 +107,10 @@ def _first(source: Path, variants: Mapping[str, tuple[str, ...]]) -> ctypes.CDLL
             log.warning("compilation failed", source=source.name, error=str(error), output=output, action="compile")
             if not isinstance(error, subprocess.CalledProcessError):
                 break
-    return None
+    return parts or 0, None
 
 
-def _load(source: Path, more_flags: tuple[str, ...]) -> ctypes.CDLL | None:
+def _load(source: Path, more_flags: tuple[str, ...], parts: int | None) -> tuple[int, ctypes.CDLL | None]:
     """Raises CheckFailed, OSError or SubprocessError; None without a compiler."""
     compiler = compiler_command()
     words = (
@@ -109,26 +120,27 @@ def _load(source: Path, more_flags: tuple[str, ...]) -> ctypes.CDLL | None:
         (_processor() if more_flags else platform.machine()).encode(),
         platform.libc_ver()[1].encode(),
     )
-    name = f"{source.stem}-{hashlib.sha256(b'|'.join(words)).hexdigest()[:24]}.so"
-    kept = cache_files.folder("compiled") / name
-    refused = kept.with_suffix(".refused")
-    if kept.exists():
-        cache_files.mark_used(kept)
-        return ctypes.CDLL(str(kept))
+    wanted, stem = parts or 0, f"{source.stem}-{hashlib.sha256(b'|'.join(words)).hexdigest()[:24]}"
+    name = f"{stem}.so" if parts is None else f"{stem}-{parts:x}.so"
+    refused = (cache_files.folder("compiled") / name).with_suffix(".refused")
+    if (found := _kept(stem, wanted)) is not None:
+        return found
     if refused.exists():
         raise CheckFailed(refused.read_text().strip())
     if compiler is None:
-        return None
+        return wanted, None
     try:
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = kept.parent
+        folder = cache_files.folder("compiled")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:  # a home that can't be written to: compiled anew by each process
         folder = None
     with _alone(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
-        if kept.exists():  # another process compiled it meanwhile
-            return ctypes.CDLL(str(kept))
+        if (found := _kept(stem, wanted)) is not None:  # another process compiled it meanwhile
+            return found
         fresh = Path(scratch) / name
-        command = [compiler, *FLAGS, *more_flags, "-o", str(fresh), str(source)]
+        # Hidden: the loader would give a library the tables of another one in the process, which has other parts.
+        chosen = () if parts is None else ("-fvisibility=hidden", f"-DFURROW_KINDS={parts:#x}")
+        command = [compiler, *FLAGS, *more_flags, *chosen, "-o", str(fresh), str(source)]
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_WITHIN_S)
         if more_flags and (reason := failure(fresh)):
             if folder is not None:
@@ -136,8 +148,21 @@ def _load(source: Path, more_flags: tuple[str, ...]) -> ctypes.CDLL | None:
             raise CheckFailed(reason)
         loaded = ctypes.CDLL(str(fresh))
         if folder is not None:
-            fresh.replace(kept)  # whole or not at all, however many compile it at the same time
-        return loaded
+            fresh.replace(folder / name)  # whole or not at all, however many compile it at the same time
+        return wanted, loaded
+
+
+def _kept(stem: str, wanted: int) -> tuple[int, ctypes.CDLL] | None:
+    """The smallest library in the cache that has the parts `wanted`, after its parts."""
+    found: list[tuple[int, Path]] = []
+    for path in cache_files.folder("compiled").glob(f"{stem}*.so"):
+        parts = path.stem[len(stem) + 1 :]
+        found.append((int(parts, 16) if parts else 0, path))
+    for parts, path in sorted(found, key=lambda one: (one[0].bit_count(), one[0])):
+        if parts & wanted == wanted:
+            cache_files.mark_used(path)
+            return parts, ctypes.CDLL(str(path))
+    return None
 
 
 def failure(built: Path, within_s: float = CHECK_WITHIN_S) -> str:

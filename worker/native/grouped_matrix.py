@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.native.library import KINDS, Groups, Matrix, Threads
+from worker.native.library import Groups, Matrix, Threads
 from worker.native.zeros import zeros
 
 E4M3_UNIT = 256.0
@@ -25,7 +25,7 @@ class GroupedMatrix:
         """`parts` lie one below the other: codes (outputs, row bytes), scales (outputs, groups) and zeros, as in
         `Grouped`."""
         self.outputs = sum(codes.shape[0] for codes, _, _ in parts)
-        number, panel = KINDS[kind.kind], threads.library.furrow_panel()
+        number, panel = threads.number(kind), threads.library.furrow_panel()
         scales = _in_panels(torch.cat([one for _, one, _ in parts]), panel)
         self._scales, self._zeros = scales, torch.empty(0, dtype=torch.uint8)
         if kind.kind == "e4m3":

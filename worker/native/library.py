@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import os
-from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
-from pathlib import Path
+from collections.abc import Iterable
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import NamedTuple
 
 import structlog
 import torch
 
-from worker.formats.blocks import BLOCK_FORMATS, MXFP4, BlockFormat
-from worker.native import compiled
-from worker.native.host import SWITCH
-from worker.verdicts import switches
+from worker.formats.blocks import BlockFormat
+from worker.formats.kinds import NUMBERS
+from worker.native.build import build
 
 log = structlog.get_logger()
 
-SOURCE = Path(__file__).parent / "source" / "native.cpp"
-
-FLOAT32, BFLOAT16, FLOAT16, INT8 = range(4)
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)
 
 
@@ -33,13 +28,10 @@ class Groups(NamedTuple):
 
 Kept = torch.dtype | BlockFormat | Groups
 """A kind of packed weights."""
-KINDS: dict[torch.dtype | BlockFormat | str, int] = {
-    torch.float32: FLOAT32,
-    torch.bfloat16: BFLOAT16,
-    torch.float16: FLOAT16,
-    torch.int8: INT8,
-    **{one: number for number, one in enumerate((*BLOCK_FORMATS.values(), MXFP4, "e4m3", "int4", "e2m1"), INT8 + 1)},
-}
+
+
+class KindMissing(Exception):
+    """A library was compiled without a kind of weights."""
 
 
 MOST_MATRICES = 3
@@ -162,11 +154,16 @@ class Batch(ctypes.Structure):
     ]
 
 
-def library() -> ctypes.CDLL | None:
-    """The compiled library; None where it can't be compiled, or isn't wanted."""
-    if os.environ.get(SWITCH) == "0" or switches.reason_off("cpp"):
-        return None
-    loaded = compiled.library(SOURCE, for_this_processor=True)
+def name_of(kind: Kept) -> str:
+    """The kind's name in formats/kinds.py."""
+    if isinstance(kind, torch.dtype):
+        return str(kind).removeprefix("torch.")
+    return kind.name if isinstance(kind, BlockFormat) else kind.kind
+
+
+def library(kinds: Iterable[str] | None = None) -> ctypes.CDLL | None:
+    """The compiled library with at least `kinds`, or all; None where it can't be compiled, or isn't wanted."""
+    loaded = build(kinds)
     if loaded is not None:
         declare_products(loaded)
         address, number = c_void_p, c_int64
@@ -181,6 +178,7 @@ def library() -> ctypes.CDLL | None:
 def declare_products(loaded: ctypes.CDLL) -> None:
     """The types of the functions that pack weights and multiply."""
     address, number = c_void_p, c_int64
+    loaded.furrow_kinds.restype = c_uint32
     loaded.furrow_pool.argtypes, loaded.furrow_pool.restype = [c_int32], c_void_p
     loaded.furrow_pool_end.argtypes, loaded.furrow_pool_end.restype = [address], None
     loaded.furrow_pool_progress.argtypes, loaded.furrow_pool_progress.restype = [address], address
@@ -205,6 +203,13 @@ class Threads:
     def progress(self) -> int:
         """A number that changes with every part of a job that is done; for any thread, while a job runs too."""
         return self._progress.value
+
+    def number(self, kind: Kept) -> int:
+        """The kind's number in the library. Raises KindMissing."""
+        number = NUMBERS[name_of(kind)]
+        if not self.library.furrow_kinds() >> number & 1:
+            raise KindMissing(f"the C++ library was compiled without weights in {name_of(kind)}")
+        return number
 
     def __del__(self) -> None:
         self.library.furrow_pool_end(self.address)

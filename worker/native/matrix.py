@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker.formats.blocks import BlockFormat
-from worker.native.library import KINDS, Matrix, Threads
+from worker.native.library import Matrix, Threads
 from worker.native.zeros import zeros
 
 CHUNK = 8192
@@ -27,14 +27,14 @@ class PackedMatrix:
     ) -> None:
         """`parts` lie one below the other. They are (outputs, inputs), converted to `kind` and packed; for a format of
         blocks they are the blocks' bytes (outputs, row bytes)."""
-        panel: int = threads.library.furrow_panel()
+        number, panel = threads.number(kind), threads.library.furrow_panel()
         self.outputs = sum(part.shape[0] for part in parts)
-        self._weights = zeros(threads.library.furrow_matrix_bytes(KINDS[kind], inputs, self.outputs), torch.uint8)
+        self._weights = zeros(threads.library.furrow_matrix_bytes(number, inputs, self.outputs), torch.uint8)
         self._scales, self._sums = torch.empty(0), torch.empty(0, dtype=torch.int32)
         if kind == torch.int8:
             room = -(-self.outputs // panel) * panel
             self._scales, self._sums = torch.zeros(room), torch.zeros(room, dtype=torch.int32)
-        self._first, self._kind = first, KINDS[kind]
+        self._first, self._kind = first, number
         self._describe()
         self._pack(parts, inputs, kind, threads)
 

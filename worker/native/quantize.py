@@ -28,6 +28,7 @@ def quantize(weights: Tensor, format: BlockFormat, threads: Threads, name: str =
         raise ValueError(
             f"{inputs} inputs are no multiple of {format.weights}, the weights of a block of {format.name}"
         )
+    threads.number(format)
     data = torch.empty(outputs, format.row_bytes(inputs), dtype=torch.uint8)
     for start in range(0, outputs, CHUNK):
         rows = weights[start : start + CHUNK].float().contiguous()

@@ -27,6 +27,12 @@ enum Kind : int32_t {
   E2M1_GROUPS,
 };
 
+// The kinds that this library has, by bit. Each costs time to compile, and a model has few of them.
+#ifndef FURROW_KINDS
+#define FURROW_KINDS 0xffffffff
+#endif
+constexpr bool included(Kind kind) { return FURROW_KINDS >> kind & 1; }
+
 // Of the gate of a feed-forward network.
 enum Activation : int32_t { SILU, GELU_TANH, CLAMPED_SWIGLU };
 

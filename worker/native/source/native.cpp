@@ -10,9 +10,13 @@
 
 using namespace furrow;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int32_t furrow_panel() { return PANEL; }
+
+// The kinds of weights in this library, by bit.
+uint32_t furrow_kinds() { return FURROW_KINDS; }
 
 Pool* furrow_pool(int32_t threads) { return new Pool(threads); }
 void furrow_pool_end(Pool* pool) { delete pool; }
@@ -70,3 +74,4 @@ const char* furrow_check() {
 }
 #endif
 }
+#pragma GCC visibility pop

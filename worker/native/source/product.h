@@ -66,12 +66,17 @@ inline Floats finished(Ints sum, const Matrix& matrix, int64_t output, const flo
   return bias ? fma(product, all(scale), load(bias)) : product * all(scale);
 }
 
-// Adds to what `out` holds where `add`. A panel may reach beyond the outputs.
-inline void put(float* out, Floats values, int64_t room, bool add) {
-  if (room >= LANES) return store(out, add ? load(out) + values : values);
+// Of the last panel, which may reach beyond the outputs. Apart from `put`: it would be compiled again for each row of each tile.
+__attribute__((noinline, cold)) inline void put_part(float* out, Floats values, int64_t room, bool add) {
   float lanes[LANES];
   store(lanes, values);
   for (int64_t lane = 0; lane < room; ++lane) out[lane] = add ? out[lane] + lanes[lane] : lanes[lane];
+}
+
+// Adds to what `out` holds where `add`.
+inline void put(float* out, Floats values, int64_t room, bool add) {
+  if (room >= LANES) return store(out, add ? load(out) + values : values);
+  put_part(out, values, room, add);
 }
 
 // A processor foresees what is read from front to back, but not beyond a page of 4 KiB. Where few rows meet a line of weights it
@@ -114,16 +119,20 @@ void tile(const Linear& linear, const Matrix& matrix, const Rows& inputs, int64_
 
 using Tile = void (*)(const Linear&, const Matrix&, const Rows&, int64_t, int64_t, float*, bool);
 
-template <typename K, int... ROWS>
+template <typename K, Kind KIND, int... ROWS>
 constexpr std::array<Tile, sizeof...(ROWS)> tiles(std::integer_sequence<int, ROWS...>) {
-  return {tile<K, ROWS + 1>...};
+  if constexpr (included(KIND))
+    return {tile<K, ROWS + 1>...};
+  else
+    return {};
 }
 
 // By kind, then by the number of rows less one.
 inline Tile tile_for(Kind kind, int64_t rows) {
   using Counts = std::make_integer_sequence<int, TILE>;
   static constexpr std::array<std::array<Tile, TILE>, 4> known = {
-      tiles<Float32>(Counts{}), tiles<BFloat16>(Counts{}), tiles<Float16>(Counts{}), tiles<Int8>(Counts{})};
+      tiles<Float32, FLOAT32>(Counts{}), tiles<BFloat16, BFLOAT16>(Counts{}), tiles<Float16, FLOAT16>(Counts{}),
+      tiles<Int8, INT8>(Counts{})};
   return known[kind][rows - 1];
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,42 @@ import torch
 from control.cache import files as cache_files
 from tests import models
 from tests.integration.worker.engine.ranks import RankGroup
+from worker.layers import packing
+from worker.layers.linear import threads_here
+from worker.native.library import Kept, Threads, name_of
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def narrow(missing: type[Exception]) -> Callable[[Iterable[str] | None], Threads | None]:
+    """threads_here, whose Threads raise `missing` for a kind of weights that was not asked for: the library of the
+    tests has all."""
+
+    def threads(kinds: Iterable[str] | None = None) -> Threads | None:
+        found, known = threads_here(), None if kinds is None else {"float32", *kinds}
+        if found is not None and known is not None:
+            number = found.number
+
+            def checked(kind: Kept) -> int:
+                if name_of(kind) not in known:
+                    raise missing(f"{name_of(kind)} is not among {sorted(known)}")
+                return number(kind)
+
+            found.number = checked
+        return found
+
+    return threads
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kinds_are_foreseen() -> Iterator[None]:
+    """Every load of these tests names all kinds of weights before it meets them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "threads_here", narrow(AssertionError))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM
 
 from control.errors import ModelFilesError, RankError, SettingsError, UnsupportedArchitecture
+from tests.integration.worker.engine.conftest import narrow
 from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
+from worker.layers import packing
+from worker.layers.linear import threads_here
+from worker.models import loading
 from worker.models.loading import load, resolve_dtype
+from worker.native.library import KindMissing
 from worker.repository.files import ModelFiles, inspect
 
 Checkpoint = Callable[[str], Path]
@@ -128,6 +134,22 @@ def test_keys_of_a_layer_that_has_none_of_its_own(checkpoint: Checkpoint, tmp_pa
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ModelFilesError, match=r"holds model\.layers\.4\.self_attn\.q_proj\.bias"):
         load(folder, collective=Solo())
+
+
+def test_a_kind_of_weights_that_was_not_foreseen(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is loaded again, with a C++ library for all kinds, and serves."""
+
+    def no_kinds(*_: object) -> frozenset[str]:
+        return frozenset()
+
+    monkeypatch.setattr(packing, "threads_here", narrow(KindMissing))
+    monkeypatch.setattr(loading, "kinds_of", no_kinds)
+    with capture_logs() as logs:
+        model = load(checkpoint("qwen3"), collective=Solo(), quant="int8")
+    if threads_here() is None:
+        pytest.skip("no C++ compiler, or a processor without AVX2")
+    assert model.is_native
+    assert [line["reason"] for line in logs if line["action"] == "load_again"] == ["int8 is not among ['float32']"]
 
 
 def test_the_gates_hold_in_a_rank_too(checkpoint: Checkpoint) -> None:

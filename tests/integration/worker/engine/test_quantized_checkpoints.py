@@ -20,7 +20,8 @@ from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.layers.quantized.grouped import Grouped
 from worker.models.loading import load, open_checkpoint
-from worker.native.library import SWITCH, library
+from worker.native.host import SWITCH
+from worker.native.library import library
 from worker.repository.files import inspect
 
 Written = Callable[[str], tuple[Path, Path]]

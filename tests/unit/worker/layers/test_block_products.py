@@ -17,6 +17,7 @@ from worker.layers.blocks import Blocks
 from worker.layers.linear import NativeLinear, threads_here
 from worker.models.gguf.dequantize import dequantize
 from worker.native import library
+from worker.native.build import SOURCE
 from worker.native.library import Threads
 
 NATIVE = threads_here()
@@ -210,7 +211,7 @@ def test_other_instructions_give_the_same_bits(build: str, tmp_path: Path) -> No
     # Another namespace: the loader would take the tables of the library that is already there.
     own = ("-DFURROW_PRODUCTS_ONLY", f"-Dfurrow=build_{list(BUILDS).index(build)}")
     flags = ("-std=c++17", "-O0", "-shared", "-fPIC", *own, *BUILDS[build])
-    subprocess.run(["c++", *flags, "-o", str(built), str(library.SOURCE)], check=True, timeout=200)
+    subprocess.run(["c++", *flags, "-o", str(built), str(SOURCE)], check=True, timeout=200)
     loaded = ctypes.CDLL(str(built))
     library.declare_products(loaded)
     other = Threads(loaded)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from worker.native import compiled, library
+from worker.native import compiled
+from worker.native.build import SOURCE as NATIVE
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -161,7 +162,7 @@ MUTATIONS = {
 def test_the_check_finds_what_is_wrong(name: str | None, tmp_path: Path) -> None:
     """The control passes; a wrong integer sum and a window that is off by one are found."""
     sources = tmp_path / "source"
-    shutil.copytree(library.SOURCE.parent, sources)
+    shutil.copytree(NATIVE.parent, sources)
     if name is not None:
         old, new = MUTATIONS[name]
         text = (sources / name).read_text()
@@ -175,3 +176,27 @@ def test_the_check_finds_what_is_wrong(name: str | None, tmp_path: Path) -> None
         assert reason == ""  # nothing is subtracted there
     else:
         assert (" gives " in reason) == (name is not None), reason
+
+
+PARTS = """
+#pragma GCC visibility push(default)
+extern "C" int answer() { return FURROW_KINDS; }
+"""
+
+
+@needs_compiler
+def test_a_library_with_more_parts_takes_the_place_of_one_with_fewer(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the process and in the cache; the smallest one that has them. The control: other parts are compiled."""
+    source.write_text(PARTS)
+    assert answer(compiled.library(source, parts=0b0111)) == 0b0111
+    assert answer(compiled.library(source, parts=0b0010)) == 0b0111
+    assert answer(compiled.library(source, parts=0b1000)) == 0b1000
+    monkeypatch.setattr(compiled, "_libraries", {})
+    assert answer(compiled.library(source, parts=0b0100)) == 0b0111
+    monkeypatch.setattr(compiled, "_libraries", {})
+    assert answer(compiled.library(source, parts=0b1111)) == 0b1111
+    monkeypatch.setattr(compiled, "_libraries", {})
+    assert answer(compiled.library(source, parts=0b0001)) == 0b0111
+    assert len(list((source.parent / "cache").rglob("*.so"))) == 3

@@ -52,21 +52,29 @@ struct Q5_K : Format<256, 176, 4, 1, 32, Scales::BYTES, true, 0> {};
 struct Q6_K : Format<256, 210, 4, 2, 16, Scales::BYTES, false, 5> {};
 struct MXFP4 : Format<32, 17, 4, 0, 32, Scales::EXPONENT, false, 4> {};
 
-// `work(format)` for the format of a kind; `otherwise` for a kind without blocks.
+template <Kind KIND, typename F, typename Work, typename Result>
+Result work_if_included(const Work& work, Result otherwise) {
+  if constexpr (included(KIND))
+    return work(F{});
+  else
+    return otherwise;
+}
+
+// `work(format)` for the format of a kind; `otherwise` for a kind without blocks, or that is not included.
 template <typename Work, typename Result>
 Result of_format(Kind kind, const Work& work, Result otherwise) {
   switch (kind) {
-    case Q4_0_BLOCKS: return work(Q4_0{});
-    case Q4_1_BLOCKS: return work(Q4_1{});
-    case Q5_0_BLOCKS: return work(Q5_0{});
-    case Q5_1_BLOCKS: return work(Q5_1{});
-    case Q8_0_BLOCKS: return work(Q8_0{});
-    case Q2_K_BLOCKS: return work(Q2_K{});
-    case Q3_K_BLOCKS: return work(Q3_K{});
-    case Q4_K_BLOCKS: return work(Q4_K{});
-    case Q5_K_BLOCKS: return work(Q5_K{});
-    case Q6_K_BLOCKS: return work(Q6_K{});
-    case MXFP4_BLOCKS: return work(MXFP4{});
+    case Q4_0_BLOCKS: return work_if_included<Q4_0_BLOCKS, Q4_0>(work, otherwise);
+    case Q4_1_BLOCKS: return work_if_included<Q4_1_BLOCKS, Q4_1>(work, otherwise);
+    case Q5_0_BLOCKS: return work_if_included<Q5_0_BLOCKS, Q5_0>(work, otherwise);
+    case Q5_1_BLOCKS: return work_if_included<Q5_1_BLOCKS, Q5_1>(work, otherwise);
+    case Q8_0_BLOCKS: return work_if_included<Q8_0_BLOCKS, Q8_0>(work, otherwise);
+    case Q2_K_BLOCKS: return work_if_included<Q2_K_BLOCKS, Q2_K>(work, otherwise);
+    case Q3_K_BLOCKS: return work_if_included<Q3_K_BLOCKS, Q3_K>(work, otherwise);
+    case Q4_K_BLOCKS: return work_if_included<Q4_K_BLOCKS, Q4_K>(work, otherwise);
+    case Q5_K_BLOCKS: return work_if_included<Q5_K_BLOCKS, Q5_K>(work, otherwise);
+    case Q6_K_BLOCKS: return work_if_included<Q6_K_BLOCKS, Q6_K>(work, otherwise);
+    case MXFP4_BLOCKS: return work_if_included<MXFP4_BLOCKS, MXFP4>(work, otherwise);
     default: return otherwise;
   }
 }

@@ -113,16 +113,20 @@ void group_tile(const Matrix& matrix, int64_t inputs, const float* x, int64_t st
 
 using GroupTile = void (*)(const Matrix&, int64_t, const float*, int64_t, int64_t, float*);
 
-template <typename Codes, int... ROWS>
+template <typename Codes, Kind KIND, int... ROWS>
 constexpr std::array<GroupTile, sizeof...(ROWS)> group_tiles(std::integer_sequence<int, ROWS...>) {
-  return {group_tile<Codes, ROWS + 1>...};
+  if constexpr (included(KIND))
+    return {group_tile<Codes, ROWS + 1>...};
+  else
+    return {};
 }
 
 template <int MOST>
 GroupTile group_tile_for(Kind kind, int64_t rows) {
   using Counts = std::make_integer_sequence<int, MOST>;
   static constexpr std::array<std::array<GroupTile, MOST>, 3> known = {
-      group_tiles<E4M3Codes>(Counts{}), group_tiles<Int4Codes>(Counts{}), group_tiles<E2M1Codes>(Counts{})};
+      group_tiles<E4M3Codes, E4M3_GROUPS>(Counts{}), group_tiles<Int4Codes, INT4_GROUPS>(Counts{}),
+      group_tiles<E2M1Codes, E2M1_GROUPS>(Counts{})};
   return known[kind - E4M3_GROUPS][rows - 1];
 }
 

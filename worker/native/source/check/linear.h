@@ -61,6 +61,7 @@ inline std::string products(Pool& pool) {
   constexpr int64_t INPUTS = 77;
   for (const auto& [kind, name] : {std::pair{FLOAT32, "float32"}, {BFLOAT16, "bfloat16"}, {FLOAT16, "float16"}, {INT8, "int8"}})
     for (const int64_t rows : {int64_t{1}, int64_t{TILE + 2}}) {
+      if (!included(kind)) continue;
       Layered layer(pool, kind, INPUTS, 2 * PANEL + 3, 7);
       Values x = random_values(rows * INPUTS, 11);
       std::fill(x.begin(), x.begin() + INPUTS, 1.0f);
