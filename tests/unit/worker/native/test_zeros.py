@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from worker.native.zeros import LARGE_PAGE, zeros
+from worker.native.zeros import LARGE_PAGE, LEAST_SHARED, zeros
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int8])
@@ -25,3 +25,15 @@ def test_what_is_not_written_is_not_resident() -> None:
     there[2**25] = 1.0
     assert process.memory_info().rss - before < 2**24
     assert float(there[2**25 - 1 : 2**25 + 2].sum()) == 1.0
+
+
+def test_small_ones_share_a_large_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The matrices of experts are small, and so are the pages that they would get one by one."""
+    monkeypatch.setattr("worker.native.zeros._rest", torch.empty(0, dtype=torch.uint8))
+    several = [zeros(count, torch.int8) for count in (LEAST_SHARED, 3 * LEAST_SHARED + 1, LEAST_SHARED)]
+    for number, one in enumerate(several):
+        assert one.data_ptr() % 64 == 0 and not one.any()
+        one.fill_(number + 1)
+    for number, one in enumerate(several):
+        assert bool((one == number + 1).all())
+    assert {one.data_ptr() // LARGE_PAGE for one in several} == {several[0].data_ptr() // LARGE_PAGE}
