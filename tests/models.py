@@ -49,6 +49,23 @@ YARN: dict[str, Any] = {
     "beta_slow": 1.0,
 }
 
+RECURRENT: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+RECURRENT_EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 33,
+    "shared_expert_intermediate_size": 45,
+    "initializer_range": 0.15,
+    **RECURRENT,
+}
+
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {"mlp_bias": True},
@@ -158,6 +175,8 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
     },
     "qwen3": {"tie_word_embeddings": True},
+    "qwen3_5_moe_text": RECURRENT_EXPERTS,
+    "qwen3_5_text": RECURRENT,
     "qwen3_moe": {
         "num_experts": 8,
         "num_experts_per_tok": 2,
@@ -165,6 +184,7 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
         "norm_topk_prob": True,
     },
+    "qwen3_next": {"mlp_only_layers": [1], **RECURRENT_EXPERTS},
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
     "starcoder2": {"use_bias": True, "sliding_window": 12},

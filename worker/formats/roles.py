@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-Role = Literal["colwise", "rowwise", "halves", "query_key_value", "width_norm", "experts"]
+Role = Literal["colwise", "rowwise", "halves", "query_key_value", "width_norm", "experts", "regions"]
 """The part of a module, or of a parameter that is no module's, that a rank of several keeps:
 
 colwise          a share of the outputs; of keys and values whole heads
@@ -13,6 +13,7 @@ rowwise          a share of the inputs; the products are summed over the ranks
 halves           gate above up in one matrix: the same share of the outputs of each
 query_key_value  queries, keys and values in one matrix: whole heads of each
 width_norm       an RMS norm over all heads at once: the ranks sum their squares
+regions          queries, keys and values of a recurrent layer, one below the other: whole heads of each
 experts          a share of each expert's inner width; the outputs are summed over the ranks
 """
 

@@ -15,6 +15,34 @@ from worker.kernels.variant import Variant
 
 
 @dataclass(frozen=True)
+class StateLayout:
+    """The shape of one sequence's recurrent state on one rank. Each of `layers` layers keeps the last `window` inputs
+    of a convolution over `channels`, and for each of `heads` a matrix (key_dim, value_dim), in this order."""
+
+    layers: int
+    window: int
+    channels: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def convolution(self) -> int:
+        """Numbers of a layer's window."""
+        return self.window * self.channels
+
+    @property
+    def layer_numbers(self) -> int:
+        """Numbers of a layer."""
+        return self.convolution + self.heads * self.key_dim * self.value_dim
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of all layers."""
+        return self.layers * self.layer_numbers
+
+
+@dataclass(frozen=True)
 class LayerCache:
     """The cache of one layer. `kv_heads` counts the rank's own."""
 
@@ -36,11 +64,13 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The shape of one rank's cache, with one entry for each layer of the model."""
+    """The shape of one rank's cache, with one entry for each layer of the model that attends. `state` is None for a
+    model without recurrent layers."""
 
     layers: tuple[LayerCache, ...]
     dtype: torch.dtype
     device: torch.device
+    state: StateLayout | None = None
 
     @functools.cached_property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -61,6 +91,18 @@ class CacheLayout:
     def bytes_per_token(self) -> int:
         """Keys and values of one position in all layers."""
         return sum(2 * len(one.layers) * one.kv_heads * one.head_dim for one in self.groups) * self.dtype.itemsize
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """States are summed over a whole sequence: 16 bits would lose most of what is added."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    @property
+    def state_tokens(self) -> int:
+        """Positions whose keys and values take as much memory as the recurrent state of one sequence."""
+        if self.state is None:
+            return 0
+        return -(-self.state.numbers * self.state_dtype.itemsize // self.bytes_per_token)
 
 
 @dataclass(frozen=True)
@@ -90,17 +132,19 @@ class KVStore(Protocol):
     capacity_tokens: int
     block_tokens: int
     """Memory is handed out in blocks of so many positions, 1 where a sequence takes just what it has."""
+    state_tokens: int
+    """The part of `capacity_tokens` that each sequence takes for its recurrent state."""
     supports_prefix_sharing: bool
     """True if `fork` is possible: each position of attention's cache stands alone, of a recurrent state only the end
     is there."""
 
     @property
     def used_tokens(self) -> int:
-        """Of `capacity_tokens`, whole blocks."""
+        """Of `capacity_tokens`, whole blocks and states."""
         ...
 
     def rounded(self, tokens: int) -> int:
-        """The part of `capacity_tokens` that `tokens` of one sequence take."""
+        """The part of `capacity_tokens` that a sequence of `tokens` takes, its state included; 0 for no tokens."""
         ...
 
     def length(self, sid: int) -> int | None:

@@ -33,6 +33,7 @@ class PagedStore:
     the most positions of a sequence. Raises ValueError if not one block fits."""
 
     supports_prefix_sharing = True
+    state_tokens = 0
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from worker.attention import dense
 from worker.kernels.variant import Variant
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.pool import Pool
+from worker.kv.states import State
 
 CALL_BYTES = 512 * 1024
 """Reading so much takes about as long as one more call for a part of the batch."""
@@ -30,8 +32,12 @@ class Slab:
 class SlabStep:
     """Indices and masks are built once per step, where torch attends, and shared by the layers."""
 
-    def __init__(self, layout: CacheLayout, extents: list[Extent], slabs: list[Slab]) -> None:
+    def __init__(
+        self, layout: CacheLayout, extents: list[Extent], slabs: list[Slab], states: Sequence[State] = ()
+    ) -> None:
         self._layout, self.extents, self.slabs = layout, extents, slabs
+        self.states = states
+        """By extent; empty for a model without recurrent layers."""
 
     @functools.cached_property
     def _starts(self) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.pool import FIRST_SLOTS, Pool
 from worker.kv.slab_step import Slab, SlabStep
+from worker.kv.states import States
 
 FIRST_CAPACITY = 256
 """Positions of the smallest slab. Each further pool's are twice as long, so a long sequence moves seldom."""
@@ -24,10 +25,12 @@ class SlabStore:
     """Cached keys and values on one device, bounded by `capacity_tokens`."""
 
     block_tokens = 1
-    supports_prefix_sharing = True
 
     def __init__(self, layout: CacheLayout, capacity_tokens: int) -> None:
         self.layout, self.capacity_tokens = layout, capacity_tokens
+        self.state_tokens = layout.state_tokens
+        self._states = None if layout.state is None else States(layout)
+        self.supports_prefix_sharing = self._states is None
         self._pools: dict[int, list[Pool]] = {}
         """The pools by capacity."""
         self._slabs: dict[int, Slab] = {}
@@ -35,7 +38,7 @@ class SlabStore:
 
     @property
     def used_tokens(self) -> int:
-        return sum(self._lengths.values())
+        return sum(self._lengths.values()) + self.state_tokens * len(self._lengths)
 
     @property
     def reserved_bytes(self) -> int:
@@ -44,7 +47,7 @@ class SlabStore:
         return sum(pool.slots * pool.capacity for pool in pools) * self.layout.bytes_per_token
 
     def rounded(self, tokens: int) -> int:
-        return tokens
+        return tokens + self.state_tokens if tokens else 0
 
     def length(self, sid: int) -> int | None:
         return self._lengths.get(sid)
@@ -52,7 +55,8 @@ class SlabStore:
     def begin(self, extents: list[Extent], beside: Iterable[Extent] = ()) -> SlabStep:
         for extent in extents:
             self._reserve(extent)
-        return SlabStep(self.layout, extents, [self._slabs[extent.sid] for extent in extents])
+        states = [] if self._states is None else [self._states.begin(extent) for extent in extents]
+        return SlabStep(self.layout, extents, [self._slabs[extent.sid] for extent in extents], states)
 
     def commit(self, extents: list[Extent]) -> None:
         for extent in extents:
@@ -61,6 +65,8 @@ class SlabStore:
             if slab.written > extent.end:  # guesses that were wrong
                 slab.pool.clear(slab.slot, extent.end, slab.written)
                 slab.written = extent.end
+            if self._states is not None:
+                self._states.commit(extent.sid)
 
     def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
         slab = self._slabs[donor]
@@ -75,10 +81,14 @@ class SlabStore:
 
     def drop(self, sid: int) -> None:
         self._lengths.pop(sid, None)
+        if self._states is not None:
+            self._states.drop(sid)
         if (slab := self._slabs.pop(sid, None)) is not None:
             self._vacate(slab)
 
     def clear(self) -> None:
+        if self._states is not None:
+            self._states.clear()
         self._pools.clear()
         self._slabs.clear()
         self._lengths.clear()

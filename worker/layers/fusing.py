@@ -1,4 +1,4 @@
-"""Linear layers of one input as one product: query, key and value, and gate and up."""
+"""Linear layers of one input as one product: query, key and value, gate and up, and those of recurrent layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+SIBLINGS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
 
 UNPACKED = {"mlp.shared_expert_gate", "router.proj"}
 """Layers that stay as they are: with one output, or whose scores choose experts."""

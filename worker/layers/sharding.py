@@ -6,6 +6,7 @@ ranks. Parameters without a role are kept whole.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from worker.formats.shares import bordered_share, share
 IN_LAYER = re.compile(r"(?:model\.)?layers\.\d+\.(.+)")
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 
-OUTPUTS: set[Role | None] = {"colwise", "halves", "query_key_value", "width_norm"}
+OUTPUTS: set[Role | None] = {"colwise", "halves", "query_key_value", "width_norm", "regions"}
 """Roles that keep rows of a weight, and parts of a vector."""
 
 
@@ -33,6 +34,8 @@ class ShardPlan:
     borders: tuple[int, ...] = ()
     """Feed-forward widths are cut at multiples of the first of these that leaves each rank something."""
     layer_kv_heads: Sequence[int] = ()
+    regions: tuple[int, ...] = ()
+    """Widths of the queries, keys and values of a recurrent layer."""
 
     def role(self, name: str) -> Role | None:
         """The role of a module or parameter by its full name, e.g. `model.layers.3.mlp.up_proj`. A rank alone keeps
@@ -54,6 +57,10 @@ class ShardPlan:
                 keys, values = self.heads, self.heads + self.kv_heads
                 places = [(start, stop), (keys + first, keys + last), (values + first, values + last)]
                 return [(width * begin, width * end) for begin, end in places]
+            case "regions":
+                starts = itertools.accumulate(self.regions, initial=0)
+                shares = [share(width, self.rank, self.world_size) for width in self.regions]
+                return [(at + start, at + stop) for at, (start, stop) in zip(starts, shares, strict=False)]
             case _ if module.endswith((".k_proj", ".v_proj", ".k_norm")):
                 heads = self._kv_heads_of(module)
                 width = size // heads

@@ -163,14 +163,16 @@ class Leader:
                 raise
 
     def _work(self, lease: Lease, group: Group, kv_tokens: int, progress: Progress, heartbeat: Heartbeat) -> None:
-        shares_prefixes = self._spec.prefix_cache and self._rank_worker.supports_prefix_sharing
+        store = self._rank_worker.store
+        shares_prefixes = self._spec.prefix_cache and store.supports_prefix_sharing
         scheduler = Scheduler(
             kv_tokens=kv_tokens,
             token_budget=self._limits.token_budget,
             max_sequences=self._limits.max_sequences,
-            block_tokens=self._rank_worker.block_tokens,
+            block_tokens=store.block_tokens,
             prefix_tokens=BLOCK_TOKENS if shares_prefixes else None,
             lookup=self._spec.lookup if group.verifies_guesses else 0,
+            state_tokens=store.state_tokens,
         )
         progress.kv = scheduler.kv_tokens
         exchange = RedisExchange(self._client, self._blocking, lease, heartbeat.check)

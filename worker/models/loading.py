@@ -19,6 +19,7 @@ import torch
 from control.errors import SettingsError
 from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
+from worker.formats.recurrence import LINEAR, Recurrence
 from worker.kv.base import CacheLayout, LayerCache
 from worker.layers import parallel
 from worker.layers.norms import fuse_norms
@@ -32,6 +33,7 @@ from worker.models.native.unsupported import NotNative
 from worker.models.packed.cache import WeightCache
 from worker.models.packed.subject import subject_of
 from worker.models.quantizer import Quantizer
+from worker.models.recurrent import install
 from worker.models.safetensors.quantized import QuantizedCheckpoint
 from worker.models.safetensors.stored_together import StoredAbove, StoredTogether
 from worker.models.served import ServedModel
@@ -46,6 +48,7 @@ from worker.repository.quantization.scheme import INT8, scheme_of
 
 log = structlog.get_logger()
 
+SLIDING = "sliding_attention"
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
@@ -89,6 +92,7 @@ def _load(
     validation.check(files.config, collective.world_size, quant=quant)
     check_quant(quant, dtype, [device])
     tensors.check(files.config, files.weights, collective.world_size, [device])
+    validation.check_devices(files.config, [device])
     where = torch.device(device)
     chosen = resolve_dtype(dtype, where, files.config)
     kept = packing(quant, chosen, where, None if every_kind else kinds_of(files, quant, dequantize))
@@ -155,18 +159,22 @@ class _Load:
                 checkpoint.check_read(model.config.num_hidden_layers, unused)
         if quantizer is not None:
             quantizer.report()
+        if (recurrent := validation.recurrence(self.files.config)) is not None:
+            install.install(model, recurrent)
         _fuse(model, self.dtype, self.device)
         return model, quantizer
 
     def served(self, model: Any) -> ServedModel:
-        layout = _cache_layout(model.config, self._plan(model.config), self.dtype, self.device)
+        recurrent = validation.recurrence(self.files.config)
+        layout = _cache_layout(model.config, self._plan(model.config), self.dtype, self.device, recurrent)
         return ServedModel(model, self.link, layout, model.config.vocab_size)
 
     def _plan(self, config: Any, borders: tuple[int, ...] = ()) -> ShardPlan:
         family, group = validation.family_of(self.files.config), self.link.collective
-        kv_heads = validation.kv_heads(self.files.config)
+        kv_heads, recurrent = validation.kv_heads(self.files.config), validation.recurrence(self.files.config)
         by_layer, heads = validation.layer_kv_heads(self.files.config), config.num_attention_heads
-        return ShardPlan(family.roles, heads, kv_heads, group.rank, group.world_size, borders, by_layer)
+        regions = () if recurrent is None else recurrent.regions
+        return ShardPlan(family.roles, heads, kv_heads, group.rank, group.world_size, borders, by_layer, regions)
 
 
 def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
@@ -220,21 +228,25 @@ def resolve_dtype(name: str, device: torch.device, config: dict[str, Any] | None
     return DTYPES[name]
 
 
-def _cache_layout(config: Any, plan: ShardPlan, dtype: torch.dtype, device: torch.device) -> CacheLayout:
-    layers = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None)
+def _cache_layout(
+    config: Any, plan: ShardPlan, dtype: torch.dtype, device: torch.device, recurrent: Recurrence | None = None
+) -> CacheLayout:
+    kinds = list(getattr(config, "layer_types", None) or [SLIDING] * config.num_hidden_layers)
     window = getattr(config, "sliding_window", None)
     by_layer = config.per_layer_config if getattr(config, "is_heterogeneous", False) else None
     sources = _sources(config)
 
     def cache(layer: int) -> LayerCache:
-        seen = window if kinds is None or kinds[layer] == "sliding_attention" else None
+        seen = window if kinds[layer] == SLIDING else None
         heads = plan.layer_kv_heads[layer] if plan.layer_kv_heads else plan.kv_heads
         own = config if by_layer is None else by_layer[layer]
         head_dim = getattr(own, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer))
 
-    return CacheLayout(tuple(cache(layer) for layer in range(layers)), dtype, device)
+    caches = tuple(cache(layer) for layer, kind in enumerate(kinds) if kind != LINEAR)
+    return CacheLayout(
+        caches, dtype, device, None if recurrent is None else install.state_layout(recurrent, plan.world_size)
+    )
 
 
 def _sources(config: Any) -> dict[int, int]:

@@ -69,7 +69,7 @@ class Norm(ctypes.Structure):
 
 
 class Rotary(ctypes.Structure):
-    _fields_ = [("frequencies", c_void_p), ("scale", c_float)]
+    _fields_ = [("frequencies", c_void_p), ("scale", c_float), ("dim", c_int64)]
 
 
 class Expert(ctypes.Structure):
@@ -84,6 +84,23 @@ class Mixture(ctypes.Structure):
         ("chosen", c_int64),
         ("normalized", c_int32),
         ("shared", c_int32),
+    ]
+
+
+class Place(ctypes.Structure):
+    _fields_ = [("first", c_int64), ("step", c_int64)]
+
+
+class Delta(ctypes.Structure):
+    _fields_ = [
+        ("projections", Linear),
+        ("rates", Linear),
+        *((name, Place) for name in ("query", "key", "value", "gate", "learning", "keeping")),
+        ("filter", c_void_p),
+        ("decay", c_void_p),
+        ("decay_bias", c_void_p),
+        ("norm", Norm),
+        *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim", "taps", "state")),
     ]
 
 
@@ -103,6 +120,8 @@ class Layer(ctypes.Structure):
         ("window", c_int64),
         ("rotary", c_int64),
         ("mixture", c_int64),
+        ("delta", c_int64),
+        ("cache", c_int64),
     ]
 
 
@@ -118,6 +137,9 @@ class Model(ctypes.Structure):
         ("rotary_count", c_int64),
         ("mixtures", c_void_p),
         ("mixture_count", c_int64),
+        ("deltas", c_void_p),
+        ("delta_count", c_int64),
+        ("output_gate", c_int32),
         ("attention_scale", c_float),
         ("attention_cap", c_float),
         ("logit_cap", c_float),
@@ -136,6 +158,7 @@ class Span(ctypes.Structure):
         ("first", c_int64),
         ("count", c_int64),
         ("offset", c_int64),
+        ("state", c_void_p),
     ]
 
 

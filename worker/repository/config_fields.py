@@ -76,7 +76,8 @@ def check(config: dict[str, Any], family: Family) -> None:
     for name in SWITCHES:
         if not isinstance(value := config.get(name), bool | None):
             raise _wrong(name, value, "true or false")
-    _check_layers(config)
+    if not family.recurrent:  # formats/recurrence.py checks the layers of those
+        _check_layers(config)
     _check_heads_by_layer(config, family)
     _check_experts(config, family)
     _check_rope(config)

@@ -35,6 +35,8 @@ class Family:
     experts_switch: str | None = None
     heads_by_layer: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
+    recurrent: bool = False
+    """True if layers of type `linear_attention` keep a recurrent state (gated delta rule)."""
 
     def has_experts(self, config: Mapping[str, object]) -> bool:
         """True if a model of this config.json has experts."""
@@ -52,6 +54,24 @@ _FEED_FORWARD: Roles = {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "m
 _PACKED_FEED_FORWARD: Roles = {"mlp.gate_up_proj": "halves", "mlp.down_proj": "rowwise"}
 _EXPERTS: Roles = {"mlp.experts": "experts"}
 _DENSE: Roles = {**_ATTENTION, **_FEED_FORWARD}
+_RECURRENT_HEADS: Roles = {
+    "linear_attn.conv1d": "regions",
+    "linear_attn.A_log": "colwise",
+    "linear_attn.dt_bias": "colwise",
+    "linear_attn.out_proj": "rowwise",
+}
+_DELTA: Roles = {
+    **_RECURRENT_HEADS,
+    "linear_attn.in_proj_qkv": "regions",
+    "linear_attn.in_proj_z": "colwise",
+    "linear_attn.in_proj_b": "colwise",
+    "linear_attn.in_proj_a": "colwise",
+}
+_DELTA_BY_HEAD: Roles = {
+    **_RECURRENT_HEADS,
+    "linear_attn.in_proj_qkvz": "colwise",
+    "linear_attn.in_proj_ba": "colwise",
+}
 
 
 def _shared(name: str) -> Roles:
@@ -148,7 +168,22 @@ FAMILIES: dict[str, Family] = {
         expert_keys=_QWEN_EXPERTS,
     ),
     "qwen3": Family(_DENSE, kv_heads=32),
+    "qwen3_5_moe_text": Family(
+        {**_ATTENTION, **_DELTA, **_EXPERTS, **_shared("shared_expert")},
+        kv_heads=2,
+        experts="num_experts",
+        expert_keys=_QWEN_EXPERTS,
+        recurrent=True,
+    ),
+    "qwen3_5_text": Family({**_DENSE, **_DELTA}, kv_heads=4, recurrent=True),
     "qwen3_moe": Family({**_DENSE, **_EXPERTS}, kv_heads=4, experts="num_experts", expert_keys=_QWEN_EXPERTS),
+    "qwen3_next": Family(
+        {**_DENSE, **_DELTA_BY_HEAD, **_EXPERTS, **_shared("shared_expert")},
+        kv_heads=2,
+        experts="num_experts",
+        expert_keys=_QWEN_EXPERTS,
+        recurrent=True,
+    ),
     "seed_oss": Family(_DENSE, kv_heads=8),
     "smollm3": Family(_DENSE, kv_heads=4),
     "starcoder2": Family({**_ATTENTION, "mlp.c_fc": "colwise", "mlp.c_proj": "rowwise"}, kv_heads=2),
@@ -162,7 +197,6 @@ _ENCODER = "it is no decoder that generates text"
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3"), _MLA),
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _RECURRENT),
     **dict.fromkeys(("kimi_linear", "lfm2", "lfm2_moe", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"), _RECURRENT),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),

@@ -49,6 +49,8 @@ TEXT_PARTS: dict[str, TextPart] = {
     "gemma4": TextPart("gemma4_text", tied=True, defaults=_GEMMA4),
     "mistral3": TextPart(None, tied=True),
     "qwen2_5_vl": TextPart("qwen2", tied=False),
+    "qwen3_5": TextPart("qwen3_5_text", tied=False),
+    "qwen3_5_moe": TextPart("qwen3_5_moe_text", tied=False),
     "qwen3_vl": TextPart("qwen3", tied=False),
 }
 
@@ -59,7 +61,7 @@ _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 _TEXT = re.compile(r"(?:model\.)?language_model\.(?:model\.)*(?P<head>lm_head\.)?")
 _OTHER = re.compile(
-    r"(?:model\.)?(?:visual|vision_tower|vision_model|audio_tower|embed_vision|embed_audio|multi_modal_projector)\."
+    r"(?:model\.)?(?:mtp|visual|vision_tower|vision_model|audio_tower|embed_vision|embed_audio|multi_modal_projector)\."
 )
 
 

@@ -47,6 +47,7 @@ def check(
     files = validation.inspect(place)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
     tensors.check(files.config, files.weights, spec.tp, assignment.devices)
+    validation.check_devices(files.config, assignment.devices)
     if files.gguf is not None:
         gate.check(files.gguf, files.config, spec, assignment.devices)
     return place

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from control.errors import ModelFilesError, UnsupportedArchitecture
+from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
+from worker.formats.recurrence import Recurrence, recurrence_of
 from worker.repository import config_fields
 from worker.repository.config_fields import number, token_ids
 from worker.repository.families import FAMILIES, REFUSED, Family
@@ -25,6 +27,7 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
     _check_quantization(config, family, quant)
     _check_features(config)
     config_fields.check(config, family)
+    _check_recurrence(config, tp)
     heads = number(config, "num_attention_heads")
     for shared in sorted(set(layer_kv_heads(config))):
         if heads % shared:
@@ -72,6 +75,21 @@ def layer_kv_heads(config: dict[str, Any]) -> list[int]:
     return [layer.get("num_key_value_heads", usual) for layer in config_fields.heads_by_layer(config)]
 
 
+def recurrence(config: dict[str, Any]) -> Recurrence | None:
+    """The recurrent layers of the model; None for a type without. Raises as `recurrence_of`."""
+    return recurrence_of(config) if family_of(config).recurrent else None
+
+
+def check_devices(config: dict[str, Any], devices: Sequence[str]) -> None:
+    """Raise SettingsError for a device that keeps no recurrent states, which the model has."""
+    others = [device for device in devices if not device.startswith("cpu")]
+    if others and family_of(config).recurrent:
+        raise SettingsError(
+            f"Model type '{config['model_type']}' has recurrent layers, which are served on CPUs only, not on "
+            f"{others[0]}. Use --devices cpu."
+        )
+
+
 def context_length(config: dict[str, Any]) -> int:
     """Positions that the model was made for: prompt and answer together."""
     return number(config, "max_position_embeddings")
@@ -113,6 +131,15 @@ def _check_widths(config: dict[str, Any], family: Family, tp: int) -> None:
     for name in ("intermediate_size", *experts):
         if isinstance(width := config.get(name), int) and width < tp:
             raise UnsupportedArchitecture(f"{name} = {width} can't be divided among {tp} ranks.")
+
+
+def _check_recurrence(config: dict[str, Any], tp: int) -> None:
+    found = recurrence(config)
+    if found is not None and found.key_heads % tp:
+        raise UnsupportedArchitecture(
+            f"{found.key_heads} key heads of recurrent layers (linear_num_key_heads) can't be divided among {tp} "
+            f"ranks. {_remedy(found.key_heads)}"
+        )
 
 
 def _remedy(number: int) -> str:

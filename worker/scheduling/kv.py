@@ -7,11 +7,12 @@ class KVAccount:
     """Tokens of KV memory by sequence, in whole blocks, on the rank with the least. Every rank holds the same
     sequences."""
 
-    def __init__(self, capacity: int, block_tokens: int = 1) -> None:
+    def __init__(self, capacity: int, block_tokens: int = 1, state_tokens: int = 0) -> None:
+        """`state_tokens`: what the recurrent state of each sequence takes beside its positions."""
         if capacity < 1 or block_tokens < 1:
             raise ValueError(f"KV capacity and block size must be positive, got {capacity} and {block_tokens} tokens")
         self.capacity = capacity // block_tokens * block_tokens
-        self._block = block_tokens
+        self._block, self.state_tokens = block_tokens, state_tokens
         self._held: dict[int, int] = {}
         self._kept: set[int] = set()
         self.used = 0
@@ -32,7 +33,8 @@ class KVAccount:
         return self._held.get(sid, 0)
 
     def rounded(self, tokens: int) -> int:
-        return -(-tokens // self._block) * self._block
+        """The tokens of memory that a sequence of `tokens` holds; 0 for none."""
+        return -(-tokens // self._block) * self._block + (self.state_tokens if tokens else 0)
 
     def fits(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
         """True if `sid` can come to hold `tokens` in all, with `spare` left free."""

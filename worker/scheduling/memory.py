@@ -13,8 +13,8 @@ from worker.scheduling.sequence import Sequence
 
 
 class Memory:
-    def __init__(self, kv_tokens: int, block_tokens: int, prefix_tokens: int | None) -> None:
-        self.account = KVAccount(kv_tokens, block_tokens)
+    def __init__(self, kv_tokens: int, block_tokens: int, prefix_tokens: int | None, state_tokens: int = 0) -> None:
+        self.account = KVAccount(kv_tokens, block_tokens, state_tokens)
         self.prefixes = PrefixCache(prefix_tokens or BLOCK_TOKENS)
         self._shares = prefix_tokens is not None
         self.isolating = False

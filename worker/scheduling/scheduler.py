@@ -37,13 +37,15 @@ class Scheduler:
         block_tokens: int = 1,
         prefix_tokens: int | None = BLOCK_TOKENS,
         lookup: int = 0,
+        state_tokens: int = 0,
     ) -> None:
-        """`kv_tokens` is the tightest rank's; `token_budget` bounds the tokens of a step, decode rows included; no
-        prefix shorter than `prefix_tokens` is shared, and none at all with None; `lookup` guesses of a sequence are
-        verified in one step, where the ranks can do that."""
+        """`kv_tokens` is the tightest rank's, of which each sequence takes `state_tokens` for its recurrent state;
+        `token_budget` bounds the tokens of a step, decode rows included; no prefix shorter than `prefix_tokens` is
+        shared, and none at all with None; `lookup` guesses of a sequence are verified in one step, where the ranks can
+        do that."""
         if token_budget < 1 or max_sequences < 1:
             raise ValueError(f"token_budget and max_sequences must be positive, got {token_budget}, {max_sequences}")
-        self._memory = Memory(kv_tokens, block_tokens, prefix_tokens)
+        self._memory = Memory(kv_tokens, block_tokens, prefix_tokens, state_tokens)
         self._account, self._prefixes = self._memory.account, self._memory.prefixes
         self.token_budget, self._max_sequences = token_budget, max_sequences
         self.mixed_budget = self.prefill_budget = token_budget
@@ -79,7 +81,10 @@ class Scheduler:
         waiting = sum(self._account.rounded(sequence.length) for sequence in self._waiting)
         growth = GROWTH_TOKENS * len(self._running)
         requests = self._max_sequences - len(self._running) - len(self._waiting)
-        return max(0, requests), max(0, self._account.free - waiting - growth)
+        tokens = max(0, self._account.free - waiting - growth)
+        if self._account.state_tokens:  # of each sequence, however short it is
+            requests = min(requests, tokens // self._account.state_tokens)
+        return max(0, requests), tokens
 
     def guests(self, idle: int = 0) -> tuple[int, list[Flow]]:
         """How many requests of other flows could be admitted, by preemption or into `idle` slots; and the flows that
@@ -95,9 +100,11 @@ class Scheduler:
     def add(self, sequence: Sequence) -> int:
         """Take a new or a continued sequence and return its sid. Raises RequestTooLarge if it can never fit."""
         if self._account.rounded(sequence.longest) > self._account.capacity:
+            state = self._account.state_tokens
+            beside = f" and {state} for the recurrent state" if state else ""
             raise RequestTooLarge(
                 f"The prompt ({len(sequence.prompt)} tokens) and max_tokens ({sequence.sampling.max_tokens}) need "
-                f"{sequence.longest} tokens of KV memory, but this model has {self._account.capacity}. "
+                f"{sequence.longest} tokens of KV memory{beside}, but this model has {self._account.capacity}. "
                 "Shorten the prompt or lower max_tokens.",
                 param="max_tokens",
             )

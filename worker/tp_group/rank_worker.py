@@ -49,6 +49,7 @@ from worker.health.detectors import COLLECTIVE_S
 from worker.health.heartbeat import Heartbeat
 from worker.health.page_faults import progress_of_load
 from worker.health.progress import Progress
+from worker.kv.base import KVStore
 from worker.kv.stores import store_for
 from worker.models.loading import ServedModel, load
 from worker.models.packed.cache import WeightCache
@@ -152,14 +153,10 @@ class RankWorker:
         return self._parts_done + model + forwards + (progress_of_load() if self._loading else 0)
 
     @property
-    def block_tokens(self) -> int:
-        """How many positions the loaded model's KV memory is handed out by; all ranks of a group have the same."""
-        return 1 if self._engine is None else self._engine.store.block_tokens
-
-    @property
-    def supports_prefix_sharing(self) -> bool:
-        """True if the model that is loaded lets a sequence begin with the start of another one's cache."""
-        return self._engine is not None and self._engine.store.supports_prefix_sharing
+    def store(self) -> KVStore:
+        """The cache of the loaded model; those of all ranks of a group count alike."""
+        assert self._engine is not None, "no model is loaded"
+        return self._engine.store
 
     def clear(self) -> None:
         if self._engine is not None:

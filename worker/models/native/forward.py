@@ -119,6 +119,8 @@ def spans_of(step: SlabStep) -> ctypes.Array[library.Span]:
     """Where each sequence's tokens are in the batch, and its keys and values in memory."""
     spans = (library.Span * len(step.extents))()
     first = 0
+    for state, span in zip(step.states, spans, strict=False):
+        span.state = state.memory.data_ptr()
     for span, extent, slab in zip(spans, step.extents, step.slabs, strict=True):
         (memory,) = slab.pool.memories  # (layers, 2, slots, kv heads, capacity, head dim)
         layer, values, slot, head = memory.stride()[:4]

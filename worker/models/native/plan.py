@@ -11,6 +11,7 @@ from worker.kv.base import CacheLayout
 from worker.layers.linear import NativeLinear
 from worker.layers.norms import FusedRMSNorm
 from worker.layers.parallel import RowParallelLinear, VocabParallelHead
+from worker.models.native.deltas import Deltas, is_recurrent
 from worker.models.native.mixtures import Mixtures
 from worker.models.native.unsupported import NotNative, require
 from worker.native.library import CLAMPED_SWIGLU, GELU_TANH, SILU, Gate, Layer, Linear, Model, Norm, Rotary
@@ -28,12 +29,18 @@ FAMILIES = {
     "qwen2",
     "qwen2_moe",
     "qwen3",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
     "qwen3_moe",
+    "qwen3_next",
     "seed_oss",
     "smollm3",
 }
-"""Attention, then a gated feed-forward network or a mixture of them, each added to its input and with an RMS norm
-before or after it; rotary embeddings over whole heads, halves as pairs."""
+"""Attention or a recurrent layer, then a gated feed-forward network or a mixture of them, each added to its input and
+with an RMS norm before or after it; rotary embeddings over a head's first numbers, halves of these as pairs."""
+
+GATED_OUTPUTS = {"qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"}
+"""Types whose query projection has a gate of the attention's output behind the query of each head."""
 
 ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH}
 
@@ -56,25 +63,35 @@ class Plan:
         self.head = _native(head.head if isinstance(head, VocabParallelHead) else head)
         self.threads = self.head.threads
         rotaries = Rotaries(body.rotary_emb, head_dim)
-        mixtures = Mixtures(self.threads)
+        mixtures, deltas = Mixtures(self.threads), Deltas(layout.state)
         layers, self._biases = list[Layer](), list[Tensor]()
-        for one, cache in zip(body.layers, layout.layers, strict=True):
-            require(cache.source is None, "its layers share keys and values")
-            layers.append(_layer(one, cache.window, rotaries, mixtures.add(one.mlp, config), self._biases))
-        self._layers, self._mixtures = (Layer * len(layers))(*layers), mixtures
+        attentions = [one.self_attn for one in body.layers if not is_recurrent(one)]
+        for one in body.layers:
+            layers.append(_layer(one, mixtures.add(one.mlp, config), self._biases))
+            if is_recurrent(one):
+                deltas.add(layers[-1], one.linear_attn)
+            else:
+                place = sum(layer.delta < 0 for layer in layers) - 1
+                require(layout.layers[place].source is None, "its layers share keys and values")
+                _add_attention(layers[-1], one.self_attn, layout.layers[place].window, rotaries, self._biases)
+                layers[-1].cache = place
+        self._layers, self._mixtures, self._deltas = (Layer * len(layers))(*layers), mixtures, deltas
         self._rotaries, self._frequencies = rotaries.structs, rotaries.frequencies
         self.model = Model(
             layers=ctypes.addressof(self._layers),
             depth=len(layers),
             hidden=config.hidden_size,
-            heads=self._layers[0].attention_out.inputs // head_dim,
+            heads=next(one for one in layers if one.delta < 0).attention_out.inputs // head_dim,
             shared_heads=shared_heads,
             head_dim=head_dim,
             rotaries=ctypes.addressof(self._rotaries),
             rotary_count=len(self._rotaries),
             mixtures=ctypes.addressof(mixtures.structs),
             mixture_count=len(mixtures.structs),
-            attention_scale=body.layers[0].self_attn.scaling,
+            deltas=ctypes.addressof(deltas.structs),
+            delta_count=len(deltas.structs),
+            output_gate=int(config.model_type in GATED_OUTPUTS),
+            attention_scale=attentions[0].scaling,
             attention_cap=getattr(config, "attn_logit_softcapping", None) or 0.0,
             logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
             gate=_gate(config),
@@ -92,10 +109,10 @@ class Rotaries:
         self.frequencies: list[Tensor] = [
             getattr(rotary, f"{prefix}inv_freq").float().contiguous() for prefix in prefixes
         ]
-        require(all(2 * one.numel() == head_dim for one in self.frequencies), "only a part of its heads is rotated")
+        require(all(2 * one.numel() <= head_dim for one in self.frequencies), "its rotary embedding exceeds its heads")
         self.structs = (Rotary * len(prefixes))(
             *(
-                Rotary(one.data_ptr(), getattr(rotary, f"{prefix}attention_scaling"))
+                Rotary(one.data_ptr(), getattr(rotary, f"{prefix}attention_scaling"), 2 * one.numel())
                 for one, prefix in zip(self.frequencies, prefixes, strict=True)
             )
         )
@@ -115,10 +132,10 @@ def _gate(config: Any) -> Gate:
     return Gate(ACTIVATIONS[activation])
 
 
-def _layer(layer: Any, window: int | None, rotaries: Rotaries, mixture: int, biases: list[Tensor]) -> Layer:
-    """`biases` keeps alive those that only the struct points to."""
-    attention, feed_forward = layer.self_attn, layer.mlp
-    sinks = getattr(attention, "sinks", None)
+def _layer(layer: Any, mixture: int, biases: list[Tensor]) -> Layer:
+    """A layer but for its attention, or what it has instead. `biases` keeps alive those that only the struct points
+    to."""
+    feed_forward = layer.mlp
     # The families that norm the output of sublayers have another name for the norm before the feed-forward network.
     both_sides = hasattr(layer, "pre_feedforward_layernorm")
     return Layer(
@@ -126,17 +143,20 @@ def _layer(layer: Any, window: int | None, rotaries: Rotaries, mixture: int, bia
         after_attention=_norm(layer.post_attention_layernorm if both_sides else None),
         before_feed_forward=_norm(layer.pre_feedforward_layernorm if both_sides else layer.post_attention_layernorm),
         after_feed_forward=_norm(layer.post_feedforward_layernorm if both_sides else None),
-        query=_norm(getattr(attention, "q_norm", None)),
-        key=_norm(getattr(attention, "k_norm", None)),
-        query_key_value=_joined(attention, "q_proj_k_proj_v_proj"),
-        attention_out=_summed(attention.o_proj, biases),
         gate_up=_joined(feed_forward, "gate_proj_up_proj") if mixture < 0 else Linear(),
         down=_summed(feed_forward.down_proj, biases) if mixture < 0 else Linear(),
-        sinks=None if sinks is None else sinks.data_ptr(),
-        window=window or 0,
-        rotary=rotaries.index(attention),
         mixture=mixture,
+        delta=-1,
     )
+
+
+def _add_attention(to: Layer, attention: Any, window: int | None, rotaries: Rotaries, biases: list[Tensor]) -> None:
+    sinks = getattr(attention, "sinks", None)
+    to.query, to.key = _norm(getattr(attention, "q_norm", None)), _norm(getattr(attention, "k_norm", None))
+    to.query_key_value = _joined(attention, "q_proj_k_proj_v_proj")
+    to.attention_out = _summed(attention.o_proj, biases)
+    to.sinks = None if sinks is None else sinks.data_ptr()
+    to.window, to.rotary = window or 0, rotaries.index(attention)
 
 
 def _norm(norm: nn.Module | None) -> Norm:

@@ -19,9 +19,9 @@ constexpr int64_t AHEAD = 2 * LANES;  // positions: keys are asked for so long b
 struct Task {
   const float* keys;  // of this layer and head: (positions, head_dim)
   const float* values;
-  const float* queries;  // of the first token and head; heads lie side by side, tokens `stride` apart
-  float* out;            // likewise, `out_stride` apart
-  int64_t stride, out_stride, dim, heads, tokens;
+  const float* queries;  // of the first token and head; heads lie `head_stride` apart, tokens `stride` apart
+  float* out;            // heads lie side by side, tokens `out_stride` apart
+  int64_t head_stride, stride, out_stride, dim, heads, tokens;
   int64_t position;  // of the first token
   int64_t window;    // 0: sees everything
   float scale, cap;  // cap 0: scores stay
@@ -119,7 +119,7 @@ inline void attend(const Task& task, float* scratch) {
   const int64_t queries = task.heads * task.tokens;
   float *asked = scratch, *scores = asked + queries * task.dim;
   for (int64_t query = 0; query < queries; ++query) {
-    const float* from = task.queries + query / task.heads * task.stride + query % task.heads * task.dim;
+    const float* from = task.queries + query / task.heads * task.stride + query % task.heads * task.head_stride;
     for (int64_t at = 0; at < task.dim; ++at) asked[query * task.dim + at] = from[at] * task.scale;
   }
   using Score = void (*)(const float*, const float*, const float*, int64_t, float*, int64_t);

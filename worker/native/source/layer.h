@@ -70,10 +70,11 @@ struct Norm {
   float epsilon;
 };
 
-// Rotary embeddings of one kind of layer: frequencies of pairs that lie half a head apart.
+// Rotary embeddings of one kind of layer: frequencies of pairs that lie half of the turned part apart.
 struct Rotary {
-  const float* frequencies;  // head_dim / 2
+  const float* frequencies;  // dim / 2
   float scale;               // of sines and cosines
+  int64_t dim;               // numbers of a head that are turned, from its first on
 };
 
 // A gated feed-forward network of a mixture.
@@ -90,6 +91,25 @@ struct Mixture {
   int32_t shared;         // 1: one more expert that every token goes to, weighted by the sigmoid of its gate
 };
 
+// The part of a token's row that belongs to key head `head`: `step` numbers from head to head.
+struct Place {
+  int64_t first, step;
+
+  int64_t of(int64_t head) const { return first + head * step; }
+};
+
+// A recurrent layer (gated delta rule). The value heads of a key head lie side by side, in a row as in the state.
+struct Delta {
+  Linear projections;              // outputs: queries, keys, values and gates, which `query` … `gate` find
+  Linear rates;                    // outputs: two numbers for each value head, which `learning` and `keeping` find
+  Place query, key, value, gate, learning, keeping;
+  const float* filter;             // of the convolution: (taps, channels), the newest input last; channels: queries, keys, values
+  const float *decay, *decay_bias;  // by value head
+  Norm norm;                       // of a head's output
+  int64_t key_heads, value_heads, key_dim, value_dim, taps;
+  int64_t state;                   // floats from the begin of a sequence's state to this layer's: see delta.h
+};
+
 // Any norm may be absent. `after_…` norms the output of a sublayer before it is added.
 struct Layer {
   Norm before_attention, after_attention, before_feed_forward, after_feed_forward, query, key;
@@ -98,6 +118,8 @@ struct Layer {
   int64_t window;  // positions that a token sees, itself included; 0: all
   int64_t rotary;  // index into the model's; -1: the layer's heads are not rotated
   int64_t mixture;  // index into the model's, instead of `gate_up` and `down`; -1: none
+  int64_t delta;    // index into the model's, instead of attention; -1: none
+  int64_t cache;    // index of its keys and values in memory
 };
 
 // Sums `count` floats over the ranks, in place. Anything but 0 is a failure.
@@ -110,6 +132,9 @@ struct Model {
   int64_t rotary_count;
   const Mixture* mixtures;
   int64_t mixture_count;
+  const Delta* deltas;
+  int64_t delta_count;
+  int32_t output_gate;  // 1: behind the query of a head lies a gate of the head's output
   float attention_scale;
   float attention_cap, logit_cap;  // x becomes cap · tanh(x / cap); 0: stays
   Gate gate;
@@ -125,6 +150,7 @@ struct Span {
   int64_t head_stride;   // capacity · head_dim
   int64_t first, count;  // its tokens among the batch's
   int64_t offset;
+  float* state;          // of its recurrent layers; null: the model has none
 };
 
 struct Batch {

@@ -62,9 +62,15 @@ inline void gate(const Gate& by, const float* both, int64_t count, float* out) {
   clamped_swiglu(by, both, count, out);
 }
 
+// out · sigmoid(gate).
+inline void gate_output(const float* gate, int64_t count, float* out) {
+  for (int64_t at = 0; at < count; at += LANES)
+    store(out + at, load(out + at) / (all(1.0f) + exponential(all(0.0f) - load(gate + at))));
+}
+
 // The sines and cosines of a position: (cosines of dim / 2, sines of dim / 2).
-inline void angles(const Rotary& rotary, int64_t dim, int64_t position, float* out) {
-  const int64_t half = dim / 2;
+inline void angles(const Rotary& rotary, int64_t position, float* out) {
+  const int64_t half = rotary.dim / 2;
   for (int64_t i = 0; i < half; ++i) {
     const float angle = static_cast<float>(position) * rotary.frequencies[i];
     out[i] = std::cos(angle) * rotary.scale;
@@ -72,7 +78,7 @@ inline void angles(const Rotary& rotary, int64_t dim, int64_t position, float* o
   }
 }
 
-// Turns the pairs of a head, which lie half a head apart, by the position's angles.
+// Turns the pairs of a head's first `dim` numbers, which lie half of `dim` apart, by the position's angles.
 inline void rotate(float* head, const float* turns, int64_t dim) {
   const int64_t half = dim / 2;
   float* other = head + half;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "recurrent/delta.h"
 #include "experts.h"
 
 namespace furrow {
@@ -11,12 +12,19 @@ class Scratch {
  public:
   Scratch(char* memory, const Model& model, const Batch& batch, int threads) : memory_(memory) {
     const int64_t tokens = batch.tokens, most = std::max(tokens, batch.sampled_count);
-    const int64_t attended_width = model.heads * model.head_dim;
+    int64_t attended_width = model.heads * model.head_dim, rates_width = 0;
+    int64_t width = attended_width * (model.output_gate ? 2 : 1) + 2 * model.shared_heads * model.head_dim;
+    for (int64_t i = 0; i < model.delta_count; ++i) {
+      const Delta& one = model.deltas[i];
+      width = std::max(width, one.projections.outputs), rates_width = std::max(rates_width, one.rates.outputs);
+      attended_width = std::max(attended_width, one.value_heads * one.value_dim);
+    }
     int64_t inner = 0;
     for (int64_t i = 0; i < model.depth; ++i)
       if (model.layers[i].mixture < 0) inner = std::max(inner, model.layers[i].down.inputs);
     normed = take<float>(most * model.hidden);
-    projected = take<float>(tokens * (attended_width + 2 * model.shared_heads * model.head_dim));
+    projected = take<float>(tokens * width);
+    rates = take<float>(tokens * rates_width);
     attended = take<float>(tokens * attended_width);
     both = take<float>(tokens * 2 * inner);
     gated = take<float>(tokens * inner);
@@ -34,7 +42,7 @@ class Scratch {
   float* attention(int thread) const { return attention_ + thread * thread_floats_; }
   int64_t bytes() const { return used_; }
 
-  float *normed, *projected, *attended, *both, *gated, *turns;
+  float *normed, *projected, *rates, *attended, *both, *gated, *turns;
   Quantized quantized;
   MixtureRoom mixture{};
 

@@ -18,7 +18,9 @@ class Step {
   Step(const Model& model, const Batch& batch, char* memory, int threads)
       : layers_(model.layers, model.layers + model.depth),
         mixtures_(model.mixtures, model.mixtures + model.mixture_count),
+        deltas_(model.deltas, model.deltas + model.delta_count),
         rotaries_(model.rotaries, model.rotaries + model.rotary_count),
+        spans_(batch.spans, batch.spans + batch.span_count),
         model_(model),
         batch_(batch),
         scratch_(memory, model, batch, threads) {
@@ -32,14 +34,14 @@ class Step {
 
   void forward(Hand& hand) {
     each_token(hand, [&](int64_t token) {
-      for (size_t i = 0; i < rotaries_.size(); ++i) angles(rotaries_[i], model_.head_dim, batch_.positions[token], turns(token, i));
+      for (size_t i = 0; i < rotaries_.size(); ++i) angles(rotaries_[i], batch_.positions[token], turns(token, i));
     });
-    for (int64_t depth = 0; depth < model_.depth; ++depth) {
-      const Layer& layer = layers_[depth];
+    for (const Layer& layer : layers_) {
       normalize_all(hand, layer.before_attention);
-      multiply(hand, layer.query_key_value, scratch_.normed, scratch_.projected);
-      each_span_token(hand, [&](const Span& span, int64_t token) { store_token(layer, depth, span, token); });
-      attend_all(hand, layer, depth);
+      if (layer.delta >= 0)
+        recur(hand, deltas_[layer.delta]);
+      else
+        attend_all(hand, layer);
       add(hand, layer.attention_out, scratch_.attended, layer.after_attention);
       if (failure_.load(std::memory_order_relaxed)) return;
       normalize_all(hand, layer.before_feed_forward);
@@ -63,7 +65,8 @@ class Step {
   float* turns(int64_t token, int64_t rotary) const {
     return scratch_.turns + (token * model_.rotary_count + rotary) * model_.head_dim;
   }
-  int64_t width() const { return (model_.heads + 2 * model_.shared_heads) * model_.head_dim; }
+  int64_t query_stride() const { return model_.head_dim * (model_.output_gate ? 2 : 1); }
+  int64_t width() const { return model_.heads * query_stride() + 2 * model_.shared_heads * model_.head_dim; }
 
   template <typename Work>
   void each_token(Hand& hand, const Work& work) {
@@ -126,37 +129,57 @@ class Step {
   }
 
   // Norms and turns a token's queries and keys, and puts keys and values where they stay.
-  void store_token(const Layer& layer, int64_t depth, const Span& span, int64_t number) {
+  void store_token(const Layer& layer, const Span& span, int64_t number) {
     const int64_t token = span.first + number, dim = model_.head_dim;
     float* row = scratch_.projected + token * width();
-    float* keys = span.keys + depth * span.layer_stride + (span.offset + number) * dim;
-    for (int64_t head = 0; head < model_.heads + model_.shared_heads; ++head, row += dim) {
+    float* keys = span.keys + layer.cache * span.layer_stride + (span.offset + number) * dim;
+    for (int64_t head = 0; head < model_.heads + model_.shared_heads; ++head) {
       const bool query = head < model_.heads;
       const Norm& norm = query ? layer.query : layer.key;
       if (norm.weight) normalize(norm, row, dim, row);
-      if (layer.rotary >= 0) rotate(row, turns(token, layer.rotary), dim);
+      if (layer.rotary >= 0) rotate(row, turns(token, layer.rotary), rotaries_[layer.rotary].dim);
       if (!query) std::memcpy(keys + (head - model_.heads) * span.head_stride, row, dim * sizeof(float));
+      row += query ? query_stride() : dim;
     }
     for (int64_t head = 0; head < model_.shared_heads; ++head, row += dim)
       std::memcpy(keys + span.values + head * span.head_stride, row, dim * sizeof(float));
   }
 
-  void attend_all(Hand& hand, const Layer& layer, int64_t depth) {
+  void attend_all(Hand& hand, const Layer& layer) {
+    multiply(hand, layer.query_key_value, scratch_.normed, scratch_.projected);
+    each_span_token(hand, [&](const Span& span, int64_t token) { store_token(layer, span, token); });
     const int64_t shared = model_.shared_heads;
     hand.each(static_cast<int64_t>(pieces_.size()) * shared, 1, [&](int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; ++i) attend(task(layer, depth, pieces_[i / shared], i % shared), scratch_.attention(hand.thread));
+      for (int64_t i = from; i < to; ++i) {
+        const Task one = task(layer, pieces_[i / shared], i % shared);
+        attend(one, scratch_.attention(hand.thread));
+        if (model_.output_gate) gate_heads(one);
+      }
     });
   }
 
-  Task task(const Layer& layer, int64_t depth, const Piece& piece, int64_t shared) const {
+  static void gate_heads(const Task& task) {
+    for (int64_t token = 0; token < task.tokens; ++token)
+      for (int64_t head = 0; head < task.heads; ++head)
+        gate_output(task.queries + token * task.stride + head * task.head_stride + task.dim, task.dim,
+                    task.out + token * task.out_stride + head * task.dim);
+  }
+
+  void recur(Hand& hand, const Delta& delta) {
+    multiply(hand, delta.projections, scratch_.normed, scratch_.projected);
+    multiply(hand, delta.rates, scratch_.normed, scratch_.rates);
+    DeltaPass(delta, spans_, scratch_.projected, scratch_.rates, scratch_.attended).run(hand);
+  }
+
+  Task task(const Layer& layer, const Piece& piece, int64_t shared) const {
     const Span& span = piece.span;
     const int64_t heads = model_.heads / model_.shared_heads, dim = model_.head_dim, token = span.first + piece.first;
-    const float* keys = span.keys + depth * span.layer_stride + shared * span.head_stride;
+    const float* keys = span.keys + layer.cache * span.layer_stride + shared * span.head_stride;
     Task task{};
     task.keys = keys, task.values = keys + span.values;
-    task.queries = scratch_.projected + token * width() + shared * heads * dim;
+    task.queries = scratch_.projected + token * width() + shared * heads * query_stride();
     task.out = scratch_.attended + (token * model_.heads + shared * heads) * dim;
-    task.stride = width(), task.out_stride = model_.heads * dim;
+    task.head_stride = query_stride(), task.stride = width(), task.out_stride = model_.heads * dim;
     task.dim = dim, task.heads = heads, task.tokens = piece.count;
     task.position = span.offset + piece.first, task.window = layer.window;
     task.sinks = layer.sinks ? layer.sinks + shared * heads : nullptr;
@@ -166,7 +189,9 @@ class Step {
 
   const std::vector<Layer> layers_;
   const std::vector<Mixture> mixtures_;
+  const std::vector<Delta> deltas_;
   const std::vector<Rotary> rotaries_;
+  const std::vector<Span> spans_;
   const Model model_;
   const Batch batch_;
   const Scratch scratch_;

@@ -27,6 +27,9 @@ OWN_PLANS = {
     "olmo2": "gathers",
     "olmo3": "gathers",
     "phi3": "gathers",
+    "qwen3_5_moe_text": "gathers",
+    "qwen3_5_text": "gathers",
+    "qwen3_next": "gathers",
 }
 """Types of which transformers has no plan, or one that gathers outputs which Furrow keeps split."""
 
@@ -168,6 +171,18 @@ def neighbours(model: Any) -> bool:
     return turned.tolist() == [-1.0, 0.0, -3.0, 2.0]
 
 
+def recurrent(model: Any) -> bool:
+    """Recurrent layers beside attention, two value heads to a key head."""
+    layers = model.base_model.layers
+    deltas = [layer.linear_attn for layer in layers if hasattr(layer, "linear_attn")]
+    gated = [layer.self_attn for layer in layers if hasattr(layer, "self_attn")]
+    return (
+        [(one.num_k_heads, one.num_v_heads, one.conv_kernel_size) for one in deltas] == [(2, 4, 4)] * 2
+        and [one.q_proj.out_features for one in gated] == [2 * 64]
+        and set(model.config.layer_types) == {"linear_attention", "full_attention"}
+    )
+
+
 PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "apertus": [config("hidden_act", "xielu"), norm_over(16), part("mlp.act_fn.alpha_p")],
     "arcee": [config("hidden_act", "relu2"), biased("mlp.up_proj")],
@@ -209,7 +224,13 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "qwen2": [tied, biased("self_attn.q_proj")],
     "qwen2_moe": [part("mlp.experts"), part("mlp.shared_expert"), part("mlp.gate_proj"), biased("self_attn.q_proj")],
     "qwen3": [tied, norm_over(16)],
+    "qwen3_5_moe_text": [recurrent, partly_rotated, part("mlp.experts"), part("mlp.shared_expert")],
+    "qwen3_5_text": [recurrent, partly_rotated, part("mlp.gate_proj"), part("linear_attn.in_proj_z")],
     "qwen3_moe": [part("mlp.experts"), part("mlp.gate_proj"), norm_over(16)],
+    "qwen3_next": [
+        *(recurrent, partly_rotated, part("mlp.experts"), part("mlp.shared_expert"), part("mlp.gate_proj")),
+        part("linear_attn.in_proj_qkvz"),
+    ],
     "seed_oss": [biased("self_attn.q_proj"), biased("self_attn.o_proj"), biased("mlp.up_proj")],
     "smollm3": [config("no_rope_layers", [1, 0, 1])],
     "starcoder2": [sliding, biased("self_attn.q_proj"), biased("mlp.c_fc")],

@@ -76,7 +76,7 @@ def test_it_says_what_torch_says(
 
 
 @pytest.mark.parametrize("quant", list(NEAR))
-@pytest.mark.parametrize("family", ["gemma3_text", "mistral", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["gemma3_text", "mistral", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next"])
 def test_a_sequence_has_the_same_bits_in_any_company(
     family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_sequence_has_the_same_bits_in_any_company(
     assert torch.equal(rest, alone[-1])
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "qwen3_next"])
 def test_threads_share_a_step_without_changing_it(
     family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,15 @@ def test_other_families_are_left_to_torch(family: str, checkpoint: Checkpoint) -
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("family", "quant"),
-    [("qwen3", None), ("qwen3", "int8"), ("gemma3_text", None), ("mixtral", None), ("qwen3_moe", "int8")],
+    [
+        ("qwen3", None),
+        ("qwen3", "int8"),
+        ("gemma3_text", None),
+        ("mixtral", None),
+        ("qwen3_moe", "int8"),
+        ("qwen3_5_text", "f16"),
+        ("qwen3_next", None),
+    ],
 )
 def test_two_ranks_step_together(family: str, quant: str | None, checkpoint: Checkpoint, ranks: RankGroup) -> None:
     """Two ranks that sum inside of their steps answer as one does, after as many exchanges on each."""

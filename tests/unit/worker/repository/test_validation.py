@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from control.errors import ModelFilesError, UnsupportedArchitecture
+from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from worker.repository import validation
 
 LLAMA: dict[str, Any] = {
@@ -35,7 +35,7 @@ def test_what_divides_is_accepted(tp: int) -> None:
         ({"model_type": "gpt9"}, 1, "Model type 'gpt9' is not supported. Supported model types: .*qwen3_moe"),
         ({"model_type": "bert"}, 1, "Model type 'bert' is not supported: it is no decoder"),
         ({"model_type": "deepseek_v3"}, 1, "'deepseek_v3' is not supported: its attention keeps compressed .*MLA"),
-        ({"model_type": "qwen3_next"}, 1, "'qwen3_next' is not supported: its layers keep a recurrent state"),
+        ({"model_type": "jamba"}, 1, "'jamba' is not supported: its layers keep a recurrent state"),
         ({"model_type": "llama4_text"}, 1, "'llama4_text' is not supported: its attention ends at the borders"),
         ({"model_type": "gemma3n_text"}, 1, "'gemma3n_text' is not supported: its layers predict and correct"),
         ({"model_type": "glm_v", "vision_config": {}}, 1, "'glm_v' is not supported: of the types with images only"),
@@ -58,6 +58,53 @@ def test_an_unservable_model_is_refused_by_type_or_number(changes: dict[str, Any
     """Each refusal names the type or the number, and the remedy where there is one."""
     with pytest.raises(UnsupportedArchitecture, match=message):
         validation.check(LLAMA | changes, tp)
+
+
+RECURRENT = LLAMA | {"model_type": "qwen3_5_text", "num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "kind", "message"),
+    [
+        (
+            {"linear_num_key_heads": 3, "linear_num_value_heads": 6},
+            2,
+            UnsupportedArchitecture,
+            "3 key heads of .*--tp 1, 3",
+        ),
+        ({"linear_num_value_heads": 24}, 1, UnsupportedArchitecture, "24 value heads .* can't share 16 key heads"),
+        ({"layer_types": ["linear_attention"] * 4}, 1, UnsupportedArchitecture, "no layer of type full_attention"),
+        ({"layer_types": ["sliding_attention"] * 4}, 1, UnsupportedArchitecture, "'sliding_attention' in layer_types"),
+        ({"layer_types": ["full_attention"]}, 1, ModelFilesError, "a list of num_hidden_layers = 4 kinds"),
+        ({"linear_conv_kernel_dim": 1}, 1, ModelFilesError, "linear_conv_kernel_dim = 1; at least 2"),
+        ({"linear_key_head_dim": -1}, 1, ModelFilesError, "linear_key_head_dim = -1"),
+        ({"full_attention_interval": "4"}, 1, ModelFilesError, "full_attention_interval = 4; a whole number"),
+        ({"hidden_act": "gelu"}, 1, UnsupportedArchitecture, "hidden_act = 'gelu'"),
+    ],
+)
+def test_recurrent_layers_that_can_not_be_served(
+    changes: dict[str, Any], tp: int, kind: type[Exception], message: str
+) -> None:
+    """Heads that ranks can't divide, layers of another kind and sizes that are none are refused by name."""
+    validation.check(RECURRENT, 2)
+    with pytest.raises(kind, match=message):
+        validation.check(RECURRENT | changes, tp)
+
+
+def test_recurrent_layers_on_a_gpu() -> None:
+    """They are refused with the remedy; models of attention are not."""
+    validation.check_devices(LLAMA, ["cuda:0"])
+    validation.check_devices(RECURRENT, ["cpu", "cpu:1"])
+    with pytest.raises(SettingsError, match=r"'qwen3_5_text' has recurrent .* not on cuda:0\. Use --devices cpu"):
+        validation.check_devices(RECURRENT, ["cuda:0"])
+
+
+def test_the_layers_of_a_configuration_without_their_kinds() -> None:
+    """Every fourth layer attends, or one in as many as full_attention_interval says."""
+    found = validation.recurrence(RECURRENT)
+    assert found is not None and found.kinds == ("linear_attention",) * 3 + ("full_attention",)
+    found = validation.recurrence(RECURRENT | {"full_attention_interval": 2})
+    assert found is not None and found.kinds == ("linear_attention", "full_attention") * 2
 
 
 @pytest.mark.parametrize("value", [None, 0, "4", 2.0, True])

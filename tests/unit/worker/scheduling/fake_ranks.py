@@ -32,9 +32,9 @@ def alone(prompt: list[int], max_tokens: int) -> list[int]:
 class FakeRanks:
     """Executes plans as a rank reads a GenerateStep, and refuses what a rank could not do."""
 
-    def __init__(self, kv_tokens: int, token_budget: int) -> None:
+    def __init__(self, kv_tokens: int, token_budget: int, state_tokens: int = 0) -> None:
         self.kv: dict[int, list[int]] = {}
-        self.kv_tokens, self.token_budget = kv_tokens, token_budget
+        self.kv_tokens, self.token_budget, self.state_tokens = kv_tokens, token_budget, state_tokens
         self._broadcast: dict[int, int] = {}
         """Tokens sampled in the last step."""
         self._ever: set[int] = set()
@@ -76,7 +76,8 @@ class FakeRanks:
             sampled += [row.sid] if row.sample else []
         fed = len(continuing) + plan.prompt_tokens
         assert 0 < fed <= self.token_budget
-        assert sum(map(len, self.kv.values())) <= self.kv_tokens, "KV memory is overrun"
+        used = sum(map(len, self.kv.values())) + self.state_tokens * len(self.kv)
+        assert used <= self.kv_tokens, "KV memory is overrun"
         assert sampled == plan.sampled
         self._broadcast = {sid: next_token(self.kv[sid]) for sid in sampled}
         return dict(self._broadcast)
@@ -93,6 +94,7 @@ class Simulation:
         max_sequences: int,
         block_tokens: int = 1,
         prefix_tokens: int | None = None,
+        state_tokens: int = 0,
     ) -> None:
         self.scheduler = Scheduler(
             kv_tokens=kv_tokens,
@@ -100,8 +102,9 @@ class Simulation:
             max_sequences=max_sequences,
             block_tokens=block_tokens,
             prefix_tokens=prefix_tokens,
+            state_tokens=state_tokens,
         )
-        self.ranks = FakeRanks(kv_tokens, token_budget)
+        self.ranks = FakeRanks(kv_tokens, token_budget, state_tokens)
         self.finisher = Finisher(lambda tokens: "".join(chr(97 + token) for token in tokens))
         self.max_sequences = max_sequences
         self.live: list[Sequence] = []

@@ -21,6 +21,7 @@ farms = st.fixed_dictionaries(
         "max_sequences": st.integers(1, 8),
         "block_tokens": st.sampled_from([1, 1, 4]),
         "prefix_tokens": st.sampled_from([None, 1, 2, 5]),
+        "state_tokens": st.sampled_from([0, 0, 4]),
     }
 )
 

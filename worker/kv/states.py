@@ -1,0 +1,77 @@
+"""Recurrent states by sequence: of a layer whose attention is linear only the end of a sequence is kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from worker.kv.base import CacheLayout, Extent, StateLayout
+from worker.native.zeros import zeros
+
+
+class State:
+    """The state of one sequence in all recurrent layers, one piece of memory; overwritten by each step."""
+
+    def __init__(self, layout: StateLayout, memory: Tensor) -> None:
+        self._layout, self.memory = layout, memory
+
+    def window(self, layer: int) -> Tensor:
+        """The last inputs of the convolution of the recurrent layer `layer`: (window, channels)."""
+        layout, start = self._layout, layer * self._layout.layer_numbers
+        return self.memory[start : start + layout.convolution].view(layout.window, layout.channels)
+
+    def matrices(self, layer: int) -> Tensor:
+        """The matrices of the recurrent layer `layer`: (heads, key dim, value dim)."""
+        layout, stop = self._layout, (layer + 1) * self._layout.layer_numbers
+        matrices = self.memory[stop - layout.layer_numbers + layout.convolution : stop]
+        return matrices.view(layout.heads, layout.key_dim, layout.value_dim)
+
+
+class States:
+    """The states of all sequences of a store. Their number is bounded by the store's capacity, of which each takes
+    `state_tokens`. Memory of states that were dropped is used again."""
+
+    def __init__(self, layout: CacheLayout) -> None:
+        assert layout.state is not None
+        self._layout, self._shape = layout, layout.state
+        self._states: dict[int, State] = {}
+        self._unused: list[State] = []
+        self._begun: set[int] = set()
+        """Sequences of a step that is not committed: their states may have taken its tokens."""
+
+    def begin(self, extent: Extent) -> State:
+        """The state of a sequence for a step, zeros at its first position. Raises RuntimeError after a step that failed
+        in the middle: a state can't be rewound."""
+        sid = extent.sid
+        if extent.offset == 0:
+            state = self._states.get(sid) or self._take()
+            state.memory.zero_()
+            self._states[sid] = state
+        elif sid in self._begun:
+            raise RuntimeError(f"the recurrent state of sequence {sid} was lost in a step that failed")
+        self._begun.add(sid)
+        return self._states[sid]
+
+    def commit(self, sid: int) -> None:
+        """The step is done."""
+        self._begun.discard(sid)
+
+    def drop(self, sid: int) -> None:
+        """Forget a state; an unknown one is no error."""
+        self._begun.discard(sid)
+        if (state := self._states.pop(sid, None)) is not None:
+            self._unused.append(state)
+
+    def clear(self) -> None:
+        """Forget every state, and give the memory back."""
+        self._states.clear()
+        self._unused.clear()
+        self._begun.clear()
+
+    def _take(self) -> State:
+        if self._unused:
+            return self._unused.pop()
+        kind, device = self._layout.state_dtype, self._layout.device
+        if device.type == "cpu":
+            return State(self._shape, zeros(self._shape.numbers, kind))
+        return State(self._shape, torch.zeros(self._shape.numbers, dtype=kind, device=device))

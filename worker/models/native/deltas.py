@@ -1,0 +1,92 @@
+"""Recurrent layers as the compiled step reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from worker.kv.base import StateLayout
+from worker.layers.linear import NativeLinear
+from worker.layers.parallel import RowParallelLinear
+from worker.models.native.unsupported import NotNative, require
+from worker.models.recurrent.gated_delta import GatedDelta
+from worker.native.library import Delta, Layer, Linear, Norm, Place
+
+WHOLE_VECTORS = 16
+"""The widths of keys and values must be multiples of this many numbers."""
+
+
+def is_recurrent(layer: Any) -> bool:
+    """True for a layer that has a recurrence instead of attention."""
+    return hasattr(layer, "linear_attn")
+
+
+class Deltas:
+    """The recurrent layers of a model, in order. `structs` is for C++; keeps alive what they point to."""
+
+    def __init__(self, layout: StateLayout | None) -> None:
+        self._layout = layout
+        self.structs = (Delta * 0)()
+        self._kept: list[GatedDelta] = []
+
+    def add(self, to: Layer, module: Any) -> None:
+        """Make `to` a layer with the recurrence `module`. Raises NotNative."""
+        if not isinstance(module, GatedDelta) or self._layout is None:
+            raise NotNative(f"its {type(module).__name__} is torch's")
+        widths = module.key_dim, module.value_dim
+        require(all(width % WHOLE_VECTORS == 0 for width in widths), f"its recurrent heads are {widths} wide")
+        to.delta, to.attention_out = len(self.structs), _output(module.projections.out_proj)
+        self._kept.append(module)
+        self.structs = (Delta * (to.delta + 1))(*self.structs, _struct(module, self._layout))
+
+
+def _struct(module: GatedDelta, layout: StateLayout) -> Delta:
+    of = module.projections
+    projections = of.in_proj_qkvz if module.by_head else getattr(of, "in_proj_qkv_in_proj_z", None)
+    rates = of.in_proj_ba if module.by_head else getattr(of, "in_proj_b_in_proj_a", None)
+    return Delta(
+        projections=_linear(projections),
+        rates=_linear(rates),
+        **_places(module),
+        filter=module.filter.data_ptr(),
+        decay=module.decay.data_ptr(),
+        decay_bias=module.decay_bias.data_ptr(),
+        norm=Norm(module.norm_weight.data_ptr(), module.eps),
+        key_heads=module.key_heads,
+        value_heads=module.value_heads,
+        key_dim=module.key_dim,
+        value_dim=module.value_dim,
+        taps=layout.window + 1,
+        state=module.layer * layout.layer_numbers,
+    )
+
+
+def _places(module: GatedDelta) -> dict[str, Place]:
+    """Where the outputs of the projections lie: by key head, or those of all heads together."""
+    group = module.group
+    widths = [module.key_dim, module.key_dim, group * module.value_dim, group * module.value_dim]
+    heads = 1 if module.by_head else module.key_heads
+    starts = [heads * sum(widths[:part]) for part in range(4)]
+    steps = [sum(widths)] * 4 if module.by_head else widths
+    query, key, value, gate = (Place(start, step) for start, step in zip(starts, steps, strict=True))
+    step = 2 * group if module.by_head else group
+    return {
+        "query": query,
+        "key": key,
+        "value": value,
+        "gate": gate,
+        "learning": Place(0, step),
+        "keeping": Place(heads * group, step),
+    }
+
+
+def _output(linear: nn.Module) -> Linear:
+    return _linear(linear.partial if isinstance(linear, RowParallelLinear) else linear)
+
+
+def _linear(module: Any) -> Linear:
+    linear = getattr(module, "linear", module)  # of layers that share their input
+    if not isinstance(linear, NativeLinear):
+        raise NotNative(f"its {type(linear).__name__} is torch's")
+    return linear.struct

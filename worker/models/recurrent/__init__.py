@@ -1,0 +1,1 @@
+"""Recurrent layers of models that mix them with attention: gated delta rule in torch."""
