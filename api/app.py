@@ -36,6 +36,7 @@ async def docs() -> Redirect:
 
 ROUTES = [
     *(completions.create_chat_completion, completions.create_completion, embeddings.create_embedding),
+    *(embeddings.rerank, embeddings.score),
     completions.fill_gap,
     *(responses.create_response, responses.compact_response, responses.count_input_tokens),
     *(responses.retrieve_response, responses.delete_response, responses.cancel_response, responses.list_input_items),

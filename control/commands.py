@@ -61,7 +61,8 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `sample` says whether the row's last position is sampled (the last chunk of a prefill). `scored` are the positions
     [start, stop) of the row, beside that one, whose logits are computed, in windows of equal size on every rank.
     `guesses` of its last tokens have not been sampled: the position before each is sampled too, and only guesses that
-    equal what was sampled before them are cached.
+    equal what was sampled before them are cached. `second` is the position at which the second text of a pair begins, 0
+    for a single text.
     """
 
     sid: int
@@ -70,6 +71,7 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sample: bool
     scored: tuple[int, int] | None = None
     guesses: int = 0
+    second: int = 0
 
 
 class BatchChange(msgspec.Struct, omit_defaults=True):

@@ -73,6 +73,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning: ReasoningBudget | None = None
     lookup: int | None = None
     """Most guesses of a step, where the model has more; they change no token."""
+    dimensions: int | None = None
+    """Of a vector: so many of its first numbers, at length 1 again. None: all."""
+
+
+class Input(msgspec.Struct, frozen=True, array_like=True):
+    """One input of a model that gives vectors or scores: its number of tokens, and where its second text begins.
+    `second` is 0 for a single text."""
+
+    tokens: int
+    second: int = 0
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +92,16 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     cache_salt: str = ""
     """Its prefixes are shared only among requests with the same salt."""
+    inputs: list[Input] = []
+    """The inputs of vectors or scores, one for each choice, which lie one after the other in `prompt`. Empty: every
+    choice continues the whole prompt."""
+
+    def prompt_of(self, choice: int) -> list[int]:
+        """The tokens of a choice's prompt."""
+        if not self.inputs:
+            return self.prompt
+        begin = sum(one.tokens for one in self.inputs[:choice])
+        return self.prompt[begin : begin + self.inputs[choice].tokens]
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -118,6 +138,8 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: TokenLogprobs | None = None
     cached: int | None = None
     prompt: list[PromptToken] | None = None
+    vector: bytes | None = None
+    """The result of a choice that is an input: little-endian float32 numbers, in JSON as base64."""
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -175,6 +197,31 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     at_once: bool = False  # with the tombstone: another host has these ranks, so nothing is finished first
 
 
+ModelKind = Literal["generate", "embed", "score"]
+"""The results of a model: text, a vector of each input, or a score of each pair of texts."""
+
+
+class PoolingAssets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an API process needs of a model that gives vectors or scores."""
+
+    kind: ModelKind
+    dimensions: int
+    """Numbers of a vector; 1 for a score."""
+    lower: bool = False
+    """True if texts are put into lower case before they are tokenised."""
+    types: bool = False
+    """True if the model tells the two texts of a pair apart."""
+    prompts: dict[str, str] = {}
+    """Texts to put before an input, by name."""
+    default_prompt: str = ""
+    """The name of the one that is used where a request names none; empty: none."""
+    pair: str = ""
+    """The form of a pair of texts for a causal model, with {query}, {document} and {instruction}. Empty: the
+    tokenizer's own pairs."""
+    instruction: str = ""
+    """The default of {instruction}."""
+
+
 class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a model that an API process needs, so that it reads no model files."""
 
@@ -189,6 +236,12 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of KV memory on the tightest rank: a longer request can never fit."""
     created: int
     """Unix seconds at which the model was loaded first."""
+    pooling: PoolingAssets | None = None
+    """How inputs of a model are prepared that gives vectors or scores; None for one that generates text."""
+
+    @property
+    def kind(self) -> ModelKind:
+        return "generate" if self.pooling is None else self.pooling.kind
 
 
 _encoder = msgspec.json.Encoder()

@@ -7,16 +7,34 @@ import re
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 _PREFIXES = re.compile(r"^(?:/v1)+(?=/)")
-_WITH = frozenset(("chat", "completions", "embeddings", "messages", "models", "requests", "responses", "usage"))
+_WITH = frozenset(
+    ("chat", "completions", "embeddings", "messages", "models", "requests", "rerank", "responses", "usage")
+)
 """First parts of the paths under `/v1`."""
 _WITHOUT = frozenset(
-    ("detokenize", "health", "infill", "load", "metrics", "ping", "ready", "tokenize", "tokenizer_info", "version")
+    (
+        "detokenize",
+        "health",
+        "infill",
+        "load",
+        "metrics",
+        "ping",
+        "ready",
+        "score",
+        "tokenize",
+        "tokenizer_info",
+        "version",
+    )
 )
 """Paths beside `/v1`."""
+_COHERE = "/v2/rerank"
+"""The path of newer Cohere clients."""
 
 
 def canonical(path: str) -> str:
     """The path of the route that is meant; other paths as they are. A prefix that comes twice counts once."""
+    if path == _COHERE:
+        return "/v1/rerank"
     rest = _PREFIXES.sub("", path)
     first = rest[1:].partition("/")[0]
     if first in _WITH:

@@ -14,7 +14,7 @@ from api.settings import ApiSettings
 from control import requests
 from control.clock import now_ms
 from control.errors import FurrowError
-from control.messages import GenerationRequest, Sampling
+from control.messages import GenerationRequest, Input, Sampling
 from control.redis.batches import Batches
 
 PROVED_FOR_S = 5.0
@@ -59,7 +59,8 @@ class Canary:
             while (left := deadline - time.monotonic()) > 0:
                 feeds.wake.clear()
                 if entries := feed.take():
-                    return None if entries[0].token is not None else f"a trial token failed: {entries[0].cause}"
+                    made = entries[0].token is not None or entries[0].vector is not None
+                    return None if made else f"a trial token failed: {entries[0].cause}"
                 if feed.error is not None:
                     return f"a trial token failed: {feed.error}"
                 await feeds.wait(left)
@@ -73,10 +74,15 @@ class Canary:
     def _request(self, served: ServedModel, rid: str) -> requests.Enqueue:
         vocabulary = served.vocabulary
         prompt = [vocabulary.bos if vocabulary.bos is not None else 0]
+        generates = served.assets.kind == "generate"
         return requests.Enqueue(
             rid=rid,
             model=served.name,
-            params=GenerationRequest(prompt=prompt, sampling=Sampling(max_tokens=1, temperature=0.0, seed="0")),
+            params=GenerationRequest(
+                prompt=prompt,
+                sampling=Sampling(max_tokens=int(generates), temperature=0.0, seed="0"),
+                inputs=[] if generates else [Input(len(prompt))],
+            ),
             tenant=TENANT,
             priority="high",
             deadline_ms=round(PATIENCE_S * 1000),

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from api.access.headers import anthropic_ratelimit_headers, ratelimit_headers
+from api.access.headers import anthropic_ratelimit_headers
 from api.asgi.off_loop import off_loop
 from api.chat.conversation import chat_prompt
 from api.chat.echo import prompt_text
-from api.errors.request_ids import member_rid
 from api.generation.admission import admit
 from api.generation.caller import Caller
 from api.generation.constraints import bad_words, gap_marks, prompts_with_gap, reasoning_budget
+from api.generation.prepared import Prepared, deadline_ms, on_disconnect_policy
 from api.models.grammar import GrammarChecks
 from api.models.models import ServedModel
 from api.schemas.chat import ChatRequest
@@ -27,12 +26,9 @@ from api.schemas.infill import Filling
 from api.schemas.naming import Names, naming
 from api.schemas.structured import Asked, grammar_of
 from api.schemas.view import Endpoint, View
-from api.settings import ApiSettings
 from control.access import Allowance
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest
-from control.requests import Enqueue
-from control.requests.bounds import LONGEST_S, RANGES, shown
 
 _PART_BYTES = 256
 """The least that a part of a message counts for."""
@@ -41,63 +37,23 @@ _SURELY_CHARACTERS = 8
 _PROMPT_SCORES = 262_144
 """Ids or log probabilities of prompts that one answer may bring: they travel through Redis and are in it whole."""
 
-_SHOWN_CHARACTERS = 80
-
 Body = ChatRequest | CompletionRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedRequest:
+@dataclass(frozen=True, kw_only=True)
+class PreparedRequest(Prepared):
     """One client request, checked against its model: one member for chat, one per prompt for completions."""
 
     body: Body
-    caller: Caller
-    served: ServedModel
-    members: list[GenerationRequest]
     echo: list[str]
     """The text of each prompt, where it is shown again."""
     reading: Reading | None
-    deadline_ms: int
-    on_disconnect: str
-
-    @property
-    def priority(self) -> str:
-        return self.caller.identity.priority(self.body.priority)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(len(member.prompt) for member in self.members)
 
     def tell_allowance(self, allowance: Allowance) -> None:
-        """Put the key's remaining limits into the response's headers, in Anthropic's form too on its endpoint."""
-        headers = self.caller.headers
-        headers.update(ratelimit_headers(allowance))
+        """As for all requests, and in Anthropic's form too on its endpoint."""
+        super().tell_allowance(allowance)
         if isinstance(self.body, Converted) and self.body.endpoint == "messages":
-            headers.update(anthropic_ratelimit_headers(allowance, time.time()))
-
-    def enqueue(self, first: str, member: int, settings: ApiSettings) -> Enqueue:
-        """The enqueue of one member of the answer whose first request is `first`."""
-        key = self.caller.idempotency_key
-        return Enqueue(
-            rid=member_rid(first, member),
-            model=self.served.name,
-            params=self.members[member],
-            tenant=self.caller.tenant,
-            account=self.caller.identity.account,
-            hold=self.caller.rid if self.caller.identity.limited else "",
-            priority=self.priority,
-            deadline_ms=self.deadline_ms,
-            on_disconnect=self.on_disconnect,
-            api=settings.api_id,
-            idempotency_key=f"{key}#{member}" if key and member else key,
-            body_hash=self.caller.body_hash,
-            view=self.view(member).encode(),
-            received_ms=self.caller.request_log.received_ms,
-            max_queued_requests=settings.max_queued_requests,
-            max_queued_tokens=settings.max_queued_tokens,
-            # The class low is for work without a reader: it may wait for any time.
-            max_queue_wait_ms=0 if self.priority == "low" else round(1000 * settings.max_queue_wait),
-        )
+            self.caller.headers.update(anthropic_ratelimit_headers(allowance, time.time()))
 
     def view(self, member: int = 0) -> View:
         """How the answer is shown."""
@@ -143,8 +99,20 @@ async def prepare(
     body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks, *, strict: bool
 ) -> PreparedRequest:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
+    if served.assets.kind != "generate":
+        raise _no_text(served)
     with naming(_names(body)):
         return await _prepared(body, caller, served, grammars, strict)
+
+
+def _no_text(served: ServedModel) -> RequestError:
+    embeds = served.assets.kind == "embed"
+    gives, path = ("embeddings", "/v1/embeddings") if embeds else ("scores of pairs", "/v1/rerank or /score")
+    return RequestError(
+        f"The model '{served.name}' gives {gives} and generates no text. Send it to {path}, or use another model.",
+        param="model",
+        code="generation_not_supported",
+    )
 
 
 def _names(body: Body) -> Names:
@@ -177,6 +145,7 @@ async def _prepared(
         members=members,
         echo=await off_loop(size, _echo, body, served),
         reading=reading,
+        priority=caller.identity.priority(body.priority),
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
     )
@@ -255,46 +224,3 @@ async def count_tokens(body: Converted, served: ServedModel, size: int) -> int:
     with naming(body.names):
         [prompt] = await prompts_of(body, served, size)
     return len(prompt)
-
-
-def deadline_ms(body: Body) -> int:
-    """Milliseconds from now, 0 for none. Raises RequestError for both fields at once, or a moment that has passed."""
-    if body.timeout is not None and body.deadline is not None:
-        raise RequestError("'timeout' and 'deadline' are both set; send one of them.", param="deadline")
-    if body.timeout is not None:
-        return max(1, round(body.timeout * 1000))
-    if body.deadline is None:
-        return 0
-    left = body.deadline - time.time()
-    if left <= 0:
-        raise RequestError(
-            f"'deadline' ({body.deadline}) has passed; it is a moment in Unix seconds.", param="deadline"
-        )
-    if left > LONGEST_S:
-        raise RequestError(
-            f"'deadline' ({body.deadline}) is more than a day ({LONGEST_S} seconds) away; it is a moment in Unix "
-            "seconds, and a request lives for a day at most.",
-            param="deadline",
-        )
-    return max(1, round(left * 1000))
-
-
-def on_disconnect_policy(field: str | int | float | None, header: str | None) -> str:
-    """The policy as control takes it: cancel, continue, or whole seconds. The body's field goes before the header."""
-    value = header if field is None else field
-    if value is None:
-        return "cancel"
-    if value in ("cancel", "continue"):
-        return str(value)
-    try:
-        seconds = float(value)
-    except (ValueError, OverflowError):
-        seconds = math.nan
-    known = RANGES["on_disconnect"]
-    if not known.holds(seconds):
-        given = repr(value[:_SHOWN_CHARACTERS]) if isinstance(value, str) else shown(value)
-        raise RequestError(
-            f"Invalid value for 'on_disconnect': {given}; use 'cancel', 'continue' or a number of seconds {known}.",
-            param="on_disconnect",
-        )
-    return str(math.ceil(seconds))

@@ -11,12 +11,15 @@ from api.errors.request_ids import member_rid
 from api.follow.feeds import Feeds
 from api.generation.backpressure import Backpressure
 from api.generation.caller import Caller
-from api.generation.preparation import Body, PreparedRequest, prepare
+from api.generation.inputs.preparation import prepare_inputs
+from api.generation.preparation import Body, prepare
+from api.generation.prepared import Prepared
 from api.generation.session import Session
 from api.generation.sessions import Sessions
 from api.models.grammar import GrammarChecks
-from api.models.models import Models
+from api.models.models import Models, ServedModel
 from api.rendering.event_rendering import renderer_of
+from api.schemas.embeddings import InputsRequest
 from api.settings import ApiSettings
 from control import requests
 from control.errors import FurrowError, QueueFull, RedisUnavailable, RequestNotFound
@@ -40,7 +43,7 @@ class Submitter:
         self._grammars, self._limiter, self._settings = grammars, limiter, settings
         self._backpressure = Backpressure()
 
-    async def submit(self, body: Body, caller: Caller) -> Session:
+    async def submit(self, body: Body | InputsRequest, caller: Caller) -> Session:
         """Check, tokenise and enqueue; an Idempotency-Key that is known joins the request that runs.
 
         Raises RequestError and its kin, RateLimited, QueueFull, ModelUnavailable, RedisUnavailable.
@@ -51,7 +54,7 @@ class Submitter:
         queue = served.name, caller.tenant, caller.identity.priority(body.priority)
         if not caller.idempotency_key:  # with one it may join a request that is queued already
             self._backpressure.check(*queue)
-        prepared = await prepare(body, caller, served, self._grammars, strict=self._settings.strict)
+        prepared = await self._prepare(body, caller, served)
         caller.request_log.know(prompt_tokens=prepared.prompt_tokens)
         view = prepared.view()
         seal = await self._seals.sealer_for(view, caller.tenant)
@@ -76,7 +79,12 @@ class Submitter:
         renderer = renderer_of(feeds.rid, view, served.vocabulary, prepared.prompt_tokens, seal=seal)
         return self._sessions.open(feeds, renderer, caller)
 
-    async def _enqueue(self, prepared: PreparedRequest, feeds: Feeds) -> None:
+    async def _prepare(self, body: Body | InputsRequest, caller: Caller, served: ServedModel) -> Prepared:
+        if isinstance(body, InputsRequest):
+            return await prepare_inputs(body, caller, served)
+        return await prepare(body, caller, served, self._grammars, strict=self._settings.strict)
+
+    async def _enqueue(self, prepared: Prepared, feeds: Feeds) -> None:
         """Enqueue every member, and have its feed begin."""
         for member in range(len(prepared.members)):
             enqueue = prepared.enqueue(feeds.rid, member, self._settings)

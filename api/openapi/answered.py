@@ -18,6 +18,7 @@ from api.openapi.answers import (
     InfillPart,
     Readiness,
 )
+from api.openapi.input_answers import Embeddings, Reranked, Scores
 from api.openapi.message_answers import MESSAGE_EVENTS, CountedTokens, MessageAnswer, MessageError
 
 
@@ -45,7 +46,9 @@ ANSWERED: dict[str, Answered] = {
     "/v1/messages/count_tokens": Answered(CountedTokens, refusal=MessageError),
     "/v1/responses/compact": Answered(CompactedResponse),
     "/v1/requests/{rid}/events": Answered(None, _EVENTS),
-    "/v1/embeddings": Answered(),
+    "/v1/embeddings": Answered(Embeddings),
+    "/v1/rerank": Answered(Reranked),
+    "/score": Answered(Scores),
     "/health": Answered(Health),
     "/ping": Answered(Health),
     "/ready": Answered(Readiness, unready=Readiness),

@@ -19,6 +19,7 @@ from api.rendering.message_events import MessageEventBuilder
 from api.rendering.output_items import Seal
 from api.rendering.rendering import StreamRenderer
 from api.rendering.response_events import ResponseEventBuilder
+from api.rendering.vectors import VectorRenderer
 from api.schemas.view import Cursor, View
 from control.messages import LogEntry
 
@@ -125,6 +126,8 @@ def renderer_of(
     """The renderer of the endpoint that the request came to; `seal` is that of `Seals.sealer_for`."""
     if view.endpoint in ("responses", "messages"):
         return EventRenderer(rid, view, vocabulary, prompt_tokens, resume, seal)
+    if view.endpoint in ("embeddings", "rerank", "score"):
+        return VectorRenderer(rid, view, vocabulary, prompt_tokens)
     if view.endpoint == "infill":
         return InfillRenderer(rid, view, vocabulary, prompt_tokens, resume)
     return StreamRenderer(rid, view, vocabulary, prompt_tokens, resume)

@@ -105,6 +105,11 @@ class StreamRenderer:
         """The body of an answer that is not streamed: one piece per choice."""
         return self._writer.whole(pieces, self.usage)
 
+    @property
+    def body_bytes(self) -> int:
+        """About the size of what `whole` reads, where it is large."""
+        return 0
+
     def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
         """Add entries to an answer that is not streamed; `pieces` has one element per choice over all members."""
         for entry in entries:

@@ -1,29 +1,36 @@
-"""POST /v1/embeddings: a refusal, since the served models generate text."""
+"""POST /v1/embeddings, /v1/rerank and /score."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any
 
-from litestar import post
+from litestar import Response, post
 
 from api.openapi.openapi import taking
-from api.routes.generation import Http, authenticate, process_of, text_of
-from api.schemas.client_warnings import Warnings
-from api.schemas.decoding import decode_request
-from api.schemas.embeddings import EmbeddingRequest
-from control.errors import RequestError
+from api.routes.generation import Http, generate
+from api.schemas.embeddings import (
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    parse_embedding,
+    parse_rerank,
+    parse_score,
+)
 
 
 @post("/v1/embeddings", status_code=200, operation_class=taking(EmbeddingRequest, open_ended=True))
-async def create_embedding(request: Http) -> NoReturn:
-    """Always 400: the served models generate text and have no embeddings."""
-    authenticate(request)
-    process = process_of(request)
-    async with text_of(request) as body:
-        asked = decode_request(body, EmbeddingRequest, Warnings())
-    served = await process.models.resolve(asked.model)
-    raise RequestError(
-        f"The model '{served.name}' generates text and gives no embeddings. Use a server for embedding models.",
-        param="model",
-        code="embeddings_not_supported",
-    )
+async def create_embedding(request: Http) -> Response[Any]:
+    """A vector of each text or list of token ids, from an embedding model."""
+    return await generate(request, parse_embedding)
+
+
+@post("/v1/rerank", status_code=200, operation_class=taking(RerankRequest, open_ended=True))
+async def rerank(request: Http) -> Response[Any]:
+    """Documents in the order of their relevance to a query, in Cohere's and Jina's form."""
+    return await generate(request, parse_rerank)
+
+
+@post("/score", status_code=200, operation_class=taking(ScoreRequest, open_ended=True))
+async def score(request: Http) -> Response[Any]:
+    """A score of each pair of texts, in vLLM's form."""
+    return await generate(request, parse_score)

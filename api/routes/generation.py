@@ -26,6 +26,7 @@ from api.models.models import ServedModel
 from api.observability.request_log import RequestLog
 from api.process import Process
 from api.schemas.client_warnings import Warnings
+from api.schemas.embeddings import InputsRequest
 from api.schemas.view import parse_cursor
 from control.errors import FurrowError, RequestError
 
@@ -116,14 +117,14 @@ Accepted = Callable[[Session], Awaitable[Response[Any] | None]]
 class Asked:
     """A parsed body. `accepted` is called once the request is queued; a response that it returns is sent at once."""
 
-    body: Body
+    body: Body | InputsRequest
     accepted: Accepted | None = None
 
 
 Read = Callable[[bytes, Caller], Awaitable[Asked]]
 
 
-async def generate(request: Http, parse: Callable[[bytes, Warnings], Body]) -> Response[Any]:
+async def generate(request: Http, parse: Callable[[bytes, Warnings], Body | InputsRequest]) -> Response[Any]:
     """Serve one POST whose body is the whole request."""
 
     async def read(body: bytes, caller: Caller) -> Asked:
@@ -213,7 +214,7 @@ async def _whole(request: Http, session: Session) -> Response[Any]:
         session.release(status=200, delivered=True)
 
     return Response(
-        session.renderer.whole(pieces),
+        await off_loop(session.renderer.body_bytes, session.renderer.whole, pieces),
         status_code=200,
         media_type="application/json",
         headers={"x-request-id": session.rid},

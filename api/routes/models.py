@@ -50,6 +50,9 @@ def _card(request: Http, name: str) -> ModelCard:
         max_model_len=context,
         max_input_tokens=context,
     )
+    if assets is not None:
+        card.kind = assets.kind
+        card.dimensions = assets.pooling.dimensions if assets.pooling is not None and assets.kind == "embed" else None
     if overview is not None:
         card.state, card.detail, card.revision = overview.state, overview.detail or None, overview.revision
         card.replicas, card.rolled_out = overview.wanted, overview.rolled_out

@@ -1,4 +1,4 @@
-"""The body of POST /v1/embeddings, as the SDKs send it."""
+"""The bodies of POST /v1/embeddings, /v1/rerank and /score, as SDKs and neighbours' clients send them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,143 @@ from typing import Literal
 
 import msgspec
 
+from api.schemas.bounds import MAX_LABEL, MAX_MODEL_NAME
+from api.schemas.client_warnings import Warnings
+from api.schemas.decoding import decode_request
+from control.errors import RequestError
+from control.requests.bounds import RANGES, shown
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's fields."""
+MAX_INPUTS = 2_048
+"""OpenAI's bound: texts of one request."""
+
+EncodingFormat = Literal["float", "base64"]
+
+
+class InputFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of all requests for vectors and scores. None always means: not given."""
+
+    model: str | None = None
+    user: str | None = None
+    # Furrow's own.
+    priority: Literal["high", "normal", "low"] | None = None
+    on_disconnect: str | int | float | None = None
+    timeout: float | None = None
+    deadline: float | None = None
+
+    @property
+    def stream(self) -> bool:
+        return False
+
+
+class EmbeddingRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's fields. `prompt_name` is sentence-transformers': the text that is put before each input."""
 
     input: str | list[str | int | list[int]]
-    model: str | None = None
     dimensions: int | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    user: str | None = None
+    encoding_format: EncodingFormat | None = None
+    prompt_name: str | None = None
+
+    @property
+    def inputs(self) -> list[str | list[int]]:
+        """One entry per input. Raises RequestError for a list that is empty, or of mixed kinds."""
+        given = self.input
+        if isinstance(given, str):
+            return [given]
+        ids = [one for one in given if isinstance(one, int)]
+        if ids and len(ids) == len(given):
+            return [ids]
+        if ids or not given:
+            raise RequestError(
+                "'input' must be a text, a list of token ids, or a non-empty list of one of the two.", param="input"
+            )
+        return [one for one in given if not isinstance(one, int)]
+
+
+class Document(msgspec.Struct, kw_only=True):
+    """A document as Cohere's clients send it; other fields are ignored."""
+
+    text: str
+
+
+class RerankRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """Cohere's and Jina's fields."""
+
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        return [(self.query, text) for text in self.texts]
+
+
+class ScoreRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's fields: one text with each of a list, or two lists of equal length."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+    instruction: str | None = None
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Raises RequestError for lists that don't fit."""
+        first = [self.text_1] if isinstance(self.text_1, str) else self.text_1
+        second = [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        if len(first) == 1:
+            first = first * len(second)
+        if len(first) != len(second) or not first:
+            raise RequestError(
+                f"'text_1' has {len(first)} texts and 'text_2' {len(second)}; send one text and a list, or two lists "
+                "of equal length.",
+                param="text_2",
+            )
+        return list(zip(first, second, strict=True))
+
+
+InputsRequest = EmbeddingRequest | RerankRequest | ScoreRequest
+
+
+def parse_embedding(body: bytes, warnings: Warnings | None = None) -> EmbeddingRequest:
+    """Decode and check a body; raise RequestError naming the field at fault."""
+    request = decode_request(body, EmbeddingRequest, warnings)
+    _check(request, "input", len(request.inputs))
+    if request.dimensions is not None and request.dimensions < 1:
+        raise RequestError(f"'dimensions' is {request.dimensions}; send 1 or more.", param="dimensions")
+    return request
+
+
+def parse_rerank(body: bytes, warnings: Warnings | None = None) -> RerankRequest:
+    """As `parse_embedding`."""
+    request = decode_request(body, RerankRequest, warnings)
+    if not request.documents:
+        raise RequestError("'documents' is empty; send at least one.", param="documents")
+    _check(request, "documents", len(request.documents))
+    if request.top_n is not None and request.top_n < 1:
+        raise RequestError(f"'top_n' is {request.top_n}; send 1 or more.", param="top_n")
+    return request
+
+
+def parse_score(body: bytes, warnings: Warnings | None = None) -> ScoreRequest:
+    """As `parse_embedding`."""
+    request = decode_request(body, ScoreRequest, warnings)
+    _check(request, "text_2", len(request.pairs))
+    return request
+
+
+def _check(request: InputsRequest, name: str, count: int) -> None:
+    if count > MAX_INPUTS:
+        raise RequestError(f"'{name}' has {count} entries; at most {MAX_INPUTS} are served.", param=name)
+    for field, most in (("model", MAX_MODEL_NAME), ("user", MAX_LABEL)):
+        if len(getattr(request, field) or "") > most:
+            raise RequestError(f"'{field}' is longer than {most} characters.", param=field)
+    for field in ("timeout", "deadline"):
+        value = getattr(request, field)
+        if value is not None and not RANGES[field].holds(value):
+            text = f"Invalid value for '{field}': {shown(value)} must be {RANGES[field]}."
+            raise RequestError(text, param=field)

@@ -66,6 +66,10 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "furrow"
     max_model_len: int | None = None
     max_input_tokens: int | None = None
+    kind: str | None = None
+    """`generate`, `embed` or `score`, once the model was loaded."""
+    dimensions: int | None = None
+    """Numbers of an embedding."""
     state: str | None = None
     detail: str | None = None
     revision: int | None = None

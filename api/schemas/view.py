@@ -9,7 +9,7 @@ import msgspec
 from api.schemas.how import Reading
 from control.errors import RequestError
 
-Endpoint = Literal["chat", "completions", "infill", "responses", "messages"]
+Endpoint = Literal["chat", "completions", "infill", "responses", "messages", "embeddings", "rerank", "score"]
 
 
 class View(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -81,6 +81,9 @@ _ID_BEGINS: dict[Endpoint, str] = {
     "infill": "cmpl-",
     "responses": "resp_",
     "messages": "msg_",
+    "embeddings": "embd-",
+    "rerank": "rerank-",
+    "score": "score-",
 }
 
 

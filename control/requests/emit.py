@@ -16,6 +16,8 @@ CALL_COST = 400
 """Upper bound of one call, in the cost of an entry: about two milliseconds of the server's time."""
 _ROW_COST = 4
 _END_COST = 40
+_VECTOR_BYTES = 512
+"""Bytes of vectors that cost as much as an entry."""
 
 
 class Emission(msgspec.Struct, frozen=True):
@@ -51,8 +53,8 @@ class EmitResult:
 
 def encode_entry(entry: LogEntry) -> str:
     """An entry as JSON without its absent tail: most are `[seq,choice,token]`, and there is one per token."""
-    rest = entry.finish, entry.cause, entry.logprobs, entry.cached, entry.prompt
-    if rest == (None,) * 5 and entry.token is not None:
+    rest = entry.finish, entry.cause, entry.logprobs, entry.cached, entry.prompt, entry.vector
+    if rest == (None,) * 6 and entry.token is not None:
         return f"[{entry.seq},{entry.choice},{entry.token}]"
     text = encode(entry).decode()
     for _ in rest:
@@ -97,6 +99,7 @@ def _parts(rows: Sequence[Emission]) -> Iterator[list[Emission]]:
     part, cost = list[Emission](), 0
     for row in rows:
         own = len(row.entries) + (_ROW_COST if row.done is None else _END_COST)
+        own += sum(len(entry.vector) for entry in row.entries if entry.vector is not None) // _VECTOR_BYTES
         if part and cost + own > CALL_COST:
             yield part
             part, cost = [], 0

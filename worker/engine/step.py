@@ -112,7 +112,8 @@ class Engine:
         left, explicit = set(change.left), [row.sid for row in change.rows]
         rows = self._continuing(left.union(change.paused, change.kept, explicit))
         for given in change.rows:
-            row = Row(given.sid, given.tokens, given.offset, given.sample, self._check.scored(given), given.guesses)
+            places = self._check.scored(given)
+            row = Row(given.sid, given.tokens, given.offset, given.sample, places, given.guesses, given.second)
             self._check.row(row, begun.get(row.sid, None if row.sid in left else self.store.length(row.sid)))
             self._check.guesses(row, self.verifies_guesses)
             rows.append(row)

@@ -12,11 +12,15 @@ from worker.attention import gathered
 from worker.kernels.paging import PagedAttention
 from worker.kv import pages, slabs
 from worker.kv.base import CacheLayout, KVStore
+from worker.kv.whole import WholeLayout, WholeStore
 from worker.verdicts import switches
 
 log = structlog.get_logger()
 
 KERNEL_TYPES = {torch.float32, torch.bfloat16, torch.float16}
+
+WHOLE_TOKENS = 65_536
+"""Tokens of sequences without a cache that a leader holds at a time."""
 
 GPU_SHARE = 0.9
 """KV memory's part of the memory that is free after the weights; the rest allows for fragmentation."""
@@ -24,9 +28,11 @@ GPU_WORKSPACE = 2**30
 """Bytes kept for what a step computes meanwhile, sampling above all: 256 rows of logits with their noise in 64 bits."""
 
 
-def store_for(layout: CacheLayout, kv_tokens: int | None, max_context: int, ranks: int) -> KVStore:
+def store_for(layout: CacheLayout | WholeLayout, kv_tokens: int | None, max_context: int, ranks: int) -> KVStore:
     """A store of `kv_tokens`, or as many as this rank's part of the free memory holds; `ranks` share a host's memory.
     Raises ValueError if not one block fits."""
+    if isinstance(layout, WholeLayout):
+        return WholeStore(layout, kv_tokens or max(max_context, WHOLE_TOKENS))
     if layout.device.type != "cuda":
         free = psutil.virtual_memory().available // (2 * ranks)
         return slabs.SlabStore(layout, kv_tokens or slabs.tokens_that_fit(free, layout))

@@ -30,9 +30,12 @@ from worker.leader.requests.redis_exchange import LOOP, RedisExchange
 from worker.leader.requests.request_manager import RequestManager
 from worker.leader.serving import PEER_FAILED, STEP_FAILED, Serving
 from worker.repository.fingerprint import fingerprint
+from worker.repository.pooling.description import pooling_of
+from worker.repository.pooling.gate import is_whole
 from worker.repository.validation import ModelFiles
 from worker.sampling.grammars import Grammars
 from worker.sampling.step_sampler import StepSampler
+from worker.sampling.vectors import VectorSampler
 from worker.scheduling.finish import Finisher
 from worker.scheduling.prefixes import BLOCK_TOKENS
 from worker.scheduling.scheduler import Scheduler
@@ -77,7 +80,7 @@ class Leader:
         self._rank_worker, self._address, self._limits = rank_worker, address, limits or LeaderLimits()
         tokenizer = Tokenizer.from_str(assets.tokenizer_json)
         self._decode: Decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
-        self._grammars = Grammars(assets)
+        self._grammars, self._pooling = Grammars(assets), pooling_of(files.config)
         self._backoff = Backoff()
         self._chunk_size = ChunkSize()
         self._steps = 0
@@ -173,6 +176,7 @@ class Leader:
             prefix_tokens=BLOCK_TOKENS if shares_prefixes else None,
             lookup=self._spec.lookup if group.verifies_guesses else 0,
             state_tokens=store.state_tokens,
+            whole_prompts=self._pooling is not None and is_whole(self._files.config, self._pooling),
         )
         progress.kv = scheduler.kv_tokens
         exchange = RedisExchange(self._client, self._blocking, lease, heartbeat.check)
@@ -181,7 +185,7 @@ class Leader:
         counting = BackgroundCall[bool]("recount")
         serving = Serving(
             *(lease, group, scheduler, manager, exchange, progress, heartbeat.check, dead_replicas, self._chunk_size),
-            sampler=StepSampler(decode=self._decode),
+            sampler=StepSampler(decode=self._decode) if self._pooling is None else VectorSampler(),
         )
         try:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for

@@ -22,6 +22,7 @@ from worker.leader.requests.prompt_scores import score_targets
 from worker.leader.requests.redis_exchange import RedisExchange
 from worker.leader.requests.request_manager import RequestManager
 from worker.sampling.step_sampler import StepSampler
+from worker.sampling.vectors import VectorSampler
 from worker.scheduling.scheduler import Scheduler, StepPlan
 from worker.scheduling.sequence import Sequence
 from worker.tp_group.group import Group
@@ -74,7 +75,7 @@ class Serving:
         check: Callable[[], None],
         dead_replicas: DeadReplicas,
         chunk_size: ChunkSize | None = None,
-        sampler: StepSampler | None = None,
+        sampler: StepSampler | VectorSampler | None = None,
     ) -> None:
         """`chunk_size` knows the rate of earlier epochs."""
         self._lease, self._group, self._scheduler, self._manager = lease, group, scheduler, manager

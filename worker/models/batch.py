@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,8 @@ class Row:
     """Its positions whose logits are wanted too, to score the tokens that came after them."""
     guesses: int = 0
     """How many of its last tokens are guesses, which the logits before them confirm or not."""
+    second: int = 0
+    """The position at which the second text of a pair begins, 0 for a single text."""
 
     @property
     def extent(self) -> Extent:
@@ -50,6 +53,10 @@ class Batch:
     cache: CacheStep
     scored: Tensor | None = None
     """int64: indices into T of the positions that are scored; None where there are none."""
+    rows: Sequence[Row] = ()
+    """The rows that were flattened."""
+    types: Tensor | None = None
+    """(T,) int64: 1 for the tokens of the second text of a pair, else 0; None where there are none."""
 
 
 def flatten(rows: list[Row], cache: CacheStep, device: torch.device) -> Batch:
@@ -67,4 +74,17 @@ def flatten(rows: list[Row], cache: CacheStep, device: torch.device) -> Batch:
         # A tensor that is made on a device waits for what runs there.
         return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
-    return Batch(sent(tokens), sent(positions), sent(sampled), cache, sent(scored) if scored else None)
+    types = [
+        int(0 < row.second <= position)
+        for row in (rows if any(row.second for row in rows) else [])
+        for position in range(row.offset, row.offset + len(row.tokens))
+    ]
+    return Batch(
+        tokens=sent(tokens),
+        positions=sent(positions),
+        sampled=sent(sampled),
+        cache=cache,
+        scored=sent(scored) if scored else None,
+        rows=rows,
+        types=sent(types) if types else None,
+    )

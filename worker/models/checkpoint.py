@@ -21,6 +21,9 @@ from worker.repository.multimodal import text_name
 
 IN_LAYER = re.compile(r"\blayers\.(\d+)\..*\.(?:weight|bias)$")
 
+BARE = "embed_tokens.weight"
+"""The name of the embedding in a checkpoint of a model's body alone, as models for vectors have it: without `model.`"""
+
 Ranges = list[tuple[int, int]]
 """Half-open intervals along one dimension, in order."""
 
@@ -103,11 +106,17 @@ class Checkpoint:
         self._all_numbers = 0
 
     def __enter__(self) -> Checkpoint:
+        files = list[_File]()
         for path in self._files:
             try:
                 file = _File(path)
             except Exception as error:
                 raise ModelFilesError(f"{path} can't be read: {error}") from error
+            files.append(file)
+        if any(BARE in file.entries for file in files):
+            for file in files:
+                file.entries = {f"model.{name}": entry for name, entry in file.entries.items()}
+        for file in files:
             self._where.update(dict.fromkeys(file.entries, file))
         self._numbers = {name: prod(file.entries[name]["shape"]) for name, file in self._where.items()}
         self._all_numbers = sum(self._numbers.values())

@@ -21,6 +21,7 @@ from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
 from worker.formats.recurrence import LINEAR, Recurrence
 from worker.kv.base import CacheLayout, LayerCache
+from worker.kv.whole import WholeLayout
 from worker.layers import parallel
 from worker.layers.norms import fuse_norms
 from worker.layers.packing import Packing, packing
@@ -32,6 +33,7 @@ from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.unsupported import NotNative
 from worker.models.packed.cache import WeightCache
 from worker.models.packed.subject import subject_of
+from worker.models.pooled.loading import load_encoder, load_pooler, show_hidden_states
 from worker.models.quantizer import Quantizer
 from worker.models.recurrent import install
 from worker.models.safetensors.quantized import QuantizedCheckpoint
@@ -42,6 +44,8 @@ from worker.native.host import unavailable
 from worker.native.library import KindMissing
 from worker.repository import validation
 from worker.repository.files import ModelFiles, inspect, is_gguf
+from worker.repository.pooling.description import pooling_of
+from worker.repository.pooling.gate import is_encoder, is_whole
 from worker.repository.quantization import tensors
 from worker.repository.quantization.kinds import kinds_of
 from worker.repository.quantization.scheme import INT8, scheme_of
@@ -95,13 +99,17 @@ def _load(
     validation.check_devices(files.config, [device])
     where = torch.device(device)
     chosen = resolve_dtype(dtype, where, files.config)
+    pooling = pooling_of(files.config)
+    if pooling is not None and is_encoder(files.config):
+        return load_encoder(files, pooling, collective, chosen, where, tell)
     kept = packing(quant, chosen, where, None if every_kind else kinds_of(files, quant, dequantize))
     one = _Load(files, parallel.Link(collective), chosen, where, quant, dequantize, kept, tell)
     scheme = scheme_of(files.config)
     # The products of weights that are stored in 8-bit whole numbers are torch's, and so is their forward.
     possible = kept.threads is not None and (scheme is None or INT8 not in scheme.kinds)
+    possible &= pooling is None or not is_whole(files.config, pooling)
     if possible and (native := _native_meta_model(files.config)) is not None:
-        served = one.cached(native, cache)
+        served = one.cached(native, cache if pooling is None else None)
         if served.is_native:
             return served
         log.warning("loading again with transformers", action="load_again")
@@ -165,9 +173,16 @@ class _Load:
         return model, quantizer
 
     def served(self, model: Any) -> ServedModel:
-        recurrent = validation.recurrence(self.files.config)
+        config, pooling = self.files.config, pooling_of(self.files.config)
+        recurrent = validation.recurrence(config)
         layout = _cache_layout(model.config, self._plan(model.config), self.dtype, self.device, recurrent)
-        return ServedModel(model, self.link, layout, model.config.vocab_size)
+        if pooling is None:
+            return ServedModel(model, self.link, layout, model.config.vocab_size)
+        show_hidden_states(model, self.dtype, self.device)
+        whole = WholeLayout(not config.get("use_bidirectional_attention"), self.dtype, self.device)
+        pooler = load_pooler(pooling, self.dtype, self.device)
+        places = whole if is_whole(config, pooling) else layout
+        return ServedModel(model, self.link, places, model.config.vocab_size, pooler)
 
     def _plan(self, config: Any, borders: tuple[int, ...] = ()) -> ShardPlan:
         family, group = validation.family_of(self.files.config), self.link.collective
@@ -179,6 +194,8 @@ class _Load:
 
 def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
     """Import what `load` would, and build the model once without weights. Touches no device."""
+    if is_encoder(config):
+        return
     chosen, where = resolve_dtype(dtype, torch.device(device), config), torch.device("cpu")
     native = device == "cpu" and chosen == torch.float32 and unavailable() is None
     if not native or _native_meta_model(config) is None:

@@ -14,10 +14,12 @@ from control.errors import RankError
 from worker.collective import Collective
 from worker.kv.base import CacheLayout
 from worker.kv.slab_step import SlabStep
+from worker.kv.whole import WholeLayout
 from worker.layers.parallel import Link
 from worker.models.batch import Batch
 from worker.models.experts import are_in_model
 from worker.models.native.forward import native_forward
+from worker.models.pooled.pooler import Pooler
 
 SCORED_AT_ONCE = 64
 """Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""
@@ -30,9 +32,20 @@ ranks go on to the next ones."""
 class ServedModel:
     """One rank's shard. Public: `vocab_size`, `cache_layout`, `dtype`, `device`, `weight_bytes`."""
 
-    def __init__(self, module: Any, link: Link, cache_layout: CacheLayout, vocab_size: int) -> None:
-        self._module, self._link = module, link
-        self._native = native_forward(module, link, cache_layout, vocab_size)
+    def __init__(
+        self,
+        module: Any,
+        link: Link,
+        cache_layout: CacheLayout | WholeLayout,
+        vocab_size: int,
+        pooler: Pooler | None = None,
+    ) -> None:
+        """`pooler` makes a vector of what the module gives for a sequence, its hidden states."""
+        self._module, self._link, self._pooler = module, link, pooler
+        outputs = vocab_size if pooler is None else module.config.hidden_size
+        self._native = None
+        if isinstance(cache_layout, CacheLayout):
+            self._native = native_forward(module, link, cache_layout, outputs)
         self.cache_layout, self.vocab_size = cache_layout, vocab_size
         self.dtype, self.device = cache_layout.dtype, cache_layout.device
         self._layers_done = 0
@@ -67,8 +80,9 @@ class ServedModel:
 
     @property
     def waits_for_device(self) -> bool:
-        """True if the forward reads values from the device: the loop over experts asks which of them were hit."""
-        return are_in_model(self._module.config)
+        """True if the forward reads values from the device, as the loop over experts asks which of them were hit; or if
+        its result is read at once, as vectors are."""
+        return self._pooler is not None or are_in_model(self._module.config)
 
     def join(self, collective: Collective) -> None:
         """Talk through another group from now on, with the weights as they are. Rank and size must be the same."""
@@ -86,7 +100,12 @@ class ServedModel:
     def forward(self, batch: Batch, hear: Hear | None = None) -> Tensor:
         """Logits (sampled rows, vocabulary), whole on every rank; float32, or float64 for a float64 model. Stores the
         batch's keys and values, which the caller commits. `hear` gets the logits of the scored positions a few at a
-        time."""
+        time. A model with a pooler returns vectors (sampled rows, dimensions)."""
+        if self._pooler is not None:
+            return self._pooler(batch, self._forward)
+        return self._forward(batch, hear)
+
+    def _forward(self, batch: Batch, hear: Hear | None = None) -> Tensor:
         scored = batch.scored
         if self._native is not None and isinstance(batch.cache, SlabStep):
             logits = self._native(batch)
@@ -109,12 +128,14 @@ class ServedModel:
         return logits
 
     def _logits(self, batch: Batch, places: Tensor) -> Tensor:
+        types = {} if batch.types is None else {"token_type_ids": batch.types.unsqueeze(0)}
         logits = self._module(
             input_ids=batch.tokens.unsqueeze(0),
             position_ids=batch.positions.unsqueeze(0),
             logits_to_keep=places,
             use_cache=False,
             cache_step=batch.cache,
+            **types,
         ).logits[0]
         return logits if logits.dtype == torch.float64 else logits.float()
 

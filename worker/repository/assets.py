@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError
-from control.messages import ModelAssets
+from control.messages import ModelAssets, PoolingAssets
 from worker.repository.gguf.description import describe
 from worker.repository.gguf.model import GgufModel
+from worker.repository.pooling.description import pooling_of
 from worker.repository.validation import ModelFiles, context_length, eos_ids
 
 
@@ -29,6 +30,24 @@ def read_assets(files: ModelFiles, max_context: int | None) -> ModelAssets:
         eos_ids=eos_ids(files.config, files.generation_config),
         kv_tokens=0,
         created=int(time.time()),
+        pooling=_pooling(files.config),
+    )
+
+
+def _pooling(config: dict[str, Any]) -> PoolingAssets | None:
+    """The preparation of inputs of a model that gives vectors or scores."""
+    pooling = pooling_of(config)
+    if pooling is None:
+        return None
+    return PoolingAssets(
+        kind=pooling.kind,
+        dimensions=pooling.dimensions,
+        lower=pooling.lower,
+        types=int(config.get("type_vocab_size", 0)) > 1,
+        prompts=pooling.prompts,
+        default_prompt=pooling.default_prompt,
+        pair=pooling.pair,
+        instruction=pooling.instruction,
     )
 
 

@@ -12,6 +12,7 @@ from control.errors import ModelFilesAway, ModelFilesError
 from worker.repository.gguf.architectures import configuration
 from worker.repository.gguf.model import GgufModel, read_model
 from worker.repository.multimodal import text_config
+from worker.repository.pooling.gate import described
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -74,7 +75,7 @@ def _inspect(folder: Path) -> ModelFiles:
             f"{folder} has no tokenizer.json. Save a fast tokenizer there (`tokenizer.save_pretrained(folder)`)."
         )
     return ModelFiles(
-        config=text_config(config),
+        config=described(folder, text_config(config)),
         weights=weights,
         folder=folder,
         tokenizer=tokenizer,

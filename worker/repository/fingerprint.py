@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from worker.repository.files import ModelFiles, is_gguf
 from worker.repository.gguf.header import read_header
+from worker.repository.pooling.description import pooling_of, without_places
 
 SAMPLES, SAMPLE_BYTES = 8, 32
 """Places in each tensor that are read, evenly apart, and how much at each."""
@@ -20,8 +21,13 @@ def fingerprint(files: ModelFiles, dtype: str, quant: str | None = None, dequant
     """16 hexadecimal digits of the configuration, the types, and samples of every tensor. Training, merging or
     quantizing changes nearly every sample. Raises OSError if a file went away."""
     packing = [quant, "dequantized"] if dequantize else quant
-    digest = hashlib.sha256(json.dumps([files.config, dtype, packing], sort_keys=True).encode())
-    for path in sorted(files.weights, key=lambda one: one.name):
+    config, pooling = files.config, pooling_of(files.config)
+    weights = sorted(files.weights, key=lambda one: one.name)
+    if pooling is not None:
+        weights += [Path(dense.weights) for dense in pooling.dense]
+        config = without_places(config)
+    digest = hashlib.sha256(json.dumps([config, dtype, packing], sort_keys=True).encode())
+    for path in weights:
         for sample in _gguf_samples(path) if is_gguf(path) else _samples(path):
             digest.update(sample)
     return digest.hexdigest()[:16]

@@ -12,6 +12,8 @@ from worker.repository.config_fields import number, token_ids
 from worker.repository.families import FAMILIES, REFUSED, Family
 from worker.repository.files import ModelFiles, inspect
 from worker.repository.multimodal import TEXT_PARTS
+from worker.repository.pooling import gate
+from worker.repository.pooling.description import pooling_of
 from worker.repository.quantization.scheme import scheme_of
 
 __all__ = ["ModelFiles", "check", "context_length", "eos_ids", "family_of", "inspect", "kv_heads", "layer_kv_heads"]
@@ -21,6 +23,12 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
     """Raise UnsupportedArchitecture naming the type, the number that `tp` ranks can't divide, what `quant` can't pack,
     or the format of quantized weights that is not served; ModelFilesError for a `max_context` beyond the model's
     own."""
+    pooling = pooling_of(config)
+    if pooling is not None:
+        gate.check(config, pooling, tp, quant)
+    if gate.is_encoder(config):
+        _check_context(config, max_context)
+        return
     family = family_of(config)
     if tp < 1:
         raise UnsupportedArchitecture(f"Tensor parallelism must be at least 1, not {tp}.")
@@ -42,6 +50,10 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
                 f"{_remedy(shared)}"
             )
     _check_widths(config, family, tp)
+    _check_context(config, max_context)
+
+
+def _check_context(config: dict[str, Any], max_context: int | None) -> None:
     if max_context is not None and max_context > context_length(config):
         raise ModelFilesError(
             f"--max-context {max_context} is more than the model's {context_length(config)} positions. "
@@ -91,8 +103,9 @@ def check_devices(config: dict[str, Any], devices: Sequence[str]) -> None:
 
 
 def context_length(config: dict[str, Any]) -> int:
-    """Positions that the model was made for: prompt and answer together."""
-    return number(config, "max_position_embeddings")
+    """Positions that the model was made for: prompt and answer together; an input of a model for vectors or scores."""
+    longest = gate.longest_input(config)
+    return number(config, "max_position_embeddings") if longest is None else longest
 
 
 def eos_ids(config: dict[str, Any], generation_config: dict[str, Any]) -> list[int]:
@@ -121,7 +134,7 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
 def _check_features(config: dict[str, Any]) -> None:
     # Gemma 4's "vision" lets the tokens of one image attend to each other; text stays causal.
     images_alone = config.get("model_type") == "gemma4_text" and config.get("use_bidirectional_attention") == "vision"
-    if config.get("use_bidirectional_attention") and not images_alone:
+    if config.get("use_bidirectional_attention") and not images_alone and pooling_of(config) is None:
         raise UnsupportedArchitecture("use_bidirectional_attention is set: an encoder can't generate text.")
 
 

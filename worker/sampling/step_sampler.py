@@ -31,6 +31,8 @@ class StepTokens:
     """Log probabilities of the rows that asked for them, by index."""
     failures: dict[int, str] = field(default_factory=dict)
     """Reasons why rows have no token, by index."""
+    vectors: dict[int, bytes] = field(default_factory=dict)
+    """Results of rows that are inputs, by index."""
 
 
 @dataclass(frozen=True, slots=True)

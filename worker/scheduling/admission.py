@@ -19,8 +19,9 @@ MOST_GUESTS = 8
 class Admission:
     """The waiting lines of a scheduler. `running` is the scheduler's own, by sid; both change it."""
 
-    def __init__(self, running: dict[int, Sequence], memory: Memory, slots: int) -> None:
-        self._running, self._memory, self._slots = running, memory, slots
+    def __init__(self, running: dict[int, Sequence], memory: Memory, slots: int, whole: bool = False) -> None:
+        """`whole`: prompts are not cut into chunks."""
+        self._running, self._memory, self._slots, self._whole = running, memory, slots, whole
         self.waiting = WaitingLines()
         self._turns = PrefillTurns()
         self._passed: dict[Flow, int] = {}
@@ -75,12 +76,15 @@ class Admission:
                     del feeding[flow]
             else:
                 assert head is not None
+                if self._whole and plan.change.rows and head.length > budget:
+                    return
                 refused = self._admit(plan, head)
                 if refused is not None:
                     closed |= refused
                     continue
                 sequence = head
-            count = min(budget, sequence.length - sequence.cached)
+            count = sequence.length - sequence.cached
+            count = count if self._whole else min(budget, count)
             plan.feed(sequence, count)
             self._turns.fed(flow, count)
             budget -= count

@@ -67,5 +67,6 @@ class StepPlan:
                 stop == sequence.length,
                 (scored.start, scored.stop) if scored else None,
                 len(guesses),
+                sequence.second,
             )
         )

@@ -38,11 +38,13 @@ class Scheduler:
         prefix_tokens: int | None = BLOCK_TOKENS,
         lookup: int = 0,
         state_tokens: int = 0,
+        whole_prompts: bool = False,
     ) -> None:
         """`kv_tokens` is the tightest rank's, of which each sequence takes `state_tokens` for its recurrent state;
         `token_budget` bounds the tokens of a step, decode rows included; no prefix shorter than `prefix_tokens` is
         shared, and none at all with None; `lookup` guesses of a sequence are verified in one step, where the ranks can
-        do that."""
+        do that. With `whole_prompts` a prompt is one row of one step, which may be above the budget if it has no
+        other."""
         if token_budget < 1 or max_sequences < 1:
             raise ValueError(f"token_budget and max_sequences must be positive, got {token_budget}, {max_sequences}")
         self._memory = Memory(kv_tokens, block_tokens, prefix_tokens, state_tokens)
@@ -51,7 +53,7 @@ class Scheduler:
         self.mixed_budget = self.prefill_budget = token_budget
         """The most prompt tokens of a step in which a sequence decodes, and of one in which none does."""
         self._running: dict[int, Sequence] = {}  # by sid, in the order in which they got their slots
-        self._admission = Admission(self._running, self._memory, max_sequences)
+        self._admission = Admission(self._running, self._memory, max_sequences, whole_prompts)
         self._waiting = self._admission.waiting
         self._lookup = Lookup(self._account, lookup)
         self._continuing: set[int] = set()

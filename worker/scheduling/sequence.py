@@ -84,6 +84,8 @@ class Sequence:
     """The state of its grammar, if it has one."""
     lookup: ContextLookup | None = None
     """Finds guesses in its context, once it decodes."""
+    second: int = 0
+    """The place in the prompt where the second text of a pair begins, 0 for a single text."""
 
     @property
     def length(self) -> int:

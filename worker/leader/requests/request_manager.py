@@ -143,6 +143,9 @@ class RequestManager:
     def _sampled(self, sequence: Sequence, chosen: list[int], tokens: StepTokens, index: int) -> None:
         """Note tokens that were sampled one after the other, in the rows from `index` on. Its choice may end with any
         of them; the later ones are dropped then."""
+        if (vector := tokens.vectors.get(index)) is not None:
+            self._end_choice(sequence, "stop", vector=vector)
+            return
         if not sequence.sampling.max_tokens:
             self._end_choice(sequence, "length")  # its prompt has been told, and that was all
             return
@@ -164,10 +167,12 @@ class RequestManager:
         sequence.scored += len(entries)
         self._running[sequence.rid].append_prompt(sequence.choice, entries)
 
-    def _end_choice(self, sequence: Sequence, finish: FinishReason, cause: str | None = None) -> None:
+    def _end_choice(
+        self, sequence: Sequence, finish: FinishReason, cause: str | None = None, vector: bytes | None = None
+    ) -> None:
         """End a choice without a token, and no other."""
         self.urgent = True
-        self._running[sequence.rid].append(sequence.choice, None, finish, cause)
+        self._running[sequence.rid].append(sequence.choice, None, finish, cause, vector=vector)
         self._scheduler.drop(sequence.sid)
 
     # --- leaving ----------------------------------------------------------------------------------------------------

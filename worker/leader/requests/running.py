@@ -49,10 +49,11 @@ class RunningRequest:
             Sequence(
                 rid=claimed.rid,
                 choice=choice,
-                prompt=params.prompt,
+                prompt=params.prompt_of(choice),
                 sampling=params.sampling,
                 salt=params.cache_salt,
                 flow=Flow(claimed.tenant, claimed.priority),
+                second=params.inputs[choice].second if params.inputs else 0,
             )
             for choice in range(params.sampling.n)
         ]
@@ -93,6 +94,7 @@ class RunningRequest:
                 salt=sequence.salt,
                 flow=sequence.flow,
                 scored=sequence.scored,
+                second=sequence.second,
             )
 
     def prefilling(self) -> None:
@@ -108,10 +110,11 @@ class RunningRequest:
         finish: FinishReason | None = None,
         cause: str | None = None,
         logprobs: TokenLogprobs | None = None,
+        vector: bytes | None = None,
     ) -> None:
         """Note a token, the end of a choice, or both. Raises RuntimeError for a choice that has ended."""
         seq, cached = self._next(choice)
-        self.history.append(LogEntry(seq, choice, token, finish, cause, logprobs, cached))
+        self.history.append(LogEntry(seq, choice, token, finish, cause, logprobs, cached, vector=vector))
         if finish is not None:
             self.sequences[choice] = None
 

@@ -21,6 +21,8 @@ from api.settings import ApiSettings
         ("/v1/models/v1/x", "/v1/models/v1/x"),
         ("/v1/tokenize", "/tokenize"),
         ("/v1/health", "/health"),
+        ("/v2/rerank", "/v1/rerank"),
+        ("/v1/score", "/score"),
         ("/v1/farm/models", "/v1/farm/models"),
         ("/v1", "/v1"),
         ("/v1/", "/v1/"),

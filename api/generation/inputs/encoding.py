@@ -1,0 +1,113 @@
+"""Inputs of vectors and scores as tokens, each checked against the model's context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from api.models.models import ServedModel
+from api.schemas.embeddings import EmbeddingRequest, InputsRequest, RerankRequest
+from control.errors import ContextLengthExceeded, RequestError
+from control.messages import PoolingAssets
+
+_SURELY_CHARACTERS = 8
+"""Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One input; `second` is where its second text begins, 0 for a single text."""
+
+    tokens: list[int]
+    second: int = 0
+
+
+def encode(body: InputsRequest, served: ServedModel) -> list[Encoded]:
+    """The inputs of a request. Raises ContextLengthExceeded and RequestError naming the input at fault."""
+    pooling = served.assets.pooling
+    assert pooling is not None, "the model gives vectors or scores"
+    if isinstance(body, EmbeddingRequest):
+        encoded, name = _texts(body, served, pooling), "input"
+        names = [name if isinstance(body.input, str) else f"{name}[{index}]" for index in range(len(encoded))]
+    else:
+        encoded, name = _pairs(body, served, pooling), _pairs_name(body)
+        names = [f"{name}[{index}]" for index in range(len(encoded))]
+    for place, one in zip(names, encoded, strict=True):
+        _check(place, name, one.tokens, served)
+    return encoded
+
+
+def _texts(body: EmbeddingRequest, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
+    inputs, prompt = body.inputs, _prompt(body.prompt_name, pooling)
+    texts = [_lower(prompt + one, pooling) for one in inputs if isinstance(one, str)]
+    for index, one in enumerate(inputs):
+        if isinstance(one, str):
+            _check_characters(f"input[{index}]", "input", one, served)
+    encodings = iter(served.vocabulary.tokenizer.encode_batch_fast(texts))
+    return [Encoded(next(encodings).ids if isinstance(one, str) else one) for one in inputs]
+
+
+def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
+    assert not isinstance(body, EmbeddingRequest)
+    name, pairs = _pairs_name(body), body.pairs
+    for index, (query, document) in enumerate(pairs):
+        for text in (query, document):
+            _check_characters(f"{name}[{index}]", name, text, served)
+    tokenizer = served.vocabulary.tokenizer
+    if pooling.pair:
+        instruction = body.instruction if body.instruction is not None else pooling.instruction
+        texts = [
+            pooling.pair.replace("{instruction}", instruction).replace("{query}", query, 1) + document
+            for query, document in pairs
+        ]
+        return [Encoded(one.ids) for one in tokenizer.encode_batch_fast(texts)]
+    if body.instruction is not None:
+        raise RequestError("'instruction' has no effect on this model; leave it out.", param="instruction")
+    both = [(_lower(query, pooling), _lower(document, pooling)) for query, document in pairs]
+    encodings = tokenizer.encode_batch(both)
+    return [Encoded(one.ids, one.type_ids.index(1) if pooling.types and 1 in one.type_ids else 0) for one in encodings]
+
+
+def _pairs_name(body: InputsRequest) -> str:
+    return "documents" if isinstance(body, RerankRequest) else "text_2"
+
+
+def _prompt(name: str | None, pooling: PoolingAssets) -> str:
+    name = pooling.default_prompt if name is None else name
+    if not name:
+        return ""
+    if name not in pooling.prompts:
+        known = ", ".join(sorted(pooling.prompts)) or "none"
+        raise RequestError(f"'prompt_name' is {name[:80]!r}; this model has {known}.", param="prompt_name")
+    return pooling.prompts[name]
+
+
+def _lower(text: str, pooling: PoolingAssets) -> str:
+    return text.lower() if pooling.lower else text
+
+
+def _check_characters(place: str, param: str, text: str, served: ServedModel) -> None:
+    """Refuse a text that is surely too long before it is tokenised."""
+    context = served.assets.context_length
+    if len(text) > _SURELY_CHARACTERS * context and served.vocabulary.exceeds(text, context):
+        raise _too_long(place, param, context + 1, context, "more than ")
+
+
+def _check(place: str, param: str, tokens: list[int], served: ServedModel) -> None:
+    assets = served.assets
+    if not tokens:
+        raise RequestError(f"'{place}' is empty; send at least one token.", param=param)
+    wrong = next((token for token in tokens if not 0 <= token < assets.vocab_size), None)
+    if wrong is not None:
+        raise RequestError(
+            f"'{place}' has token id {wrong}; this model's ids are 0 to {assets.vocab_size - 1}.", param=param
+        )
+    if len(tokens) > assets.context_length:
+        raise _too_long(place, param, len(tokens), assets.context_length)
+
+
+def _too_long(place: str, param: str, tokens: int, context: int, bound: str = "") -> ContextLengthExceeded:
+    count = f"{bound}{context}" if bound else str(tokens)
+    error = ContextLengthExceeded(tokens, 0, context)
+    error.args = (f"'{place}' has {count} tokens; this model takes {context} at most. Shorten the text, or split it.",)
+    error.param = param
+    return error

@@ -1,0 +1,114 @@
+"""From the body of a request for vectors or scores to what is enqueued: packs of inputs, and the view of the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from api.asgi.off_loop import off_loop
+from api.generation.caller import Caller
+from api.generation.inputs.encoding import Encoded, encode
+from api.generation.prepared import Prepared, deadline_ms, on_disconnect_policy
+from api.models.models import ServedModel
+from api.schemas.embeddings import EmbeddingRequest, InputsRequest, RerankRequest
+from api.schemas.view import Endpoint, View
+from control.errors import RequestError
+from control.messages import GenerationRequest, Input, Sampling
+
+PACK_INPUTS, PACK_TOKENS = 32, 1_024
+"""Inputs and tokens of one request of the queue, or one input of any length: so small that tenants take turns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedInputs(Prepared):
+    """A request for vectors or scores."""
+
+    body: InputsRequest
+
+    def view(self, member: int = 0) -> View:
+        return View(
+            endpoint=_endpoint(self.body),
+            told=self._told() if not member else {},
+            created=self.caller.request_log.received_ms // 1000,
+            model=self.body.model or self.served.name,
+            n=self.members[member].sampling.n,
+            members=len(self.members),
+            member=member,
+            user=self.body.user,
+            client_request_id=self.caller.client_request_id,
+        )
+
+    def _told(self) -> dict[str, Any]:
+        body, told = self.body, {"inputs": [member.sampling.n for member in self.members]}
+        if isinstance(body, EmbeddingRequest):
+            return {**told, "encoding_format": body.encoding_format or "float"}
+        if isinstance(body, RerankRequest):
+            shown = body.texts if body.return_documents is not False else None
+            return {**told, "top_n": body.top_n, "documents": shown}
+        return told
+
+
+async def prepare_inputs(body: InputsRequest, caller: Caller, served: ServedModel) -> PreparedInputs:
+    """Check everything that can be checked before the queue. Raises RequestError and its kin."""
+    _check_kind(body, served)
+    dimensions = body.dimensions if isinstance(body, EmbeddingRequest) else None
+    pooling = served.assets.pooling
+    if dimensions is not None and pooling is not None and dimensions > pooling.dimensions:
+        raise RequestError(
+            f"'dimensions' is {dimensions}; this model's vectors have {pooling.dimensions}.", param="dimensions"
+        )
+    encoded = await off_loop(caller.body_bytes, encode, body, served)
+    return PreparedInputs(
+        body=body,
+        caller=caller,
+        served=served,
+        members=[_member(pack, dimensions) for pack in packs(encoded)],
+        priority=caller.identity.priority(body.priority),
+        deadline_ms=deadline_ms(body),
+        on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
+    )
+
+
+def packs(inputs: list[Encoded]) -> list[list[Encoded]]:
+    """Neighbouring inputs together, as far as the limits of a pack allow."""
+    found, tokens = list[list[Encoded]](), 0
+    for one in inputs:
+        if not found or len(found[-1]) == PACK_INPUTS or tokens + len(one.tokens) > PACK_TOKENS:
+            found.append([])
+            tokens = 0
+        found[-1].append(one)
+        tokens += len(one.tokens)
+    return found
+
+
+def _member(pack: list[Encoded], dimensions: int | None) -> GenerationRequest:
+    return GenerationRequest(
+        prompt=[token for one in pack for token in one.tokens],
+        sampling=Sampling(max_tokens=0, temperature=0.0, seed="0", n=len(pack), dimensions=dimensions),
+        inputs=[Input(len(one.tokens), one.second) for one in pack],
+    )
+
+
+def _endpoint(body: InputsRequest) -> Endpoint:
+    if isinstance(body, EmbeddingRequest):
+        return "embeddings"
+    return "rerank" if isinstance(body, RerankRequest) else "score"
+
+
+def _check_kind(body: InputsRequest, served: ServedModel) -> None:
+    kind, name = served.assets.kind, served.name
+    embeds = isinstance(body, EmbeddingRequest)
+    if kind == ("embed" if embeds else "score"):
+        return
+    what = "embeddings" if embeds else "scores"
+    gives = {
+        "generate": f"generates text and gives no {what}",
+        "embed": "gives embeddings and no scores",
+        "score": "gives scores of pairs (/v1/rerank, /score) and no embeddings",
+    }
+    use = "an embedding model" if embeds else "a reranker"
+    raise RequestError(
+        f"The model '{name}' {gives[kind]}. Use {use} for this endpoint; GET /v1/models shows each model's kind.",
+        param="model",
+        code=f"{what}_not_supported",
+    )

@@ -1,0 +1,62 @@
+"""Types of the answers about inputs: vectors, scores, and documents in order."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+from api.openapi.answers import Shape
+
+
+class InputUsage(Shape):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Shape):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+    """With `encoding_format: "base64"` the bytes of little-endian float32 numbers."""
+
+
+class Embeddings(Shape):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: InputUsage
+
+
+class RankedDocument(Shape):
+    text: str
+
+
+class RankedResult(Shape):
+    index: int
+    """The document's place in the request."""
+    relevance_score: float
+    document: RankedDocument | UnsetType = UNSET
+
+
+class Reranked(Shape):
+    id: str
+    model: str
+    usage: InputUsage
+    results: list[RankedResult]
+    """From the highest score to the lowest."""
+
+
+class Score(Shape):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(Shape):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: InputUsage

@@ -1,0 +1,109 @@
+"""From log entries to the answers of /v1/embeddings, /v1/rerank and /score, which are whole bodies."""
+
+from __future__ import annotations
+
+import array
+import base64
+import sys
+from typing import Any
+
+import msgspec
+
+from api.chat.answer import Answer
+from api.chat.piece import Piece
+from api.chat.tokens import Vocabulary
+from api.errors.errors import problem
+from api.errors.request_ids import member_rid
+from api.rendering.chunks import DONE
+from api.rendering.rendering import StreamRenderer
+from api.schemas.view import View
+from control.messages import LogEntry
+
+_json = msgspec.json.Encoder().encode
+
+
+class VectorRenderer(StreamRenderer):
+    """Collects the vector of each input; members are packs of neighbouring inputs."""
+
+    def __init__(self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> None:
+        counts: list[int] = view.told["inputs"]
+        self.view = self._view = view
+        self._rid, self._prompt_tokens = rid, prompt_tokens
+        self.answers = [
+            Answer(vocabulary, msgspec.structs.replace(view, n=count), member_rid(rid, member))
+            for member, count in enumerate(counts)
+        ]
+        self._first = [sum(counts[:member]) for member in range(len(counts))]
+        self._vectors: list[bytes] = [b""] * sum(counts)
+
+    @property
+    def place(self) -> str | None:
+        return None
+
+    @property
+    def body_bytes(self) -> int:
+        return sum(map(len, self._vectors))
+
+    def feed(self, member: int, entries: list[LogEntry]) -> bytes:
+        self.collect([], member, entries)
+        return b""
+
+    def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
+        for entry in entries:
+            self.answers[member].feed(entry)
+            if entry.vector is not None:
+                self._vectors[self._first[member] + entry.choice] = entry.vector
+
+    def empty_pieces(self) -> list[Piece]:
+        return []
+
+    def end(self, error: BaseException | None = None) -> bytes:
+        """The body as one event, or the error; then [DONE]."""
+        error = error or self.failure
+        body = self.whole([]) if error is None else problem(error).encode()
+        return b"data: " + body + b"\n\n" + DONE
+
+    def whole(self, pieces: list[Piece]) -> bytes:
+        usage = {"prompt_tokens": self._prompt_tokens, "total_tokens": self._prompt_tokens}
+        if self._view.endpoint == "embeddings":
+            return _json({"object": "list", "data": self._embeddings(), "model": self._view.model, "usage": usage})
+        head: dict[str, Any] = {"id": f"{self._view.endpoint}-{self._rid}", "model": self._view.model, "usage": usage}
+        if self._view.endpoint == "rerank":
+            return _json({**head, "results": self._results()})
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(self._scores())]
+        return _json({**head, "object": "list", "created": self._view.created, "data": data})
+
+    def _embeddings(self) -> list[dict[str, Any]]:
+        """Each vector is encoded for itself, so that other threads may run in between."""
+        shown: list[dict[str, Any]] = []
+        for index, vector in enumerate(self._vectors):
+            if self._view.told["encoding_format"] == "base64":
+                value: Any = base64.b64encode(vector).decode()
+            else:
+                value = msgspec.Raw(_json(_numbers(vector)))
+            shown.append({"object": "embedding", "index": index, "embedding": value})
+        return shown
+
+    def _scores(self) -> list[float]:
+        return [_numbers(vector)[0] for vector in self._vectors]
+
+    def _results(self) -> list[dict[str, Any]]:
+        """The documents from the highest score to the lowest; of equal ones the first comes first."""
+        told, scores = self._view.told, self._scores()
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: told["top_n"] or None]
+        documents: list[str] | None = told["documents"]
+        return [
+            {
+                "index": index,
+                "relevance_score": scores[index],
+                **({} if documents is None else {"document": {"text": documents[index]}}),
+            }
+            for index in order
+        ]
+
+
+def _numbers(vector: bytes) -> list[float]:
+    numbers = array.array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()

@@ -1,0 +1,217 @@
+"""/v1/embeddings, /v1/rerank and /score before a real leader with tiny models."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+
+from tests import pooled_models
+from tests.integration.api.conftest import ApiProcess, running_api
+from tests.pooled_leader import leading
+from tests.servers import Server
+
+TEXTS = ["hello world", "", "a second text"]
+PROMPTS = {"prompts": {"query": "find: ", "plain": ""}}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    embedder = pooled_models.make(
+        "bert", tmp_path_factory.mktemp("embedder"), dense=(24,), config_sentence_transformers=PROMPTS
+    )
+    return embedder, pooled_models.make_cross_encoder("bert", tmp_path_factory.mktemp("ranker"))
+
+
+@pytest.fixture(scope="module")
+def api(server: Server, folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
+    with (
+        leading(server.url, "embedder", folders[0]),
+        leading(server.url, "ranker", folders[1]),
+        running_api(server.url, tmp_path_factory.mktemp("api")) as api,
+    ):
+        yield api
+
+
+@pytest.fixture(scope="module")
+def client(api: ApiProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0)
+
+
+def post(api: ApiProcess, path: str, body: Any) -> tuple[int, Any]:
+    content = body if isinstance(body, bytes) else None
+    answer = httpx.post(f"{api.url}{path}", content=content, json=None if content else body, timeout=60)
+    return answer.status_code, answer.json()
+
+
+def embedded(api: ApiProcess, **fields: Any) -> list[list[float]]:
+    status, answer = post(api, "/v1/embeddings", {"model": "embedder", **fields})
+    assert status == 200, answer
+    assert [one["index"] for one in answer["data"]] == list(range(len(answer["data"])))
+    return [one["embedding"] for one in answer["data"]]
+
+
+def tokens_of(*texts: str) -> list[int]:
+    return pooled_models.tokenizer(pairs=True).backend_tokenizer.encode(*texts).ids
+
+
+def same(found: list[float], expected: torch.Tensor) -> bool:
+    numbers = torch.tensor(found, dtype=torch.float64)
+    return bool(torch.cosine_similarity(numbers, expected, dim=0) > 0.99999) and abs(numbers.norm() - 1) < 1e-5
+
+
+def test_vectors_are_those_of_the_model(client: openai.OpenAI, folders: tuple[Path, Path]) -> None:
+    """OpenAI's SDK asks for base64, and shows floats; an empty text is an input like others."""
+    answer = client.embeddings.create(model="embedder", input=TEXTS)
+    tokens = [tokens_of(text) for text in TEXTS]
+    assert (answer.object, answer.model, answer.usage.prompt_tokens) == ("list", "embedder", sum(map(len, tokens)))
+    for found, prompt in zip(answer.data, tokens, strict=True):
+        assert same(found.embedding, pooled_models.reference(folders[0], prompt))
+
+
+def test_inputs_come_in_four_forms(api: ApiProcess) -> None:
+    """A text, texts, tokens and lists of tokens; tokens are taken as they are, without special ones."""
+    [text] = embedded(api, input="hello")
+    tokens = tokens_of("hello")
+    assert embedded(api, input=["hello"]) == embedded(api, input=tokens) == embedded(api, input=[tokens]) == [text]
+    assert embedded(api, input=tokens[1:-1]) != [text]
+
+
+def test_dimensions_cut_and_normalise(api: ApiProcess) -> None:
+    """The first numbers, at length 1 again; base64 holds the same numbers in float32."""
+    [whole] = embedded(api, input="hello")
+    [cut] = embedded(api, input="hello", dimensions=5)
+    expected = torch.nn.functional.normalize(torch.tensor(whole[:5]), dim=0)
+    assert torch.allclose(torch.tensor(cut), expected, atol=1e-6) and len(whole) == 24
+    [packed] = embedded(api, input="hello", dimensions=5, encoding_format="base64")
+    assert list(struct.unpack("<5f", base64.b64decode(packed))) == cut
+
+
+def test_a_prompt_is_put_before_each_text(api: ApiProcess) -> None:
+    """By the names of config_sentence_transformers.json, and never before tokens."""
+    assert embedded(api, input="hello", prompt_name="query") == embedded(api, input="find: hello")
+    tokens = tokens_of("hello")
+    assert embedded(api, input=tokens, prompt_name="query") == embedded(api, input=tokens)
+
+
+def test_many_inputs_keep_their_order(api: ApiProcess) -> None:
+    """2,048 texts are many requests of the queue; each vector is at its text's place."""
+    texts = [f"text {index % 97}" for index in range(2048)]
+    found = embedded(api, input=texts)
+    assert len(found) == 2048
+    alone = {text: embedded(api, input=text)[0] for text in texts[:3]}
+    for place in (0, 1, 2, 97, 1940, 1941):
+        close = torch.cosine_similarity(torch.tensor(found[place]), torch.tensor(alone[texts[place]]), dim=0)
+        assert close > 0.999999
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"input": []}, "input", "non-empty"),
+        ({"input": [[]]}, "input", "'input[0]' is empty"),
+        ({"input": ["a", "b" * 200]}, "input", "'input[1]' has 202 tokens; this model takes 128"),
+        ({"input": "c" * 2_000_000}, "input", "'input[0]' has more than 128 tokens"),
+        ({"input": [["x"]]}, "input[0][0]", "int"),
+        ({"input": [5, 131]}, "input", "token id 131; this model's ids are 0 to 130"),
+        ({"input": [[-1]]}, "input", "token id -1"),
+        ({"input": [True]}, "input[0]", "bool"),
+        ({"input": [1, "a"]}, "input", "a non-empty list of one of the two"),
+        ({"input": ["a"] * 2049}, "input", "2049 entries; at most 2048"),
+        ({"input": "a", "dimensions": 25}, "dimensions", "25; this model's vectors have 24"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "1 or more"),
+        ({"input": "a", "dimensions": 10**30}, "dimensions", ""),
+        ({"input": "a", "dimensions": True}, "dimensions", "bool"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
+        ({"input": "a", "prompt_name": "x"}, "prompt_name", "this model has plain, query"),
+        ({"input": None}, "input", "null"),
+        ({}, "input", "Missing"),
+    ],
+)
+def test_what_no_vector_comes_of_is_refused(api: ApiProcess, fields: Any, param: str, words: str) -> None:
+    """A 400 that names field, value and limit."""
+    status, answer = post(api, "/v1/embeddings", {"model": "embedder", **fields})
+    assert status == 400, answer
+    assert answer["error"]["param"] == param and words in answer["error"]["message"], answer
+
+
+def test_nan_is_no_number(api: ApiProcess) -> None:
+    status, answer = post(api, "/v1/embeddings", b'{"model": "embedder", "input": [NaN]}')
+    assert status == 400 and "JSON" in answer["error"]["message"]
+
+
+def test_a_reranker_orders_documents(api: ApiProcess) -> None:
+    """The scores are those of /score, from the highest to the lowest, with the documents unless they are not wanted."""
+    documents = ["one", "another text", "three"]
+    _, scored = post(api, "/score", {"model": "ranker", "text_1": "what", "text_2": documents})
+    scores = [one["score"] for one in scored["data"]]
+    assert len(set(scores)) == 3 and all(0 < score < 1 for score in scores)
+    fields = {"model": "ranker", "query": "what", "documents": [documents[0], {"text": documents[1]}, documents[2]]}
+    _, ranked = post(api, "/v1/rerank", fields)
+    order = sorted(range(3), key=lambda index: -scores[index])
+    assert [one["index"] for one in ranked["results"]] == order
+    assert [one["relevance_score"] for one in ranked["results"]] == [scores[index] for index in order]
+    assert [one["document"]["text"] for one in ranked["results"]] == [documents[index] for index in order]
+    _, first = post(api, "/v2/rerank", {**fields, "top_n": 1, "return_documents": False})
+    assert first["results"] == [{"index": order[0], "relevance_score": scores[order[0]]}]
+    _, pairs = post(api, "/v1/score", {"model": "ranker", "text_1": ["what", "x"], "text_2": ["one", "y"]})
+    assert abs(pairs["data"][0]["score"] - scores[0]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/rerank", {"query": "q", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("/v1/rerank", {"query": "q" * 200, "documents": ["a"]}, "documents"),
+        ("/v1/rerank", {"query": "q", "documents": ["a"], "instruction": "x"}, "instruction"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2"),
+        ("/score", {"text_1": "a", "text_2": []}, "text_2"),
+        ("/v1/embeddings", {"input": "a"}, "model"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "model"),
+        ("/v1/completions", {"prompt": "x"}, "model"),
+    ],
+)
+def test_a_reranker_refuses_what_it_can_not_do(api: ApiProcess, path: str, fields: Any, param: str) -> None:
+    status, answer = post(api, path, {"model": "ranker", **fields})
+    assert status == 400 and answer["error"]["param"] == param, answer
+
+
+def test_the_kind_is_told(api: ApiProcess) -> None:
+    """GET /v1/models says what a model gives, /ready that it gives something."""
+    cards = {card["id"]: card for card in httpx.get(f"{api.url}/v1/models").json()["data"]}
+    assert (cards["embedder"]["kind"], cards["embedder"]["dimensions"]) == ("embed", 24)
+    assert (cards["ranker"]["kind"], cards["ranker"]["dimensions"]) == ("score", None)
+    assert cards["embedder"]["max_model_len"] == 128
+    assert httpx.get(f"{api.url}/ready", timeout=30).status_code == 200
+
+
+def test_a_large_batch_starves_nobody(api: ApiProcess) -> None:
+    """While one tenant's 1,024 long texts are computed, another's single text is answered long before them."""
+    texts = ["x" * 120 + str(index) for index in range(1024)]
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        large = pool.submit(embedded, api, input=texts)
+        time.sleep(0.3)
+        took = [_timed(api) for _ in range(3)]
+        assert not large.done(), "the batch must be under way"
+        large.result()
+        whole = time.monotonic() - began
+    assert max(took) < whole / 3
+
+
+def _timed(api: ApiProcess) -> float:
+    began = time.monotonic()
+    body = {"model": "embedder", "input": "a short text"}
+    headers = {"authorization": "Bearer other"}
+    assert httpx.post(f"{api.url}/v1/embeddings", json=body, headers=headers, timeout=60).status_code == 200
+    return time.monotonic() - began

@@ -1,0 +1,1 @@
+"""Models that give vectors or scores: encoders, and what becomes of hidden states."""

@@ -1,0 +1,114 @@
+"""Loads the parts of a model for vectors or scores: an encoder, projections, and a head that changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from control.errors import ModelFilesError
+from worker.collective import Collective
+from worker.kv.whole import WholeLayout
+from worker.layers.packing import packing
+from worker.layers.parallel import Link
+from worker.models.checkpoint import Checkpoint, checked
+from worker.models.pooled.encoder import Encoder
+from worker.models.pooled.pooler import Pooler, Projection
+from worker.models.served import ServedModel
+from worker.repository.files import ModelFiles
+from worker.repository.pooling.description import Pooling
+
+_PREFIXES = ("", "bert.", "roberta.", "model.")
+_OLDER = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+
+class Reader:
+    """Reads tensors as parameters of one type on one device."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._checkpoint
+
+    def __call__(self, name: str, shape: list[int]) -> Tensor:
+        """Raises ModelFilesError for a tensor that is missing or has another shape."""
+        stored = checked(name, self._checkpoint.read(name), shape)
+        return stored.to(self._device, self._dtype, copy=True)
+
+
+def load_encoder(
+    files: ModelFiles,
+    pooling: Pooling,
+    collective: Collective,
+    dtype: torch.dtype,
+    device: torch.device,
+    tell: Callable[[float], None],
+) -> ServedModel:
+    """An encoder, ready to serve. `tell` is called with the share of the checkpoint that was read. Raises
+    ModelFilesError."""
+    config = files.config
+    with torch.device("meta"):
+        encoder = Encoder(config).eval()
+    with Checkpoint(files.weights) as checkpoint:
+        read = Reader(checkpoint, dtype, device)
+        prefix = _prefix(read, "embeddings.word_embeddings.weight")
+        for name, module in encoder.named_modules():
+            for leaf, parameter in list(module.named_parameters(recurse=False)):
+                loaded = read(_stored(read, f"{prefix}{name}.{leaf}"), list(parameter.shape))
+                setattr(module, leaf, nn.Parameter(loaded, requires_grad=False))
+            tell(checkpoint.read_share)
+        head = _classifier(config, pooling, read) if pooling.kind == "score" else []
+    pooler = load_pooler(pooling, dtype, device, head)
+    return ServedModel(encoder, Link(collective), WholeLayout(False, dtype, device), config["vocab_size"], pooler)
+
+
+def load_pooler(pooling: Pooling, dtype: torch.dtype, device: torch.device, head: Sequence[Projection] = ()) -> Pooler:
+    """The pooler, with the projections that have files of their own behind those of `head`. Raises ModelFilesError."""
+    projections = list(head)
+    for dense in pooling.dense:
+        with Checkpoint([Path(dense.weights)]) as checkpoint:
+            read = Reader(checkpoint, dtype, device)
+            weight = read("linear.weight", [dense.outputs, dense.inputs])
+            bias = read("linear.bias", [dense.outputs]) if dense.bias else None
+            projections.append(Projection(weight, bias, dense.activation))
+    return Pooler(pooling.pool, projections, pooling.normalize)
+
+
+def show_hidden_states(model: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Let a causal model's logits be its hidden states after the last norm: its head becomes the identity, whose
+    products are exact."""
+    identity = torch.eye(model.config.hidden_size, dtype=dtype, device=device)
+    model.set_output_embeddings(packing(None, dtype, device).pack([identity], None))
+
+
+def _classifier(config: dict[str, Any], pooling: Pooling, read: Reader) -> list[Projection]:
+    """The head of a cross-encoder: BERT's pooler and classifier, or RoBERTa's classifier of two layers."""
+    hidden = config["hidden_size"]
+    if "classifier.out_proj.weight" in read:
+        inner, outer = "classifier.dense", "classifier.out_proj"
+    else:
+        inner, outer = f"{_prefix(read, 'pooler.dense.weight')}pooler.dense", "classifier"
+    return [
+        Projection(read(f"{inner}.weight", [hidden, hidden]), read(f"{inner}.bias", [hidden]), "tanh"),
+        Projection(read(f"{outer}.weight", [1, hidden]), read(f"{outer}.bias", [1]), pooling.activation),
+    ]
+
+
+def _stored(read: Reader, name: str) -> str:
+    """The name of a parameter in the checkpoint, which may have a norm's older one."""
+    for newer, older in _OLDER.items():
+        if name not in read and name.endswith(newer):
+            return name.removesuffix(newer) + older
+    return name
+
+
+def _prefix(read: Reader, name: str) -> str:
+    """The beginning of the checkpoint's names before `name`."""
+    for prefix in _PREFIXES:
+        if f"{prefix}{name}" in read:
+            return prefix
+    raise ModelFilesError(f"The weights have no tensor {name}; is this the checkpoint of its config?")

@@ -1,0 +1,143 @@
+"""Decides whether a checkpoint gives vectors or scores, and whether it can be served; from metadata alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from control.errors import ModelFilesError, UnsupportedArchitecture
+from worker.repository.pooling.description import FIELD, Activation, Pooling, pooling_of, with_pooling
+from worker.repository.pooling.sentence_transformers import (
+    MODULES,
+    PROMPTS,
+    activation_of,
+    read_embedding,
+    read_object,
+)
+
+ENCODERS = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
+"""Encoders by model type, and whether their positions begin behind the padding id."""
+CAUSAL = {"qwen3"}
+"""Types with keys and values in a cache whose last token makes a vector or a score."""
+BIDIRECTIONAL = {"gemma3_text"}
+"""Types of decoders that attend in both directions where config.json says so."""
+
+ACTIVATIONS = {"gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"}
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+_LARGEST = 2**31 - 1
+_LAYERS = 4096
+
+
+def described(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the model in `folder`, with its pooling where it gives vectors or scores. Raises
+    ModelFilesError and UnsupportedArchitecture."""
+    config = {name: value for name, value in config.items() if name != FIELD}
+    if (folder / MODULES).is_file():
+        return with_pooling(config, read_embedding(folder, config))
+    if _architecture(config).endswith("ForSequenceClassification") and config["model_type"] in ENCODERS:
+        return with_pooling(config, _cross_encoder(folder, config))
+    if config["model_type"] in ENCODERS:
+        raise UnsupportedArchitecture(
+            f"{folder} is an encoder without {MODULES}, so how its vectors are pooled is not known. Save it with "
+            "sentence-transformers (`SentenceTransformer(...).save(folder)`), or use a checkpoint that has the file."
+        )
+    return config
+
+
+def is_encoder(config: dict[str, Any]) -> bool:
+    """True for a model whose forward is an encoder's of its own."""
+    return FIELD in config and config["model_type"] in ENCODERS
+
+
+def is_whole(config: dict[str, Any], pooling: Pooling) -> bool:
+    """True if a sequence is computed in one row, because a position may see later ones or all are pooled."""
+    return is_encoder(config) or pooling.pool != "last" or bool(config.get("use_bidirectional_attention"))
+
+
+def check(config: dict[str, Any], pooling: Pooling, tp: int, quant: str | None) -> None:
+    """Raise UnsupportedArchitecture or ModelFilesError naming what can't be served; decoders have further checks."""
+    kind = config["model_type"]
+    if kind not in ENCODERS.keys() | CAUSAL | BIDIRECTIONAL:
+        served = ", ".join(sorted(ENCODERS.keys() | CAUSAL | BIDIRECTIONAL))
+        raise UnsupportedArchitecture(
+            f"Model type {kind!r} is not served for {'vectors' if pooling.kind == 'embed' else 'scores'}. Served are "
+            f"{served}."
+        )
+    if kind in CAUSAL and (pooling.pool != "last" or config.get("use_bidirectional_attention")):
+        raise UnsupportedArchitecture(f"{kind} that pools by {pooling.pool!r} is not served; by the last token it is.")
+    if is_encoder(config):
+        if tp != 1:
+            raise UnsupportedArchitecture(f"An encoder ({kind}) runs on one rank, not on {tp}. Leave --tp out.")
+        if quant is not None:
+            raise UnsupportedArchitecture(f"--quant {quant} can't pack an encoder ({kind}). Leave --quant out.")
+        _check_encoder(config)
+    elif is_whole(config, pooling) and tp != 1:
+        raise UnsupportedArchitecture(f"{kind} that pools all positions runs on one rank, not on {tp}. Leave --tp out.")
+
+
+def positions(config: dict[str, Any]) -> int:
+    """Tokens of the longest input by the model's table of positions."""
+    behind = ENCODERS.get(config["model_type"], 0) * (padding_id(config) + 1)
+    return int(config["max_position_embeddings"]) - behind
+
+
+def padding_id(config: dict[str, Any]) -> int:
+    """The token after which RoBERTa's positions begin."""
+    given = config.get("pad_token_id")
+    return given if isinstance(given, int) else 1
+
+
+def longest_input(config: dict[str, Any]) -> int | None:
+    """Tokens of the longest input of a model that gives vectors or scores, None for another one."""
+    pooling = pooling_of(config)
+    if pooling is None:
+        return None
+    return min(positions(config), pooling.max_length or _LARGEST)
+
+
+def _check_encoder(config: dict[str, Any]) -> None:
+    for name in (*_SIZES, "max_position_embeddings"):
+        value = config.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
+            raise ModelFilesError(f"config.json has {name} = {value!r}; a positive whole number is needed.")
+    if config["num_hidden_layers"] > _LAYERS:
+        raise ModelFilesError(f"config.json has num_hidden_layers = {config['num_hidden_layers']}; at most {_LAYERS}.")
+    if config["hidden_size"] % config["num_attention_heads"]:
+        raise UnsupportedArchitecture(
+            f"hidden_size = {config['hidden_size']} can't be divided among {config['num_attention_heads']} heads."
+        )
+    if (act := config.get("hidden_act", "gelu")) not in ACTIVATIONS:
+        raise UnsupportedArchitecture(f"The activation {act!r} is not served. Served are {sorted(ACTIVATIONS)}.")
+    if (kind := config.get("position_embedding_type", "absolute")) != "absolute":
+        raise UnsupportedArchitecture(f"position_embedding_type = {kind!r} is not served; 'absolute' is.")
+    if config.get("is_decoder") or config.get("add_cross_attention"):
+        raise UnsupportedArchitecture("is_decoder or add_cross_attention is set: only encoders are served.")
+    if positions(config) < 1:
+        raise ModelFilesError(f"config.json has max_position_embeddings = {config['max_position_embeddings']}.")
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    given = config.get("architectures")
+    return str(cast(list[Any], given)[0]) if isinstance(given, list) and given else ""
+
+
+def _cross_encoder(folder: Path, config: dict[str, Any]) -> Pooling:
+    labels = config.get("id2label")
+    count = len(cast(dict[Any, Any], labels)) if isinstance(labels, dict) else config.get("num_labels", 2)
+    if count != 1:
+        raise UnsupportedArchitecture(
+            f"{folder} classifies into {count} labels; served are models with one, which is the score of a pair."
+        )
+    return Pooling(kind="score", dimensions=1, activation=_activation(folder, config))
+
+
+def _activation(folder: Path, config: dict[str, Any]) -> Activation:
+    """sentence-transformers' rule: the activation that the files name, else a sigmoid for one label."""
+    own = config.get("sentence_transformers")
+    named = [
+        cast(dict[str, Any], own).get("activation_fn") if isinstance(own, dict) else None,
+        config.get("sbert_ce_default_activation_function"),
+        read_object(folder / PROMPTS).get("activation_fn"),
+    ]
+    name = next((one for one in named if one), None)
+    return "sigmoid" if name is None else activation_of(name, folder / "config.json")

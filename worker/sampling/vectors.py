@@ -1,0 +1,49 @@
+"""The leader's part of vectors and scores: from a forward's rows to the bytes of each sequence's result."""
+
+from __future__ import annotations
+
+import structlog
+import torch
+from torch import Tensor
+
+from worker.engine.step import NO_TOKEN, Forward
+from worker.sampling.step_sampler import StepTokens
+from worker.scheduling.sequence import Sequence
+
+log = structlog.get_logger()
+
+
+class VectorSampler:
+    """In place of a `StepSampler`: a row's token is 0, which is told to nobody, and its result is in `vectors`."""
+
+    def begin(self, rows: list[Sequence], forward: Forward) -> PendingVectors:
+        """Raises ValueError where `rows` are not those of the forward."""
+        sids = [row.sid for row in rows]
+        if forward.sids != sids:
+            raise ValueError(f"the engine has vectors of {forward.sids}, the plan of {sids}")
+        return PendingVectors(rows, forward.logits)
+
+
+class PendingVectors:
+    """The vectors (rows, dimensions) of one forward."""
+
+    on_device: Tensor | None = None
+
+    def __init__(self, rows: list[Sequence], vectors: Tensor) -> None:
+        self._rows, self._vectors = rows, vectors
+
+    def wait(self) -> StepTokens:
+        """The vectors as float32 bytes, cut and at length 1 again where that was asked for. A vector that is not finite
+        ends its sequence alone."""
+        outcome = StepTokens([0] * len(self._rows))
+        vectors = self._vectors.cpu()
+        for index, (row, vector) in enumerate(zip(self._rows, vectors, strict=True)):
+            if not bool(vector.isfinite().all()):
+                log.error("a row failed", rid=row.rid, choice=row.choice, error="not finite", action="pool")
+                outcome.ids[index] = NO_TOKEN
+                outcome.failures[index] = "the model's numbers for this input are not finite"
+                continue
+            if row.sampling.dimensions is not None:
+                vector = torch.nn.functional.normalize(vector[: row.sampling.dimensions], dim=-1)
+            outcome.vectors[index] = vector.to(torch.float32).numpy().astype("<f4").tobytes()
+        return outcome
