@@ -1,22 +1,29 @@
-"""The command with which a leader has a folder's model loaded, for loops that have no leader."""
+"""The command with which a leader has a model loaded, for loops that have no leader."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from control.commands import LoadDenseShard
+from worker.repository.files import inspect, is_gguf
 
 
 def load_command(
-    folder: Path, model_id: str, kv_tokens: int, dtype: str = "float32", quant: str | None = None
+    model: Path, model_id: str, kv_tokens: int, dtype: str = "float32", quant: str | None = None
 ) -> LoadDenseShard:
-    """The first one of epoch 1."""
+    """The first one of epoch 1. `model` is a folder or a GGUF file. Raises ModelFilesError."""
+    if is_gguf(model):
+        files = inspect(model)
+        config, weights = json.dumps(files.config), files.weights
+    else:
+        config, weights = (model / "config.json").read_text(), sorted(model.glob("*.safetensors"))
     return LoadDenseShard(
         epoch=1,
         seq=1,
         model_id=model_id,
-        config_json=(folder / "config.json").read_text(),
-        safetensors_paths=sorted(map(str, folder.glob("*.safetensors"))),
+        config_json=config,
+        safetensors_paths=[str(path) for path in weights],
         dtype=dtype,
         quant=quant,
         kv_tokens=kv_tokens,

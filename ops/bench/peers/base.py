@@ -48,7 +48,7 @@ class Setup:
     folder: Path
     weights: str
     gguf: Path | None = None
-    """The same weights for llama.cpp."""
+    """The same weights for llama.cpp; for Furrow only where its row is such a file."""
     device: str = "cpu"
     threads: int = 1
     tp: int = 1

@@ -21,7 +21,7 @@ from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.peers.base import Engine, Row, Setup, Unavailable
 from ops.bench.peers.engines.registry import DEFAULT_ROWS, ENGINES, NEEDS_GGUF, Peers
-from ops.bench.peers.gguf import TYPES
+from ops.bench.peers.gguf import MIXTURES, TYPES
 from ops.bench.peers.models import Models
 from ops.bench.peers.report.chart import chart
 from ops.bench.peers.report.goals import GOALS, judged
@@ -128,9 +128,10 @@ def run(plan: Plan, options: Options, models: Models) -> Comparison:
 
     def make(row: Row, sizes: dict[str, int]) -> Engine:
         file = None
-        if row.engine in NEEDS_GGUF:
-            if row.weights not in TYPES:
-                raise Unavailable(f"no {row.weights} weights are written for llama.cpp; use {', '.join(TYPES)}")
+        if row.engine in NEEDS_GGUF or row.weights in MIXTURES:
+            if row.weights not in TYPES | MIXTURES:
+                known = ", ".join(TYPES | MIXTURES)
+                raise Unavailable(f"no {row.weights} weights are written for llama.cpp; use {known}")
             file = models.gguf(row.weights)
         fields: dict[str, Any] = {"device": options.device, "threads": options.threads, "tp": options.tp, **sizes}
         if not row.engine.startswith("furrow"):

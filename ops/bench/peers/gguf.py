@@ -48,7 +48,7 @@ class Tensor(NamedTuple):
 
 
 def convert(folder: Path, file: Path, weights: str) -> Path:
-    """Write the model in `folder` to `file`, its matrices as `weights` (a key of TYPES). Returns `file`.
+    """Write the model in `folder` to `file`, its matrices as `weights` (a key of TYPES or MIXTURES). Returns `file`.
 
     Raises SettingsError for another architecture, and where rows can't be cut into blocks.
     """
@@ -57,8 +57,7 @@ def convert(folder: Path, file: Path, weights: str) -> Path:
         known = " and ".join(ARCHITECTURES)
         raise SettingsError(f"{folder}: only {known} are written as GGUF, not {config['model_type']}")
     tensors = _tensors(folder)
-    # llama.cpp reads routers in float32 only.
-    kinds = [weights if len(one.shape) > 1 and "ffn_gate_inp" not in one.name else "f32" for one in tensors]
+    kinds = [_type_of(one, weights, config["num_hidden_layers"]) for one in tensors]
     for one, kind in zip(tensors, kinds, strict=True):
         if one.shape[-1] % TYPES[kind].values:
             raise SettingsError(
@@ -86,6 +85,28 @@ def convert(folder: Path, file: Path, weights: str) -> Path:
                     out.write(TYPES[kind].convert(_floats(part)).tobytes())
         _pad(out)
     return unfinished.rename(file)
+
+
+def _type_of(tensor: Tensor, weights: str, depth: int) -> str:
+    """A key of TYPES. llama.cpp reads routers in float32 only."""
+    if len(tensor.shape) == 1 or "ffn_gate_inp" in tensor.name:
+        return "f32"
+    return MIXTURES[weights](tensor.name, depth) if weights in MIXTURES else weights
+
+
+def _q4_k_m(name: str, depth: int) -> str:
+    """As llama.cpp's quantiser chooses for Q4_K_M: Q6_K for the head, and for values and `down` of the first and last
+    eighth of the layers and of every third one between."""
+    if name in ("token_embd.weight", "output.weight"):
+        return "q6k"
+    index, part = int(name.split(".")[1]), name.split(".")[2]
+    eighth = depth // 8
+    chosen = index < eighth or index >= 7 * depth // 8 or (index - eighth) % 3 == 2
+    return "q6k" if chosen and part in ("attn_v", "ffn_down") else "q4k"
+
+
+MIXTURES: dict[str, Callable[[str, int], str]] = {"q4_k_m": _q4_k_m}
+"""Files of several types: (name of a tensor, layers of the model) → a key of TYPES."""
 
 
 def _tensors(folder: Path) -> list[Tensor]:

@@ -9,9 +9,15 @@ from worker.formats.blocks import BLOCK_FORMATS
 BLOCKS = {quant: BLOCK_FORMATS[name] for quant, name in BLOCK_QUANTS.items() if name.replace("_k", "k") == quant}
 """Formats of ggml that Furrow's --quant and llama.cpp's files both have."""
 
-BYTES = {"f64": 8.0, "f32": 4.0, "f16": 2.0, "bf16": 2.0, "int8": 1.0} | {
-    quant: one.bytes / one.weights for quant, one in BLOCKS.items()
-}
+FILES = {"q4_k_m": 0.655}
+"""Mixtures of formats that only a GGUF file has, which Furrow and llama.cpp both read: bytes of a value on average, in
+the shape qwen3-0.6b."""
+
+BYTES = (
+    {"f64": 8.0, "f32": 4.0, "f16": 2.0, "bf16": 2.0, "int8": 1.0}
+    | {quant: one.bytes / one.weights for quant, one in BLOCKS.items()}
+    | FILES
+)
 """Of one value of a matrix, scales included where they are stored beside it."""
 
 _DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16"}
@@ -26,9 +32,13 @@ def of_furrow(weights: str, device: str) -> tuple[str, str | None]:
         return _DTYPES[weights], None
     if weights == "f16" and device != "cpu":
         return "float16", None
+    if weights in FILES and device == "cpu":
+        return "float32", None
     if weights in _QUANTS:
         return ("float32" if device == "cpu" else "bfloat16"), _QUANTS[weights]
-    raise Unavailable(f"Furrow knows no {weights} weights; use {', '.join([*_DTYPES, *_QUANTS])}")
+    raise Unavailable(
+        f"Furrow knows no {weights} weights; use {', '.join([*_DTYPES, *_QUANTS])}, and on CPUs {', '.join(FILES)}"
+    )
 
 
 def of_transformers(weights: str) -> str:
@@ -43,6 +53,6 @@ def kv_bytes(engine: str, weights: str, device: str) -> float:
     """Bytes of one cached value."""
     if engine.startswith("llama"):
         return _KV_OF_LLAMA_CPP
-    if engine.startswith("furrow") and weights in _QUANTS:
+    if engine.startswith("furrow") and weights in _QUANTS | FILES:
         return 4.0 if device == "cpu" else 2.0
     return BYTES[weights]

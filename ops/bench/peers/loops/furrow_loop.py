@@ -27,7 +27,7 @@ class FurrowLoop:
     def __init__(self, setup: Setup) -> None:
         dtype, quant = of_furrow(setup.weights, setup.device)
         self._rank_worker, self._kv_tokens, self._seq = RankWorker(0, 1, setup.device), setup.kv_tokens, 1
-        reply = self._rank_worker.answer(load_command(setup.folder, MODEL, setup.kv_tokens, dtype, quant))
+        reply = self._rank_worker.answer(load_command(setup.gguf or setup.folder, MODEL, setup.kv_tokens, dtype, quant))
         if isinstance(reply, ErrorReply):
             raise Unavailable(reply.message)
 

@@ -30,6 +30,8 @@ class Goal:
     engines: tuple[str, ...] = FURROW
     than_streams: int = 0
     """Against itself at so many streams."""
+    memory: bool = False
+    """At most `factor` times its memory."""
 
     def figure(self, results: Results, share: Share) -> Figure | str:
         """The measured figure, or the name of the row that was not measured."""
@@ -42,12 +44,16 @@ class Goal:
         value = self._value(results, ours, theirs, share)
         if value is None:
             return f"{ours.row} with {self.streams} streams" if not self.prompt else f"a prompt of {self.prompt}"
-        return Figure(self._name(ours, theirs), value, self.factor, at_least=not self.prompt)
+        return Figure(self._name(ours, theirs), value, self.factor, at_least=not (self.prompt or self.memory))
 
     def _value(self, results: Results, ours: Result, theirs: Result | None, share: Share) -> float | None:
         if self.prompt:
             pairs = [] if theirs is None else [one.ttft_ms.get(self.prompt, []) for one in (ours, theirs)]
             ratios = [mine / other for mine, other in zip(*pairs, strict=False)]
+            return median(ratios) if ratios else None
+        if self.memory:
+            pairs = [] if theirs is None else zip(ours.memory_mib, theirs.memory_mib, strict=False)
+            ratios = [mine / other for mine, other in pairs]
             return median(ratios) if ratios else None
         if self.than_streams:
             many, few = ours.median(self.streams), ours.median(self.than_streams)
@@ -58,6 +64,7 @@ class Goal:
 
     def _name(self, ours: Result, theirs: Result | None) -> str:
         what = f"first token of {self.prompt}" if self.prompt else f"{self.streams} streams"
+        what = "memory" if self.memory else what
         against = f"its {self.than_streams} streams" if self.than_streams else str(theirs.row) if theirs else "limit"
         return f"{ours.row} / {against}, {what}"
 
@@ -98,6 +105,9 @@ GOALS: dict[tuple[str, str], list[Goal]] = {
         *_farm_beside_loop("f32"),
         *_blocks("q4_0", 1.25),
         *_blocks("q4k", 1.15),
+        *_blocks("q4_k_m", 1.15),
+        Goal("f16", 1, 1.0, _llama("bf16"), prompt=512),
+        Goal("int8", 1, 1.6, ("llama-server:q8_0",), engines=("furrow-farm",), memory=True),
     ],
     ("qwen3-0.6b", "cuda"): [Goal("bf16", streams, 0.35) for streams in (1, 8)],
     ("qwen3-8b", "cuda"): [

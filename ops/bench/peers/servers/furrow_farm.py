@@ -40,7 +40,7 @@ class FurrowFarm:
         environment = {"OMP_NUM_THREADS": str(max(1, setup.threads // setup.tp))}
         try:
             spec = build_spec(
-                str(setup.folder),
+                str(setup.gguf or setup.folder),
                 name=MODEL,
                 tp=setup.tp,
                 devices="cpu" if setup.device == "cpu" else gpus,

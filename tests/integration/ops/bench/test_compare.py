@@ -9,7 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from ops.bench.common import shapes
+from ops.bench.peers.base import Setup
 from ops.bench.peers.compare import compare
+from ops.bench.peers.loops.furrow_loop import load
+from ops.bench.peers.models import Models
 from ops.bench.peers.overhead import overhead
 from ops.bench.peers.report import limits
 
@@ -46,6 +49,16 @@ def test_compare_finds_equal_tokens_and_writes_its_files(tmp_path: Path) -> None
         assert row["medians"]["3"]["decode"] > 0
         assert row["memory_mib"][0] > 50
     assert plot.read_text().startswith("<svg")
+
+
+def test_the_bare_loop_reads_a_file_of_several_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows q4_k_m of Furrow and of llama.cpp are of one file."""
+    wide = {**TINY, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_attention_heads": 4}
+    monkeypatch.setitem(shapes.SHAPES, "tiny", wide)
+    models = Models("tiny", tmp_path)
+    setup = Setup(models.checkpoint(), "q4_k_m", models.gguf("q4_k_m"))
+    (stream,) = load(setup).run([[5, 6, 7]], 3)
+    assert len(stream.tokens) == 3
 
 
 def test_the_farm_beside_the_bare_loop(tmp_path: Path) -> None:

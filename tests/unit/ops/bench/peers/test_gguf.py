@@ -130,6 +130,22 @@ def test_experts_of_a_layer_are_one_tensor(tmp_path: Path) -> None:
     assert metadata["qwen3moe.attention.key_length"] == 32
 
 
+def test_a_mixture_has_more_bits_where_llama_cpp_gives_them(tmp_path: Path) -> None:
+    """The types of Q4_K_M in nine layers, as `llama-quantize` prints them; the router of a mixture of experts and norms
+    stay float32. Numbers of types are ggml's: 0 F32, 12 Q4_K, 14 Q6_K."""
+    names = {"self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "mlp.down_proj": "ffn_down"}
+    tensors = {f"model.layers.{i}.{name}.weight": torch.ones(1, 256) for i in range(9) for name in names}
+    outer = {"model.embed_tokens.weight": torch.ones(1, 256), "model.norm.weight": torch.ones(256)}
+    save_file(tensors | outer, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 9}))
+    _, found = read(convert(tmp_path, tmp_path / "model.gguf", "q4_k_m"))
+    types = {name: kind for name, (_, kind, _) in found.items()}
+    assert (types.pop("token_embd.weight"), types.pop("output_norm.weight")) == (14, 0)
+    more = {name for name, kind in types.items() if kind == 14}
+    assert more == {f"blk.{i}.{name}.weight" for i in (0, 3, 6, 7, 8) for name in ("attn_v", "ffn_down")}
+    assert {kind for name, kind in types.items() if name not in more} == {12}
+
+
 def test_every_parameter_has_a_name() -> None:
     """As llama.cpp's architecture has them."""
     assert gguf_name("lm_head.weight") == "output.weight"
