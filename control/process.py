@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -43,6 +44,13 @@ def name_process(name: str) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system, after work that took much for a moment. Only glibc has such a call; it takes
+    some milliseconds."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def python_command(module: str, *arguments: str) -> list[str]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from api.asgi.limits import LEAST_TEXT_BYTES, text_bytes
@@ -24,6 +25,7 @@ from api.settings import ApiSettings
 from control.errors import ModelNotFound, ModelUnavailable, RedisUnavailable
 from control.keys import METERED
 from control.messages import ModelAssets
+from control.process import give_back_memory
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import read, run_every
@@ -222,7 +224,10 @@ class Models:
         forms = forms_of(assets.chat_template, vocabulary, self._tool_parser)
         size = text_bytes(assets.context_length, vocabulary.longest_bytes())
         gaps = fill_in_middle_of(vocabulary)
-        return ServedModel(name, assets, vocabulary, letters(vocabulary, assets), size, forms, gaps)
+        known = letters(vocabulary, assets)
+        assets = msgspec.structs.replace(assets, tokenizer_json="")  # nothing else reads it, and it takes megabytes
+        give_back_memory()
+        return ServedModel(name, assets, vocabulary, known, size, forms, gaps)
 
     async def _keep_looking(self) -> None:
         await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)

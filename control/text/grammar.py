@@ -56,8 +56,11 @@ def tokenizer_of(tokens: TokenBytes, eos_ids: Sequence[int]) -> LLTokenizer:
     texts, eos = tokens.texts, list(eos_ids)
     if not eos:
         texts, eos = [*texts, _END], [len(texts)]
-    wrapped = TokenizerWrapper(_Words(texts, sorted({*tokens.added, *eos}), eos[0]))
-    return LLTokenizer(wrapped, eos_token=eos)
+    words = _Words(texts, sorted({*tokens.added, *eos}), eos[0])
+    wrapped = TokenizerWrapper(words)
+    made = LLTokenizer(wrapped, eos_token=eos)
+    words.tokens = wrapped.tokens = []  # it has its own copy, and keeps both objects
+    return made
 
 
 def converted(grammar: Grammar) -> Grammar:

@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from control.errors import GrammarRefused
 from control.messages import Grammar, ModelAssets
+from control.process import give_back_memory
 from control.text.grammar import compile_grammar, tokenizer_of
 from control.text.vocabulary import read_token_bytes
 from worker.scheduling.constraint import Constraint
@@ -81,3 +82,4 @@ def _fulfil(future: Future[LLTokenizer], assets: ModelAssets) -> None:
         future.set_result(tokenizer_of(tokens, assets.eos_ids))
     except BaseException as error:
         future.set_exception(error)
+    give_back_memory()  # the file and its entries took several times what is kept
