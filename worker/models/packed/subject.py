@@ -10,12 +10,15 @@ from pathlib import Path
 import msgspec
 import torch
 
+from control import quantization
 from worker.native.library import Threads
 from worker.repository.files import ModelFiles
 from worker.repository.fingerprint import fingerprint
 
 ROOMS = ("formats", "layers", "models", "native", "repository")
 """Rooms of the worker whose code decides what is kept of a checkpoint, and how it lies in memory."""
+QUANTIZATION = Path(quantization.__file__)
+"""The formats that `--quant` stands for."""
 LONGEST_LABEL = 60
 
 
@@ -92,8 +95,8 @@ def _label(files: ModelFiles) -> str:
 
 @functools.cache
 def _code() -> str:
-    """The hash of the code of ROOMS."""
-    worker, digest = Path(__file__).parents[2], hashlib.sha256()
+    """The hash of the code of ROOMS, and of QUANTIZATION."""
+    worker, digest = Path(__file__).parents[2], hashlib.sha256(QUANTIZATION.read_bytes())
     for room in ROOMS:
         for path in sorted((worker / room).rglob("*.py")):
             digest.update(path.relative_to(worker).as_posix().encode() + b"\0" + path.read_bytes())
