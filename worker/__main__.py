@@ -60,11 +60,15 @@ def run_agent() -> None:
     os._exit(0)  # a download that is under way must not delay it
 
 
-def be_rank() -> NoReturn:
+def begin_rank() -> NoReturn:
     from worker.rank.early import compile_early
 
-    compile_early()
-    from worker.rank.process import run_rank  # torch is imported here, beside the compiler
+    compile_early()  # beside the import of torch
+    be_rank()
+
+
+def be_rank() -> NoReturn:
+    from worker.rank.process import run_rank
 
     status = run_rank()
     logging.shutdown()
@@ -96,7 +100,7 @@ def main() -> int:
             say(f"furrow worker: {error}")
             return 1
     elif part == "rank":
-        be_rank()
+        begin_rank()
     elif part == "standby":
         run_standby(sys.argv[2:])
     elif part == "download":

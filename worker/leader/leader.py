@@ -21,6 +21,7 @@ from control.redis.outage import outage
 from control.replicas import health
 from control.replicas.lease import Lease, acquire, release
 from control.text.text import Decode
+from control.text.vocabulary import without_merges
 from worker.health.heartbeat import Heartbeat
 from worker.health.progress import Progress
 from worker.leader.backoff import Backoff
@@ -78,7 +79,7 @@ class Leader:
         self._spec, self._replica = assignment.spec, assignment.replica
         self._owner, self._files, self._assets = owner, files, assets
         self._rank_worker, self._address, self._limits = rank_worker, address, limits or LeaderLimits()
-        tokenizer = Tokenizer.from_str(assets.tokenizer_json)
+        tokenizer = Tokenizer.from_str(without_merges(assets.tokenizer_json))
         self._decode: Decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         self._grammars, self._pooling = Grammars(assets), pooling_of(files.config)
         self._backoff = Backoff()

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError
+from worker.repository.gguf.kept import kept_tokenizer
 from worker.repository.gguf.model import GgufModel
-from worker.repository.gguf.tokenizer import read_tokenizer, refusal
+from worker.repository.gguf.tokenizer import refusal
 
 SUFFIX = "-gguf"
 
@@ -29,11 +30,12 @@ def describe(model: GgufModel) -> Description:
     reason = refusal(model)
     if reason is None:
         try:
-            text, config, ends = read_tokenizer(model)
+            kept = kept_tokenizer(model)
         except ModelFilesError as error:
             reason = str(error)
         else:
-            return Description(text, config, config.pop("chat_template", None), ends)
+            config = dict(kept.tokenizer_config)
+            return Description(kept.tokenizer_json, config, config.pop("chat_template", None), kept.ends)
     for folder in _folders(model):
         if (folder / "tokenizer.json").is_file():
             return _beside(model, folder)

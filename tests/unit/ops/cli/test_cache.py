@@ -70,7 +70,10 @@ def test_a_kind_and_a_name_are_cleared(words: list[str], expected: list[str], fi
 def test_an_unknown_name_clears_nothing(filled: Path) -> None:
     found = run("clear", "weights", "qwen")
     assert found.exit_code == 2
-    assert "nothing in the cache is called 'qwen'. Give compiled, verdicts, weights, all, or a name" in found.stderr
+    assert (
+        "nothing in the cache is called 'qwen'. Give compiled, tokenizers, verdicts, weights, all, or a name"
+        in found.stderr
+    )
     assert len(left(filled)) == 5
 
 

@@ -105,6 +105,9 @@ class NoGrammars:
     def ready(self, grammar: object) -> bool:
         return grammar is None
 
+    def prepare(self) -> None:
+        """Nothing to make."""
+
     def constrain(self, sequence: Sequence) -> None:
         assert sequence.sampling.grammar is None
 

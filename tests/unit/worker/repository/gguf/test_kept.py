@@ -1,0 +1,84 @@
+"""Converted tokenizers in the user's cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.gguf_models import Stored, vocabulary, write
+from worker.repository.gguf import kept
+from worker.repository.gguf.description import describe
+from worker.repository.gguf.kept import kept_tokenizer
+from worker.repository.gguf.model import GgufModel, read_model
+from worker.repository.gguf.tokenizer import read_tokenizer
+
+VECTOR = Stored(0, (8,), bytes(32))
+
+
+class Reads:
+    """Counts the conversions."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, model: GgufModel) -> tuple[str, dict[str, Any], list[int]]:
+        self.count += 1
+        return read_tokenizer(model)
+
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reads:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "LEAST_TOKENS", 1)
+    return Reads()
+
+
+def test_a_tokenizer_is_converted_once(read: Reads, tmp_path: Path) -> None:
+    """Another start takes what was kept, with the same result; other metadata is another tokenizer."""
+    path = write(tmp_path / "a.gguf", vocabulary(), {"a": VECTOR})
+    found = [kept_tokenizer(read_model(path), read) for _ in range(3)]
+    assert read.count == 1
+    assert found[0] == found[1] == found[2]
+    assert "chat_template" in found[0].tokenizer_config
+    again = describe(read_model(path)), describe(read_model(path))
+    assert again[0] == again[1] and again[0].chat_template is not None
+    other = write(tmp_path / "b.gguf", vocabulary() | {"tokenizer.chat_template": "other"}, {"a": VECTOR})
+    assert kept_tokenizer(read_model(other), read).tokenizer_config["chat_template"] == "other"
+    assert read.count == 2
+
+
+def test_other_code_converts_again(read: Reads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.gguf", vocabulary(), {"a": VECTOR})
+    kept_tokenizer(read_model(path), read)
+    monkeypatch.setattr(kept.tokenizers, "__version__", "another")
+    kept_tokenizer(read_model(path), read)
+    assert read.count == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
+def test_a_damaged_file_is_made_again(damage: str, read: Reads, tmp_path: Path) -> None:
+    """With a warning that names it."""
+    path = write(tmp_path / "a.gguf", vocabulary(), {"a": VECTOR})
+    made = kept_tokenizer(read_model(path), read)
+    [file] = (tmp_path / "cache").rglob("*.tokenizer")
+    content = file.read_bytes()
+    file.write_bytes({"cut": content[:-9], "changed": content[:-9] + b"123456789", "empty": b""}[damage])
+    with capture_logs() as logs:
+        assert kept_tokenizer(read_model(path), read) == made
+    assert read.count == 2 and [line["file"] for line in logs] == [str(file)]
+    assert file.read_bytes() == content
+
+
+def test_small_vocabularies_and_closed_folders_keep_none(
+    read: Reads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.gguf", vocabulary(), {"a": VECTOR})
+    (tmp_path / "cache").write_text("a file, where a folder is wanted")
+    kept_tokenizer(read_model(path), read)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    monkeypatch.setattr(kept, "LEAST_TOKENS", 16_384)
+    kept_tokenizer(read_model(path), read)
+    assert read.count == 2 and not (tmp_path / "another").exists()
