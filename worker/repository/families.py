@@ -18,7 +18,7 @@ class Family:
     `kv_heads` is transformers' default where config.json has none (None: as many as query heads). `experts` names the
     config field with the number of experts, `expert_keys` the tensors of one expert on disk (gate, up, down; `{}` is
     its number), or as they are read where `together`, with the experts of a layer in one tensor; both are None for a
-    dense model. `gate_above_up` says that the experts of a layer are in one tensor with the outputs of gate before
+    dense model. `gate_above_up` says that the experts of a layer may be in one tensor with the outputs of gate before
     those of up, and inputs last. `chosen_experts` names the field with the number of experts of a token,
     `experts_switch` the one that says if a model of the type has experts at all. `heads_by_layer` says that layers may
     have key-value heads of other width and number than the model's fields say, or those of an earlier layer.
@@ -173,6 +173,7 @@ FAMILIES: dict[str, Family] = {
         kv_heads=2,
         experts="num_experts",
         expert_keys=_QWEN_EXPERTS,
+        gate_above_up=True,
         recurrent=True,
     ),
     "qwen3_5_text": Family({**_DENSE, **_DELTA}, kv_heads=4, recurrent=True),

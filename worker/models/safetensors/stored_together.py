@@ -67,12 +67,12 @@ class StoredTogether(Checkpoint):
 
 class StoredAbove(Checkpoint):
     """`gate_up_proj` (experts, 2 · width, hidden) has the outputs of gate before those of up, `down_proj` is (experts,
-    hidden, width)."""
+    hidden, width). Experts that are stored one by one are read so."""
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Tensor:
         """As in a plain checkpoint, with `…experts.3.up_proj.weight` for the parts of an expert."""
         found = _EXPERT.fullmatch(name)
-        if found is None:
+        if found is None or name in self:
             return super().read(name, dim, ranges)
         part, stem = found[3], f"{found[1]}.{'down' if found[3] == 'down' else 'gate_up'}_proj"
         matrix = one_of(super().read(stem), stem, int(found[2]))

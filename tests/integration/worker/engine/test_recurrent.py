@@ -180,6 +180,24 @@ def test_a_beginning_is_not_shared(engine: Engine) -> None:
     assert not engine.store.supports_prefix_sharing
 
 
+def test_experts_in_one_tensor(tmp_path: Path) -> None:
+    """Experts of a layer that are stored in two tensors, as Qwen3.5-MoE is published, are those stored one by one."""
+    folder = models.make("qwen3_5_moe_text", tmp_path)
+    apart = Running(load(folder, collective=Solo())).step(Row(0, PROMPT, 0, True))
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    stems = [name.removesuffix("0.gate_proj.weight") for name in tensors if ".experts.0.gate_proj" in name]
+    assert len(stems) == 3
+    for stem in stems:
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{stem}{expert}.{part}_proj.weight") for expert in range(8)])
+            for part in ("gate", "up", "down")
+        )
+        tensors |= {f"{stem}gate_up_proj": torch.cat([gate, up], 1), f"{stem}down_proj": down}
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert torch.equal(Running(load(folder, collective=Solo())).step(Row(0, PROMPT, 0, True)), apart)
+
+
 def test_heads_of_a_prediction_layer_are_left_out(tmp_path: Path) -> None:
     """Weights of a layer that predicts further tokens (mtp) change nothing; an unknown weight of a layer is refused."""
     folder = models.make("qwen3_5_text", tmp_path)

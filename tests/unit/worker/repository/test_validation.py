@@ -80,6 +80,7 @@ RECURRENT = LLAMA | {"model_type": "qwen3_5_text", "num_hidden_layers": 4}
         ({"linear_key_head_dim": -1}, 1, ModelFilesError, "linear_key_head_dim = -1"),
         ({"full_attention_interval": "4"}, 1, ModelFilesError, "full_attention_interval = 4; a whole number"),
         ({"hidden_act": "gelu"}, 1, UnsupportedArchitecture, "hidden_act = 'gelu'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, 1, UnsupportedArchitecture, "quantized as fp8 is not"),
     ],
 )
 def test_recurrent_layers_that_can_not_be_served(
