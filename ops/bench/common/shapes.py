@@ -30,6 +30,15 @@ _MIXED: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+# The layers of Qwen/Qwen3.5-0.8B, with a smaller vocabulary so that the layers are what shows.
+_RECURRENT: dict[str, Any] = {
+    "vocab_size": 32_768,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     # Small enough that the engine's own overhead is what shows.
     "tiny": {
@@ -68,6 +77,24 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     # A dense model that reads as many bytes a token as qwen3-moe-small.
     "qwen3-moe-dense": _MIXED,
+    "qwen3.5-0.8b": _RECURRENT
+    | {
+        "model_type": "qwen3_5_text",
+        "intermediate_size": 3584,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+    },
+    # A model of attention with as many weights in its products as qwen3.5-0.8b.
+    "qwen3.5-0.8b-dense": _RECURRENT
+    | {
+        "intermediate_size": 3680,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+    },
     # The shape of Qwen/Qwen3-8B: for GPUs.
     "qwen3-8b": {
         "vocab_size": 151_936,

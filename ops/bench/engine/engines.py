@@ -33,6 +33,10 @@ class Decoded:
     tokens: list[list[int]]
 
 
+SEQUENCES = 256
+"""Sequences whose recurrent states have room beside the tokens that are asked for."""
+
+
 class Furrow:
     """The engine and sampler as a leader uses them, without Redis; one rank of a group where `collective` is given."""
 
@@ -49,7 +53,8 @@ class Furrow:
         files = ModelFiles(config=config, weights=sorted(folder.glob("*.safetensors")), folder=folder)
         self._collective = collective or Solo()
         model = load(files, collective=self._collective, dtype=dtype, quant=quant, device=device)
-        store = store_for(model.cache_layout, kv_tokens, context_length(config), self._collective.world_size)
+        room = kv_tokens + SEQUENCES * model.cache_layout.state_tokens
+        store = store_for(model.cache_layout, room, context_length(config), self._collective.world_size)
         self._engine = Engine(model, store, self._collective)
         self.weight_bytes = model.weight_bytes
         self._engine.prepare()
