@@ -1,0 +1,84 @@
+"""A leader of a model with recurrent layers: states are lost with an epoch, a preemption or a failed step, and no
+token is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from torch import Tensor
+
+from control.replicas.health import write_poison
+from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from tests.integration.worker.leader_scene import LeaderScene
+from tests.models import make
+from worker.models.served import ServedModel
+from worker.native.library import library
+from worker.scheduling.scheduler import Scheduler
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+
+PROMPTS = [[10, 20, 30, 40], list(range(60)), [7, 7, 7]]
+TOKENS = 150
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("qwen3_5_text", tmp_path_factory.mktemp("recurrent"))
+
+
+@pytest.fixture
+def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
+    scene = LeaderScene(redis, folder)
+    scene.stop()
+    # One answer and its state fit beside the beginning of another, but not three whole ones.
+    scene.spec = msgspec.structs.replace(scene.spec, dtype="float32")
+    scene.start()
+    yield scene
+    scene.stop()
+
+
+def alone(scene: LeaderScene) -> list[list[int | None]]:
+    """The answers, one after the other."""
+    for index, prompt in enumerate(PROMPTS):
+        scene.ask(f"alone{index}", prompt, max_tokens=TOKENS)
+    return [scene.answer(f"alone{index}") for index in range(len(PROMPTS))]
+
+
+def poisoned(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_poison(scene.redis.client, MODEL, REPLICA, scene.epoch(), -1, "exited", "a test says so")
+
+
+def torn(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward that fails once it has changed the states."""
+    real, faults = ServedModel.forward, [MemoryError("once")]
+
+    def forward(model: ServedModel, *given: Any) -> Tensor:
+        logits = real(model, *given)
+        if faults:
+            raise faults.pop()
+        return logits
+
+    monkeypatch.setattr(ServedModel, "forward", forward)
+
+
+@pytest.mark.parametrize("strike", [poisoned, torn])
+def test_what_ends_an_epoch_costs_no_token(
+    scene: LeaderScene, strike: Callable[[LeaderScene, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that are struck together get the tokens of undisturbed ones, each once, in a new epoch."""
+    expected = alone(scene)
+    before, preempted = scene.epoch(), list[int]()
+    real = Scheduler._preempt
+    monkeypatch.setattr(Scheduler, "_preempt", lambda self, one: preempted.append(one.sid) or real(self, one))
+    for index, prompt in enumerate(PROMPTS):
+        scene.ask(f"struck{index}", prompt, max_tokens=TOKENS)
+    scene.under_way("struck0")
+    strike(scene, monkeypatch)
+    assert [scene.answer(f"struck{index}") for index in range(len(PROMPTS))] == expected
+    assert len({tuple(answer) for answer in expected}) == len(PROMPTS)
+    assert scene.epoch() > before, "the fault had no effect"
+    assert preempted, "memory must run out"
