@@ -104,25 +104,28 @@ def test_float32_from_sixteen_bits(family: str, tmp_path: Path, monkeypatch: pyt
     assert (logits_of(model, asked) - expected).abs().max() < 1e-4
 
 
+def held_out_texts(per_task: int) -> list[list[int]]:
+    """Conversations that the demonstration model never saw, `per_task` of each kind, at most 256 tokens of each."""
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    texts = ["".join(text for text, _ in conversation_pieces(one)) for one in held_out(seed=5, per_task=per_task)]
+    return [tokenizer.encode(text).ids[:256] for text in texts]
+
+
+def perplexity(model: ServedModel, asked: list[list[int]]) -> float:
+    losses: list[Tensor] = []
+    for start in range(0, len(asked), 16):
+        some = asked[start : start + 16]
+        for tokens, logits in zip(some, logits_of(model, some).split([len(tokens) for tokens in some]), strict=True):
+            losses.append(functional.cross_entropy(logits[:-1], torch.tensor(tokens[1:]), reduction="none"))
+    return float(torch.cat(losses).mean().exp())
+
+
 @pytest.mark.parametrize("quant", QUANTS)
 def test_perplexity_of_held_out_text(quant: str) -> None:
     """The demonstration model's perplexity on conversations that it never saw moves by less than one percent."""
-    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
-    texts = ["".join(text for text, _ in conversation_pieces(one)) for one in held_out(seed=5, per_task=8)]
-    asked = [tokenizer.encode(text).ids[:256] for text in texts]
-
-    def perplexity(model: ServedModel) -> float:
-        losses = []
-        for start in range(0, len(asked), 16):
-            some = asked[start : start + 16]
-            for tokens, logits in zip(
-                some, logits_of(model, some).split([len(tokens) for tokens in some]), strict=True
-            ):
-                losses.append(functional.cross_entropy(logits[:-1], torch.tensor(tokens[1:]), reduction="none"))
-        return float(torch.cat(losses).mean().exp())
-
-    exact = perplexity(load(MODEL_DIR, collective=Solo(), dtype="float32"))
-    packed = perplexity(load(MODEL_DIR, collective=Solo(), quant=quant))
+    asked = held_out_texts(per_task=8)
+    exact = perplexity(load(MODEL_DIR, collective=Solo(), dtype="float32"), asked)
+    packed = perplexity(load(MODEL_DIR, collective=Solo(), quant=quant), asked)
     assert exact > 1
     assert abs(packed / exact - 1) < 0.01
 
