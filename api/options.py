@@ -124,6 +124,12 @@ _OPTIONS = (
         help="Stored responses of one tenant, or of all callers without a key; the oldest responses are deleted.",
     ),
     _option(
+        "--keep-requests",
+        type=click.FloatRange(0, 2_592_000),
+        default=0.0,
+        help="Seconds for which Redis keeps prompt and tokens of a request that has ended, for `furrow replay`.",
+    ),
+    _option(
         "--strict",
         is_flag=True,
         help="Refuse token limits beyond the context instead of cutting them, and fields that have no effect.",

@@ -57,6 +57,8 @@ class ApiSettings:
     """Quota of one owner's stored responses; None: a part of Redis' memory (`api.generation.archive`)."""
     response_number: int = 100_000
     """How many stored responses one owner may have."""
+    keep_requests: float = 0.0
+    """How long prompt and tokens of a request that has ended are kept, for `furrow replay`."""
     grace: float = 30.0
     """How long open streams may go on after SIGTERM."""
     reader_timeout: float = 60.0

@@ -56,6 +56,7 @@ def origin_of(feed: Feed, followed: Followed, api: str, now_ms: int) -> Enqueue 
         body_hash=fields["body_hash"],
         view=fields["view"],
         received_ms=received_ms,
+        keep_ms=int(fields.get("keep", "0")),
     )
 
 

@@ -64,6 +64,7 @@ class Prepared:
             body_hash=self.caller.body_hash,
             view=self.view(member).encode(),
             received_ms=self.caller.request_log.received_ms,
+            keep_ms=round(1000 * settings.keep_requests),
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
             # The class low is for work without a reader: it may wait for any time.

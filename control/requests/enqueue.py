@@ -49,6 +49,8 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_tokens: int = 100_000_000
     max_queue_wait_ms: int = 0
     """Refused where the measured drain rate lets expect a longer wait; 0: however long."""
+    keep_ms: int = 0
+    """Time for which its prompt and log are kept after its end, to compute it again; 0: the prompt is dropped."""
     lost: bool = False
     """It was accepted before, and Redis has lost it: no bound refuses it, and its key joins it to no other request."""
 
@@ -117,6 +119,7 @@ def _enqueue(request: Enqueue, staged: _Staged) -> Call[Enqueued]:
         *(encode(params), request.view, request.received_ms),
         *(request.max_queued_requests, request.max_queued_tokens, request.max_queue_wait_ms),
         *(staged.tokenless, int(request.lost), request.account, request.hold, staged.ended, staged.entries),
+        request.keep_ms,
     )
     return Call("enqueue", (keys.load, staged.key or keys.staged(request.rid, "none")), args, parse)
 

@@ -41,11 +41,13 @@ local function count_usage(base, rid, account, prompt, state, now)
   redis.call('PEXPIRE', usage, USAGE_MS)
 end
 
--- Close a request, for every kind of end: remove it from the queue, drop its prompt, and set its TTL to the retention.
+-- Close a request, for every kind of end: remove it from the queue, drop its prompt unless it is kept, and set its TTL to
+-- the retention, or to the time for which it is kept.
 local function close_request(base, rid, state, now)
   local req = base .. 'req:' .. rid
   local was = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens', 'idempotency', 'account',
-    'replica', 'n')
+    'replica', 'n', 'keep')
+  local keep = tonumber(was[10] or '0')
   remove(base, was[2], was[3], was[4])
   if was[1] == 'queued' then
     count_out(base, rid, was[2], was[3], tonumber(was[5]), tonumber(was[9]))
@@ -53,10 +55,10 @@ local function close_request(base, rid, state, now)
     redis.call('ZREM', running_on(base, was[8] or ''), place_of(rid, was[2], was[4], was[3]))
   end
   redis.call('HSET', req, 'state', state, 't_last', whole(now))
-  redis.call('HDEL', req, 'params', 'orphan_at', 'suspect')
+  redis.call('HDEL', req, 'orphan_at', 'suspect', keep == 0 and 'params' or 'orphan_at')
   redis.call('ZREM', base .. 'orphans', rid)
-  redis.call('PEXPIRE', req, RETENTION_MS)
-  redis.call('PEXPIRE', base .. 'log:' .. rid, RETENTION_MS)
+  redis.call('PEXPIRE', req, whole(math.max(keep, RETENTION_MS)))
+  redis.call('PEXPIRE', base .. 'log:' .. rid, whole(math.max(keep, RETENTION_MS)))
   if was[6] and was[6] ~= '' then
     redis.call('PEXPIRE', base .. 'idem:' .. was[3] .. ':' .. was[6], RETENTION_MS)
   end

@@ -8,10 +8,11 @@
 --      20 1 if Redis had it and lost it: it is not refused, and joins nothing but itself; else 0
 --      21 what its usage is counted under, '' for nothing  22 id under which its key's limits were taken, '' for none
 --      23 choices that have ended in the delivered entries  24 delivered entries in the staged log (int)
+--      25 ms for which it is kept after its end (int), 0 for the retention
 -- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait, 'requests'|'tokens'|'wait'},
 --      {'CONFLICT', rid} or {'LAPSED'}: the staged log is not there any more.
 --@keys hash stream
---@arguments base word text class positive positive digits positive text text text text name text count count count count count flag text text choices count
+--@arguments base word text class positive positive digits positive text text text text name text count count count count count flag text text choices count count
 --@model bell orphans classes
 --@include clock
 --@include bell
@@ -122,6 +123,9 @@ redis.call('HSET', req, 'state', 'queued', 'owner', '', 'stream', queue, 'entry'
   'seq', whole(delivered), 'tokenless', ARGV[19], 'followers', api, 'ticket', ticket,
   't_received', ARGV[15], 't_enqueued', whole(now), 'idempotency', taken and '' or key,
   'body_hash', key ~= '' and ARGV[12] or '', 'account', ARGV[21], 'hold', ARGV[22], 'ended', ARGV[23])
+if tonumber(ARGV[25]) > 0 then
+  redis.call('HSET', req, 'keep', ARGV[25])
+end
 note_follower(base, api, rid)
 local life = whole(deadline + RETENTION_MS)
 redis.call('PEXPIRE', req, life)

@@ -25,7 +25,7 @@ local names, fields, params = {}, {}, ''
 for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
   if name ~= 'params' then
     names[#names + 1] = name
-  elseif ARGV[5] == '1' then
+  elseif ARGV[5] == '1' and (was[1] == 'queued' or was[1] == 'running') then
     params = redis.call('HGET', KEYS[1], 'params')
   end
 end

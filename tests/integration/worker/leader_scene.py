@@ -64,12 +64,13 @@ class LeaderScene:
         cache_salt: str = "",
         tenant: str = "t",
         priority: str = "normal",
+        keep_ms: int = 0,
         **sampling: Any,
     ) -> None:
         fields = {"max_tokens": LONG, "temperature": 0.0} | sampling
         params = GenerationRequest(prompt=prompt or PROMPT, sampling=Sampling(**fields), cache_salt=cache_salt)
-        call = requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant=tenant, priority=priority))
-        self.redis.run(call)
+        asked = Enqueue(rid=rid, model=MODEL, params=params, tenant=tenant, priority=priority, keep_ms=keep_ms)
+        self.redis.run(requests.enqueue(asked))
 
     def log(self, rid: str) -> list[LogEntry]:
         return [entry for page in read_pages(self.redis.client, MODEL, rid) for entry in page]

@@ -1,0 +1,111 @@
+"""Requests that were kept with their prompt after their end, computed once more and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from control.errors import RequestNotFound
+from control.keys import ModelKeys
+from control.messages import GenerationRequest, LogEntry, decode_request
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, read, run, run_every
+from control.requests.enqueue import Enqueue, enqueue
+from control.requests.history import read_pages
+
+TENANT = "furrow-replay"
+"""Tenant of the requests that replay others."""
+COMPARED_ENDS = ("stop", "length")
+"""Ends that follow from tokens; a cancel, a deadline and a failure don't."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRequest:
+    """A request that has ended, with its prompt, its parameters and its token log."""
+
+    model: str
+    rid: str
+    params: GenerationRequest
+    entries: list[LogEntry]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its longest choice."""
+        counts = [0] * self.params.sampling.n
+        for entry in self.entries:
+            counts[entry.choice] += entry.token is not None
+        return max(counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first entry of a choice that differs: `then` is the kept one, `now` the other; None where there is none."""
+
+    choice: int
+    position: int
+    then: LogEntry | None
+    now: LogEntry | None
+
+
+def find_kept(client: SyncRedis, models: Iterable[str], rid: str) -> KeptRequest:
+    """Raises RequestNotFound where no model has the request, where it runs, or where its prompt was not kept."""
+    named = list(models)
+    found = run_every(client, [_look(model, rid) for model in named])
+    for model, (state, params) in zip(named, found, strict=True):
+        if state is None:
+            continue
+        if state in ("queued", "running"):
+            raise RequestNotFound(f"Request {rid!r} has not ended. Wait until it has.")
+        if params is None:
+            raise RequestNotFound(
+                f"The prompt of request {rid!r} was not kept. Start the API with --keep-requests SECONDS and ask again."
+            )
+        entries = [entry for page in read_pages(client, model, rid) for entry in page]
+        return KeptRequest(model, rid, decode_request(params), entries)
+    raise RequestNotFound(f"No request {rid!r} in any model. Its time of --keep-requests may be over.")
+
+
+def replay(client: SyncRedis, kept: KeptRequest, rid: str) -> None:
+    """Enqueue the request once more as `rid`, with its seed, as long as it was. Raises QueueFull."""
+    sampling = msgspec.structs.replace(kept.params.sampling, max_tokens=kept.tokens or kept.params.sampling.max_tokens)
+    params = msgspec.structs.replace(kept.params, sampling=sampling)
+    request = Enqueue(rid=rid, model=kept.model, params=params, tenant=TENANT, priority="low", on_disconnect="continue")
+    run(client, enqueue(request))
+
+
+def differences(kept: KeptRequest, entries: list[LogEntry]) -> list[Difference]:
+    """The first difference of each choice, in token, log probabilities or end."""
+    found: list[Difference] = []
+    for choice in range(kept.params.sampling.n):
+        then, now = _of_choice(kept.entries, choice), _of_choice(entries, choice)
+        ended = bool(then) and then[-1].finish in COMPARED_ENDS
+        for position in range(max(len(then), len(now)) if ended else len([one for one in then if _tells(one)])):
+            first = then[position] if position < len(then) else None
+            second = now[position] if position < len(now) else None
+            if first is None or second is None or _content(first, ended) != _content(second, ended):
+                found.append(Difference(choice, position, first, second))
+                break
+    return found
+
+
+def _of_choice(entries: list[LogEntry], choice: int) -> list[LogEntry]:
+    return [entry for entry in entries if entry.choice == choice]
+
+
+def _tells(entry: LogEntry) -> bool:
+    return entry.token is not None or entry.prompt is not None
+
+
+def _content(entry: LogEntry, ended: bool) -> tuple[object, ...]:
+    """An entry without its number and what it says of the cache; with its end where that follows from the tokens."""
+    return entry.token, entry.logprobs, entry.prompt, entry.vector, (entry.finish, entry.cause) if ended else None
+
+
+def _look(model: str, rid: str) -> Call[tuple[str | None, str | None]]:
+    def parse(reply: list[str | None]) -> tuple[str | None, str | None]:
+        state, params = reply
+        return state, params
+
+    return read("HMGET", ModelKeys(model).request(rid), "state", "params", parse=parse)

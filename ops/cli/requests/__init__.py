@@ -1,0 +1,1 @@
+"""Commands about requests: dead letters, and requests computed again."""

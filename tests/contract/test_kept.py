@@ -1,0 +1,89 @@
+"""Requests that are kept after their end: prompt and log stay for that long, and nobody brings one back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from control import requests
+from control.constants import RETENTION_MS
+from control.errors import RequestNotFound
+from control.messages import GenerationRequest, LogEntry, Sampling
+from control.requests import Emission
+from control.requests.upkeep.replay import Difference, KeptRequest, differences, find_kept, replay
+from tests.contract.conftest import MODEL, Farm, last, token
+
+MONTH_MS = 30 * 86_400_000
+
+
+def ended(farm: Farm, rid: str, keep_ms: int) -> None:
+    lease = farm.lead()
+    farm.put(rid, api="api1", keep_ms=keep_ms)
+    farm.claim(lease)
+    farm.emit(lease, Emission(rid, 1, [token(1), last(2)], "finished"))
+
+
+@pytest.mark.parametrize("keep_ms", [RETENTION_MS // 2, MONTH_MS])
+def test_a_kept_request_has_its_prompt_and_its_log(farm: Farm, keep_ms: int) -> None:
+    """For as long as was asked for, and never shorter than any request."""
+    ended(farm, "a", keep_ms)
+    kept = find_kept(farm.client, ["other", MODEL], "a")
+    assert kept.params.prompt and [entry.seq for entry in kept.entries] == [1, 2] and kept.tokens == 2
+    for key in (farm.keys.request("a"), farm.keys.log("a")):
+        assert 0.9 * max(keep_ms, RETENTION_MS) < farm.client.pttl(key) <= max(keep_ms, RETENTION_MS)
+
+
+def test_a_request_is_not_kept_unasked(farm: Farm) -> None:
+    """The message names the option; one that runs, or is unknown, is refused as well."""
+    ended(farm, "a", 0)
+    farm.put("b", keep_ms=MONTH_MS)
+    for rid, words in (("a", "--keep-requests SECONDS"), ("b", "has not ended"), ("c", "No request 'c'")):
+        with pytest.raises(RequestNotFound, match=words):
+            find_kept(farm.client, [MODEL], rid)
+
+
+def test_a_follower_of_a_kept_request_does_not_bring_it_back(farm: Farm) -> None:
+    """What has ended is not told with its parameters: an API process would enqueue it again after a loss of data."""
+    ended(farm, "a", MONTH_MS)
+    assert farm.run(requests.follow(MODEL, "a", "", "t", 0, params=True)).params == ""
+    farm.put("b", keep_ms=MONTH_MS)
+    assert farm.run(requests.follow(MODEL, "b", "", "t", 0, params=True)).params
+
+
+def test_a_replay_is_the_same_request_as_long_as_it_was(farm: Farm) -> None:
+    """It has the seed and the prompt of the first, and a tenant of its own."""
+    ended(farm, "a", MONTH_MS)
+    kept = find_kept(farm.client, [MODEL], "a")
+    replay(farm.client, kept, "again")
+    [claimed] = farm.claim(farm.lead()).requests
+    assert claimed.rid == "again" and farm.field("again", "tenant") == "furrow-replay"
+    assert farm.field("again", "keep") is None
+    same = msgspec.structs.replace(kept.params.sampling, max_tokens=2)
+    assert (
+        farm.field("again", "params")
+        == msgspec.json.encode(msgspec.structs.replace(kept.params, sampling=same)).decode()
+    )
+
+
+def entries(*tokens: int, finish: str | None = None, choice: int = 0) -> list[LogEntry]:
+    found = [LogEntry(seq, choice, one) for seq, one in enumerate(tokens, 1)]
+    return [*found[:-1], msgspec.structs.replace(found[-1], finish=finish)]
+
+
+def test_differences() -> None:
+    """Of tokens, lengths and ends; of a request that was cancelled only the tokens that it had count."""
+
+    def kept(*log: LogEntry) -> KeptRequest:
+        params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=9, n=1 + max(one.choice for one in log)))
+        return KeptRequest("m", "a", params, list(log))
+
+    first = kept(*entries(1, 2, 3, finish="length"))
+    assert differences(first, entries(1, 2, 3, finish="length")) == []
+    other = entries(1, 2, 4, finish="length")
+    assert differences(first, other) == [Difference(0, 2, first.entries[2], other[2])]
+    assert differences(first, entries(1, 2)) == [Difference(0, 2, first.entries[2], None)]
+    assert differences(first, entries(1, 2, 3, finish="stop"))[0].position == 2
+    cancelled = kept(*entries(1, 2), LogEntry(3, 0, None, "cancelled", "by the client"))
+    assert differences(cancelled, entries(1, 2, finish="length")) == []
+    two = kept(*entries(1, 2, finish="stop"), *entries(5, 6, finish="stop", choice=1))
+    assert [one.choice for one in differences(two, entries(1, 2, finish="stop"))] == [1]
