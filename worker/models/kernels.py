@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from worker.kernels.activation import GELU_TANH, SILU, gated
 from worker.kernels.norm import rms_norm
 from worker.kernels.rotary import rotate
+from worker.repository.families import INTERLEAVED
 from worker.verdicts import switches
 
 TYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 ROTARY = "apply_rotary_pos_emb"
-INTERLEAVED = {"cohere", "cohere2", "ernie4_5", "glm", "glm4"}
-"""Families whose rotary pairs are neighbours, and not half a head apart."""
 ROTATED_ALONE = {"gemma4_text"}
 """Families that rotate queries and keys in calls of their own, of another signature."""
 

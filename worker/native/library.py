@@ -16,7 +16,8 @@ from worker.native.build import build
 
 log = structlog.get_logger()
 
-SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)
+SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED = range(4)
+EACH_HEAD, EACH_TURNED_HEAD, ALL_HEADS = range(3)
 
 
 class Groups(NamedTuple):
@@ -69,7 +70,7 @@ class Norm(ctypes.Structure):
 
 
 class Rotary(ctypes.Structure):
-    _fields_ = [("frequencies", c_void_p), ("scale", c_float), ("dim", c_int64)]
+    _fields_ = [("frequencies", c_void_p), ("scale", c_float), ("dim", c_int64), ("neighbours", c_int32)]
 
 
 class Expert(ctypes.Structure):
@@ -112,6 +113,7 @@ class Layer(ctypes.Structure):
         ("after_feed_forward", Norm),
         ("query", Norm),
         ("key", Norm),
+        ("head_norms", c_int32),
         ("query_key_value", Linear),
         ("attention_out", Linear),
         ("gate_up", Linear),

@@ -206,6 +206,9 @@ REFUSED: dict[str, str] = {
 }
 """Well-known model types that are not served, with the reason."""
 
+INTERLEAVED = {"cohere", "cohere2", "ernie4_5", "glm", "glm4"}
+"""Families whose rotary pairs are neighbours, and not half a head apart."""
+
 BATCHABLE_ROPE = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings that are served. `dynamic` and `longrope` depend on the batch's longest sequence: one user's length
 would change another's answer."""

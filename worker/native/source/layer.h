@@ -34,10 +34,10 @@ enum Kind : int32_t {
 constexpr bool included(Kind kind) { return FURROW_KINDS >> kind & 1; }
 
 // Of the gate of a feed-forward network.
-enum Activation : int32_t { SILU, GELU_TANH, CLAMPED_SWIGLU };
+enum Activation : int32_t { SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED };
 
 // The product of gate and up: activation(gate) · up. CLAMPED_SWIGLU, of gpt_oss, is g / (1 + e^(-slope · g)) · (u + 1), with g at most
-// `limit` and u within ± limit.
+// `limit` and u within ± limit. RELU_SQUARED has no gate: it is max(0, u)², of the only projection.
 struct Gate {
   Activation activation;
   float slope, limit;  // of CLAMPED_SWIGLU
@@ -75,7 +75,11 @@ struct Rotary {
   const float* frequencies;  // dim / 2
   float scale;               // of sines and cosines
   int64_t dim;               // numbers of a head that are turned, from its first on
+  int32_t neighbours;        // 1: the numbers of a pair lie next to each other instead
 };
+
+// The numbers that a norm of queries or keys takes together: a head, a head that was turned already, or all heads.
+enum HeadNorms : int32_t { EACH_HEAD, EACH_TURNED_HEAD, ALL_HEADS };
 
 // A gated feed-forward network of a mixture.
 struct Expert {
@@ -113,6 +117,7 @@ struct Delta {
 // Any norm may be absent. `after_…` norms the output of a sublayer before it is added.
 struct Layer {
   Norm before_attention, after_attention, before_feed_forward, after_feed_forward, query, key;
+  HeadNorms head_norms;
   Linear query_key_value, attention_out, gate_up, down;
   const float* sinks;  // by head, the score of an additional position without a value; null: none
   int64_t window;  // positions that a token sees, itself included; 0: all

@@ -56,9 +56,19 @@ inline void clamped_swiglu(const Gate& by, const float* both, int64_t count, flo
   }
 }
 
+inline void square_positive(const float* x, int64_t count, float* out) {
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) {
+    const Floats kept = larger(all(0.0f), load(x + at));  // NaN stays NaN
+    store(out + at, kept * kept);
+  }
+  for (; at < count; ++at) out[at] = x[at] < 0.0f ? 0.0f : x[at] * x[at];
+}
+
 inline void gate(const Gate& by, const float* both, int64_t count, float* out) {
   if (by.activation == SILU) return gate<SILU>(both, count, out);
   if (by.activation == GELU_TANH) return gate<GELU_TANH>(both, count, out);
+  if (by.activation == RELU_SQUARED) return square_positive(both, count, out);
   clamped_swiglu(by, both, count, out);
 }
 
@@ -92,6 +102,16 @@ inline void rotate(float* head, const float* turns, int64_t dim) {
     const float x = head[at], y = other[at], cosine = turns[at], sine = turns[half + at];
     head[at] = x * cosine - y * sine;
     other[at] = y * cosine + x * sine;
+  }
+}
+
+// The same for pairs of neighbours.
+inline void rotate_neighbours(float* head, const float* turns, int64_t dim) {
+  const int64_t half = dim / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    const float x = head[2 * i], y = head[2 * i + 1], cosine = turns[i], sine = turns[half + i];
+    head[2 * i] = x * cosine - y * sine;
+    head[2 * i + 1] = y * cosine + x * sine;
   }
 }
 

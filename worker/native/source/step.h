@@ -84,9 +84,12 @@ class Step {
     });
   }
 
+  // The rows as they are where the norm is absent.
   void normalize_all(Hand& hand, const Norm& norm) {
     each_token(hand, [&](int64_t token) {
-      normalize(norm, hidden(token), model_.hidden, scratch_.normed + token * model_.hidden);
+      float* out = scratch_.normed + token * model_.hidden;
+      if (norm.weight) return normalize(norm, hidden(token), model_.hidden, out);
+      std::memcpy(out, hidden(token), model_.hidden * sizeof(float));
     });
   }
 
@@ -103,7 +106,7 @@ class Step {
     const int64_t inner = layer.down.inputs;
     multiply(hand, layer.gate_up, scratch_.normed, scratch_.both);
     each_token(hand, [&](int64_t token) {
-      gate(model_.gate, scratch_.both + token * 2 * inner, inner, scratch_.gated + token * inner);
+      gate(model_.gate, scratch_.both + token * layer.gate_up.outputs, inner, scratch_.gated + token * inner);
     });
     add(hand, layer.down, scratch_.gated, layer.after_feed_forward);
   }
@@ -133,16 +136,30 @@ class Step {
     const int64_t token = span.first + number, dim = model_.head_dim;
     float* row = scratch_.projected + token * width();
     float* keys = span.keys + layer.cache * span.layer_stride + (span.offset + number) * dim;
+    if (layer.query.weight && layer.head_norms == ALL_HEADS) {
+      float* first = row + model_.heads * dim;
+      normalize(layer.query, row, model_.heads * dim, row);
+      normalize(layer.key, first, model_.shared_heads * dim, first);
+    }
     for (int64_t head = 0; head < model_.heads + model_.shared_heads; ++head) {
       const bool query = head < model_.heads;
-      const Norm& norm = query ? layer.query : layer.key;
-      if (norm.weight) normalize(norm, row, dim, row);
-      if (layer.rotary >= 0) rotate(row, turns(token, layer.rotary), rotaries_[layer.rotary].dim);
+      turn_head(layer, query ? layer.query : layer.key, token, row);
       if (!query) std::memcpy(keys + (head - model_.heads) * span.head_stride, row, dim * sizeof(float));
       row += query ? query_stride() : dim;
     }
     for (int64_t head = 0; head < model_.shared_heads; ++head, row += dim)
       std::memcpy(keys + span.values + head * span.head_stride, row, dim * sizeof(float));
+  }
+
+  // Norms a head of a query or key, and turns it.
+  void turn_head(const Layer& layer, const Norm& norm, int64_t token, float* head) const {
+    const int64_t dim = model_.head_dim;
+    if (norm.weight && layer.head_norms == EACH_HEAD) normalize(norm, head, dim, head);
+    if (layer.rotary >= 0) {
+      const Rotary& rotary = rotaries_[layer.rotary];
+      (rotary.neighbours ? rotate_neighbours : rotate)(head, turns(token, layer.rotary), rotary.dim);
+    }
+    if (norm.weight && layer.head_norms == EACH_TURNED_HEAD) normalize(norm, head, dim, head);
   }
 
   void attend_all(Hand& hand, const Layer& layer) {

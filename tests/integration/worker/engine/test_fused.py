@@ -19,6 +19,7 @@ from worker.kv.slabs import SlabStore
 from worker.models import kernels, loading
 from worker.models.loading import load
 from worker.native.host import SWITCH
+from worker.repository.families import INTERLEAVED
 
 JOBS = [Job(1, list(range(11)), 8, 2), Job(2, list(range(40, 45)), 16, 2, start=1)]
 
@@ -53,7 +54,7 @@ def test_fused_models_have_the_same_logits(
     monkeypatch.setattr(modelling, kernels.ROTARY, plain)  # so that it is put back
     before = play(Engine(model, SlabStore(model.cache_layout, 64), Solo()), write(JOBS))
     assert kernels.fuse(model._module) == REPLACED[family]
-    left = kernels.INTERLEAVED | kernels.ROTATED_ALONE
+    left = INTERLEAVED | kernels.ROTATED_ALONE
     assert (getattr(modelling, kernels.ROTARY) is plain) == (family in left)
     after = play(Engine(model, SlabStore(model.cache_layout, 64), Solo()), write(JOBS))
     for job in JOBS:

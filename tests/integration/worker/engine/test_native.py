@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a
 Checkpoint = Callable[[str], Path]
 
 PROMPT = torch.randint(0, 128, (60,), generator=torch.Generator().manual_seed(1)).tolist()
-NEAR = {None: 1e-4, "f16": 1e-3, "int8": 0.5}
+NEAR = {None: 1e-4, "f16": 1e-3, "int8": 0.6}
 """By packing, the largest difference of two logits; with 8 bits a value that is rounded the other way moves some."""
 
 
@@ -76,7 +76,9 @@ def test_it_says_what_torch_says(
 
 
 @pytest.mark.parametrize("quant", list(NEAR))
-@pytest.mark.parametrize("family", ["gemma3_text", "mistral", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next"])
+@pytest.mark.parametrize(
+    "family", ["gemma3_text", "glm4", "mistral", "olmo3", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next"]
+)
 def test_a_sequence_has_the_same_bits_in_any_company(
     family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

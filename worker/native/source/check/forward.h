@@ -42,7 +42,7 @@ class Forward {
     Values logits(count * VOCABULARY);
     std::vector<int64_t> positions(count), sampled(count);
     std::iota(positions.begin(), positions.end(), offset), std::iota(sampled.begin(), sampled.end(), 0);
-    const Rotary rotary{frequencies_.data(), 1.0f, DIM};
+    const Rotary rotary{frequencies_.data(), 1.0f, DIM, 0};
     Layer layer{};
     layer.before_attention = layer.before_feed_forward = {ones_.data(), EPSILON};
     layer.query = layer.key = {ones_.data(), EPSILON};
