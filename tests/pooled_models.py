@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, processors
-from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests import models
@@ -58,13 +58,7 @@ def make(
         width = outputs
     if normalize:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))
-    _write(
-        folder / "modules.json",
-        [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{module}"}
-            for index, (module, path) in enumerate(modules)
-        ],
-    )
+    _write_modules(folder, modules)
     for name, content in files.items():
         _write(folder / f"{name}.json", content)
     return folder
@@ -76,6 +70,29 @@ def make_cross_encoder(kind: str, folder: Path, labels: int = 1, **changes: Any)
     torch.manual_seed(0)
     _save(AutoModelForSequenceClassification.from_config(config), folder, pairs=kind == "bert")
     return folder
+
+
+def make_reranker(folder: Path) -> Path:
+    """Save a random causal model that scores pairs by the logits of "yes" and "no". Returns `folder`."""
+    models.make("qwen3", folder, vocab_size=models.VOCAB_SIZE + 2)
+    path = folder / "tokenizer.json"
+    tokens = json.loads(path.read_text())
+    tokens["model"]["vocab"] |= {"yes": models.VOCAB_SIZE, "no": models.VOCAB_SIZE + 1}
+    path.write_text(json.dumps(tokens))
+    place = "1_LogitScore"
+    labels = {"true_token_id": models.VOCAB_SIZE, "false_token_id": models.VOCAB_SIZE + 1}
+    _write(folder / place / "config.json", labels)
+    _write_modules(folder, [("Transformer", ""), ("LogitScore", place)])
+    return folder
+
+
+def reranked(folder: Path, text: str) -> float:
+    """The probability of "yes" beside "no" after a text, by transformers in float64."""
+    core = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([core.encode(text, add_special_tokens=False).ids])).logits[0, -1]
+    return float(logits[-2:].softmax(dim=0)[0])
 
 
 def reference(folder: Path, tokens: list[int]) -> torch.Tensor:
@@ -126,6 +143,16 @@ def _save(model: Any, folder: Path, pairs: bool) -> None:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     tokenizer(pairs).save_pretrained(folder)
+
+
+def _write_modules(folder: Path, modules: list[tuple[str, str]]) -> None:
+    _write(
+        folder / "modules.json",
+        [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{module}"}
+            for index, (module, path) in enumerate(modules)
+        ],
+    )
 
 
 def _write(path: Path, content: Any) -> None:

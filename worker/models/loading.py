@@ -33,7 +33,7 @@ from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.unsupported import NotNative
 from worker.models.packed.cache import WeightCache
 from worker.models.packed.subject import subject_of
-from worker.models.pooled.loading import load_encoder, load_pooler, show_hidden_states
+from worker.models.pooled.loading import label_head, load_encoder, load_pooler, show_hidden_states
 from worker.models.quantizer import Quantizer
 from worker.models.recurrent import install
 from worker.models.safetensors.quantized import QuantizedCheckpoint
@@ -180,7 +180,8 @@ class _Load:
             return ServedModel(model, self.link, layout, model.config.vocab_size)
         show_hidden_states(model, self.dtype, self.device)
         whole = WholeLayout(not config.get("use_bidirectional_attention"), self.dtype, self.device)
-        pooler = load_pooler(pooling, self.dtype, self.device)
+        head = label_head(self.files, pooling, self.dtype, self.device)
+        pooler = load_pooler(pooling, self.dtype, self.device, head)
         places = whole if is_whole(config, pooling) else layout
         return ServedModel(model, self.link, places, model.config.vocab_size, pooler)
 

@@ -24,6 +24,7 @@ from worker.repository.gguf.model import read_model
 from worker.repository.gguf.selection import choose, is_model, names_in
 from worker.repository.gguf.tokenizer import refusal
 from worker.repository.packaged import PACKAGED, packaged
+from worker.repository.pooling.sentence_transformers import MODULES, module_files
 
 log = structlog.get_logger()
 
@@ -204,6 +205,9 @@ def _download(hub: _Hub, gguf: str | None) -> Path:
             raise ModelFilesError(f"{name} is missing {at}.")
     for name in OPTIONAL:
         hub.fetch(name)
+    if (modules := hub.fetch(MODULES)) is not None:
+        for name in module_files(modules):
+            hub.fetch(name)
     return config.parent
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from api.models.models import ServedModel
@@ -11,6 +12,8 @@ from control.messages import PoolingAssets
 
 _SURELY_CHARACTERS = 8
 """Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
+
+_FIELD = re.compile(r"\{(instruction|query|document)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,10 @@ def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> 
     tokenizer = served.vocabulary.tokenizer
     if pooling.pair:
         instruction = body.instruction if body.instruction is not None else pooling.instruction
-        texts = [
-            pooling.pair.replace("{instruction}", instruction).replace("{query}", query, 1) + document
-            for query, document in pairs
-        ]
-        return [Encoded(one.ids) for one in tokenizer.encode_batch_fast(texts)]
+        _check_characters("instruction", "instruction", instruction, served)
+        fields = [{"instruction": instruction, "query": query, "document": document} for query, document in pairs]
+        texts = [_FIELD.sub(lambda found, one=one: one[found[1]], pooling.pair) for one in fields]
+        return [Encoded(one.ids) for one in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
     if body.instruction is not None:
         raise RequestError("'instruction' has no effect on this model; leave it out.", param="instruction")
     both = [(_lower(query, pooling), _lower(document, pooling)) for query, document in pairs]

@@ -34,9 +34,11 @@ class Reader:
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
 
-    def __call__(self, name: str, shape: list[int]) -> Tensor:
-        """Raises ModelFilesError for a tensor that is missing or has another shape."""
+    def __call__(self, name: str, shape: list[int], rows: list[int] | None = None) -> Tensor:
+        """The tensor, or these rows of it. Raises ModelFilesError for one that is missing or has another shape."""
         stored = checked(name, self._checkpoint.read(name), shape)
+        if rows is not None:
+            stored = stored[rows]
         return stored.to(self._device, self._dtype, copy=True)
 
 
@@ -76,6 +78,17 @@ def load_pooler(pooling: Pooling, dtype: torch.dtype, device: torch.device, head
             bias = read("linear.bias", [dense.outputs]) if dense.bias else None
             projections.append(Projection(weight, bias, dense.activation))
     return Pooler(pooling.pool, projections, pooling.normalize)
+
+
+def label_head(files: ModelFiles, pooling: Pooling, dtype: torch.dtype, device: torch.device) -> list[Projection]:
+    """The score of a causal reranker: the logit of its first label less that of the second. Raises ModelFilesError."""
+    if pooling.labels is None:
+        return []
+    with Checkpoint(files.weights) as checkpoint:
+        read = Reader(checkpoint, dtype, device)
+        name = "lm_head.weight" if "lm_head.weight" in read else "model.embed_tokens.weight"
+        rows = read(name, [files.config["vocab_size"], files.config["hidden_size"]], list(pooling.labels))
+    return [Projection(rows[:1] - rows[1:], None, pooling.activation)]
 
 
 def show_hidden_states(model: Any, dtype: torch.dtype, device: torch.device) -> None:

@@ -12,6 +12,7 @@ from worker.repository.pooling.sentence_transformers import (
     PROMPTS,
     activation_of,
     read_embedding,
+    read_label_tokens,
     read_object,
 )
 
@@ -23,6 +24,14 @@ BIDIRECTIONAL = {"gemma3_text"}
 """Types of decoders that attend in both directions where config.json says so."""
 
 ACTIVATIONS = {"gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"}
+QWEN3_PAIR = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n'
+    "<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""The form of a pair that Qwen3-Reranker was trained on, from its model card."""
+
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _LARGEST = 2**31 - 1
 _LAYERS = 4096
@@ -32,10 +41,13 @@ def described(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the model in `folder`, with its pooling where it gives vectors or scores. Raises
     ModelFilesError and UnsupportedArchitecture."""
     config = {name: value for name, value in config.items() if name != FIELD}
-    if (folder / MODULES).is_file():
-        return with_pooling(config, read_embedding(folder, config))
-    if _architecture(config).endswith("ForSequenceClassification") and config["model_type"] in ENCODERS:
+    if _architecture(config).endswith("ForSequenceClassification"):
         return with_pooling(config, _cross_encoder(folder, config))
+    if (folder / MODULES).is_file():
+        labels = read_label_tokens(folder)
+        if labels is None:
+            return with_pooling(config, read_embedding(folder, config))
+        return with_pooling(config, _causal_reranker(folder, config, labels))
     if config["model_type"] in ENCODERS:
         raise UnsupportedArchitecture(
             f"{folder} is an encoder without {MODULES}, so how its vectors are pooled is not known. Save it with "
@@ -122,6 +134,11 @@ def _architecture(config: dict[str, Any]) -> str:
 
 
 def _cross_encoder(folder: Path, config: dict[str, Any]) -> Pooling:
+    if config["model_type"] not in ENCODERS:
+        raise UnsupportedArchitecture(
+            f"{folder} is a classifier ({_architecture(config)}); served are those of {', '.join(sorted(ENCODERS))}, "
+            "and Qwen3-Reranker with modules.json and 1_LogitScore."
+        )
     labels = config.get("id2label")
     count = len(cast(dict[Any, Any], labels)) if isinstance(labels, dict) else config.get("num_labels", 2)
     if count != 1:
@@ -129,6 +146,18 @@ def _cross_encoder(folder: Path, config: dict[str, Any]) -> Pooling:
             f"{folder} classifies into {count} labels; served are models with one, which is the score of a pair."
         )
     return Pooling(kind="score", dimensions=1, activation=_activation(folder, config))
+
+
+def _causal_reranker(folder: Path, config: dict[str, Any], labels: tuple[int, int]) -> Pooling:
+    return Pooling(
+        kind="score",
+        dimensions=1,
+        pool="last",
+        labels=labels,
+        activation=_activation(folder, config),
+        pair=QWEN3_PAIR,
+        instruction=QWEN3_INSTRUCTION,
+    )
 
 
 def _activation(folder: Path, config: dict[str, Any]) -> Activation:

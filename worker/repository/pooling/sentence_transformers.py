@@ -66,6 +66,24 @@ def read_embedding(folder: Path, config: dict[str, Any]) -> Pooling:
     )
 
 
+def read_label_tokens(folder: Path) -> tuple[int, int] | None:
+    """The tokens for "yes" and "no" of a causal model that scores pairs by their logits, where modules.json says so.
+    Raises ModelFilesError and UnsupportedArchitecture."""
+    modules = _modules(folder)
+    if [kind for kind, _ in modules] != ["Transformer", "LogitScore"]:
+        return None
+    path = folder / modules[1][1] / "config.json"
+    config = read_object(path)
+    ids = config.get("true_token_id"), config.get("false_token_id")
+    vocabulary = read_object(folder / "tokenizer.json").get("model", {}).get("vocab", {})
+    if not isinstance(vocabulary, dict) or ids != (vocabulary.get("yes"), vocabulary.get("no")) or None in ids:
+        raise UnsupportedArchitecture(
+            f"{path} scores by the tokens {ids[0]!r} and {ids[1]!r}; served are models in the form of Qwen3-Reranker, "
+            "whose tokens are 'yes' and 'no'."
+        )
+    return cast(tuple[int, int], ids)
+
+
 def activation_of(name: object, where: Path) -> Activation:
     """torch's name of an activation, as `torch.nn.modules.linear.Identity`. Raises UnsupportedArchitecture."""
     found = _ACTIVATIONS.get(str(name).rpartition(".")[2])
@@ -82,7 +100,7 @@ def module_files(modules_json: Path) -> list[str]:
     for kind, path in _modules(modules_json.parent):
         if path:
             names.append(f"{path}/config.json")
-        if kind == "Dense":
+        if kind == "Dense":  # its weights; another module's are among the checkpoint's
             names.append(f"{path}/model.safetensors")
     return names
 

@@ -25,18 +25,22 @@ PROMPTS = {"prompts": {"query": "find: ", "plain": ""}}
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     embedder = pooled_models.make(
         "bert", tmp_path_factory.mktemp("embedder"), dense=(24,), config_sentence_transformers=PROMPTS
     )
-    return embedder, pooled_models.make_cross_encoder("bert", tmp_path_factory.mktemp("ranker"))
+    ranker = pooled_models.make_cross_encoder("bert", tmp_path_factory.mktemp("ranker"))
+    return embedder, ranker, pooled_models.make_reranker(tmp_path_factory.mktemp("judge"))
 
 
 @pytest.fixture(scope="module")
-def api(server: Server, folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
+def api(
+    server: Server, folders: tuple[Path, Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiProcess]:
     with (
         leading(server.url, "embedder", folders[0]),
         leading(server.url, "ranker", folders[1]),
+        leading(server.url, "judge", folders[2]),
         running_api(server.url, tmp_path_factory.mktemp("api")) as api,
     ):
         yield api
@@ -69,7 +73,7 @@ def same(found: list[float], expected: torch.Tensor) -> bool:
     return bool(torch.cosine_similarity(numbers, expected, dim=0) > 0.99999) and abs(numbers.norm() - 1) < 1e-5
 
 
-def test_vectors_are_those_of_the_model(client: openai.OpenAI, folders: tuple[Path, Path]) -> None:
+def test_vectors_are_those_of_the_model(client: openai.OpenAI, folders: tuple[Path, Path, Path]) -> None:
     """OpenAI's SDK asks for base64, and shows floats; an empty text is an input like others."""
     answer = client.embeddings.create(model="embedder", input=TEXTS)
     tokens = [tokens_of(text) for text in TEXTS]
@@ -165,6 +169,27 @@ def test_a_reranker_orders_documents(api: ApiProcess) -> None:
     assert first["results"] == [{"index": order[0], "relevance_score": scores[order[0]]}]
     _, pairs = post(api, "/v1/score", {"model": "ranker", "text_1": ["what", "x"], "text_2": ["one", "y"]})
     assert abs(pairs["data"][0]["score"] - scores[0]) < 1e-6
+
+
+PAIR = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: %s\n<Query>: %s\n<Document>: %s"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
+
+@pytest.mark.parametrize("instruction", [None, "short"])
+def test_a_causal_reranker_says_how_likely_yes_is(
+    api: ApiProcess, folders: tuple[Path, Path, Path], instruction: str | None
+) -> None:
+    """Qwen3-Reranker's own form of a pair, filled in once: fields in a text are text."""
+    documents = ["one", "{query} {instruction}"]
+    fields = {} if instruction is None else {"instruction": instruction}
+    _, found = post(api, "/score", {"model": "judge", "text_1": "what", "text_2": documents, **fields})
+    told = instruction or "Given a web search query, retrieve relevant passages that answer the query"
+    for one, document in zip(found["data"], documents, strict=True):
+        assert abs(one["score"] - pooled_models.reranked(folders[2], PAIR % (told, "what", document))) < 1e-5
 
 
 @pytest.mark.parametrize(
