@@ -19,6 +19,7 @@ from api.generation.archive import Archive
 from api.generation.existing import ExistingRequests
 from api.generation.sessions import Sessions
 from api.generation.submit import Submitter
+from api.images.loading import ImageLoader
 from api.models.grammar import GrammarChecks
 from api.models.models import Models
 from api.observability.metrics import Metrics
@@ -48,7 +49,8 @@ class Process:
         self.settler = Settler(self.batches)
         self.limiter = Limiter(self.batches, self.settler)
         self.bodies = Bodies(settings.body_limits)
-        self.models = Models(self.sync_client, settings)
+        self.images = ImageLoader()
+        self.models = Models(self.sync_client, settings, self.images)
         self.follower = Follower(self.client, self.batches, settings)
         self.orphans = OrphanReaper(self.sync_client, settings.api_id)
         self.heartbeat = Heartbeat(self.client, settings)
@@ -93,6 +95,7 @@ class Process:
         await self.keyring.stop()
         await self.orphans.stop()
         await self.models.stop()
+        await self.images.stop()
         await self.heartbeat.stop()
         await self.client.aclose()
         self.sync_client.close()

@@ -5,6 +5,8 @@ Each command is answered by exactly one reply (replies.py) that echoes its `epoc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -104,12 +106,39 @@ class GenerateStep(Command, tag="generate_step", frozen=True, kw_only=True):
     repeat: bool = False
 
 
-class GenerateStepWithImages(GenerateStep, tag="generate_step_with_images", frozen=True, kw_only=True):
-    """A step whose chunks hold image pads; every rank walks the same windows of `chunk_size`."""
+class StepImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An image in the prompt of sequence `sid`; the other fields are PromptImage's."""
 
-    image_token_id: int
-    image_data_uris: list[str]
+    sid: int
+    start: int
+    count: int
+    height: int
+    width: int
+    digest: str
+
+
+class GenerateStepWithImages(GenerateStep, tag="generate_step_with_images", frozen=True, kw_only=True):
+    """A step in which sequences with images begin: `images` are all images of theirs, in the order of their places.
+
+    A rank remembers them until the sequence leaves. It encodes an image when a row first holds one of its placeholders;
+    rank 0 then broadcasts the pixels, which no command carries. No row has more than `chunk_size` tokens.
+    """
+
+    images: list[StepImage]
     chunk_size: int
+
+
+def generate_step(
+    head: dict[str, int], model_id: str, change: BatchChange, repeat: bool = False, images: Sequence[StepImage] = ()
+) -> GenerateStep:
+    """The command of a step; `head` has its epoch and seq, `images` are those of the sequences that begin."""
+    if not images:
+        return GenerateStep(**head, model_id=model_id, change=change, repeat=repeat)
+    most = max(len(row.tokens) for row in change.rows)
+    given = list(images)
+    return GenerateStepWithImages(
+        **head, model_id=model_id, change=change, repeat=repeat, images=given, chunk_size=most
+    )
 
 
 class ClearKvCache(Command, tag="clear_kv_cache", frozen=True):

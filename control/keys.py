@@ -75,6 +75,9 @@ class ModelKeys:
     def log(self, rid: str) -> str:  # stream `<seq>-0`: emit -> api; as the request
         return f"{self.base}log:{rid}"
 
+    def images(self, rid: str) -> str:  # hash `image:piece` -> base64: stage_image, enqueue -> leader; until its end
+        return f"{self.base}images:{rid}"
+
     def staged(self, rid: str, repair: str) -> str:  # stream as log: repair, enqueue -> the same, renamed; 60 s
         return f"{self.base}staged:{rid}:{repair}"
 

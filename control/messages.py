@@ -85,11 +85,27 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     second: int = 0
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class PromptImage(msgspec.Struct, frozen=True, array_like=True):
+    """An image in a prompt: `count` placeholders from position `start` on stand for it.
+
+    `height` and `width` are those of its pixels as the model takes them; `digest` is the SHA-256 of these and the
+    pixels, in hexadecimal. The pixels lie beside the request (control.requests.images).
+    """
+
+    start: int
+    count: int
+    height: int
+    width: int
+    digest: str
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parameters of a generation; the `params` field of the request's hash."""
 
     prompt: list[int]
     sampling: Sampling
+    images: list[PromptImage] = []
+    """In the order of their places."""
     cache_salt: str = ""
     """Its prefixes are shared only among requests with the same salt."""
     inputs: list[Input] = []
@@ -222,6 +238,22 @@ class PoolingAssets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The default of {instruction}."""
 
 
+class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model takes images. `grid`: sides become multiples of `unit` pixels within limits of pixels, and each
+    square of `unit` pixels is one token."""
+
+    kind: Literal["grid"]
+    token: int
+    """The token that stands for a part of an image, once for each part."""
+    placeholder: str
+    """The text that the chat template writes for an image."""
+    unit: int
+    least_pixels: int
+    most_pixels: int
+    resample: int
+    """Pillow's number of the filter that resizes."""
+
+
 class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a model that an API process needs, so that it reads no model files."""
 
@@ -242,6 +274,9 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kind(self) -> ModelKind:
         return "generate" if self.pooling is None else self.pooling.kind
+
+    images: ImageInput | None = None
+    """None: it takes text only."""
 
 
 _encoder = msgspec.json.Encoder()

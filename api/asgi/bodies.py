@@ -22,6 +22,7 @@ class _Upload:
     """A body that comes in, or whose request is not queued yet."""
 
     owner: str
+    most: int
     patience: float
     """Seconds for which the client is waited for: what it sends adds to them, up to the grace."""
     size: int = 0
@@ -58,7 +59,7 @@ class Bodies:
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > most:
             raise _too_large(most, f"{int(announced)} bytes")
-        upload, structure = _Upload(owner, self._limits.grace), Structure()
+        upload, structure = _Upload(owner, most, self._limits.grace), Structure()
         self._uploads[upload] = None
         try:
             # Received bytes count, not announced ones: a client that sends nothing must not keep others out.
@@ -106,7 +107,7 @@ class Bodies:
 
     def _take(self, upload: _Upload, chunk: bytes) -> None:
         """Count and keep a chunk. Raises TooManyBodies where the upload itself is the largest."""
-        size, share = len(chunk), self._limits.share_bytes
+        size, share = len(chunk), self._limits.share_of(upload.most)
         if upload.size + size > self._limits.small_bytes:
             while self._held[upload.owner] + size > share:
                 self._make_room(upload, size, upload.owner)

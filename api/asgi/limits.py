@@ -48,7 +48,13 @@ class BodyLimits:
         """Bytes for the bodies of one tenant, or of all callers without a key."""
         return max(self.memory_bytes // 4, self.text_bytes)
 
+    def share_of(self, most: int) -> int:
+        """As `share_bytes`, where a body may have `most` bytes; at least one with images."""
+        return max(self.share_bytes, most) if most > IMAGE_BYTES else self.share_bytes
 
+
+IMAGE_BYTES = 28 * MIB
+"""A text route reads so much more where a model takes images: 20 MiB in base64."""
 LEAST_TEXT_BYTES = 4 * MIB
 """A text route reads so much for any model."""
 OPERATOR_BYTES = 64 * KIB

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from api.chat.template import render, variables_of
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import EFFORTS, ChatRequest
 from api.schemas.how import Calling, Reading, Thinking
+from api.schemas.image_parts import ImageSource
 from api.schemas.messages import template_messages
 from api.schemas.structured import Asked, grammar_of, only_one
 from api.schemas.tools import Offer
@@ -34,13 +35,17 @@ class ChatPrompt:
     reading: Reading | None
     asked: Asked | None = None
     """The grammar of the answer, where it is not free."""
+    images: list[ImageSource] = field(default_factory=list[ImageSource])
+    """In the order of their placeholders in the text."""
 
 
 def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabulary, forms: Forms) -> ChatPrompt:
     """Render the conversation. Raises TemplateFailed, and RequestError for what this model's template can't say."""
     offer = request.offer
     variables = _variables(request, assets, forms, offer)
-    messages, config = template_messages(request.messages), assets.tokenizer_config
+    images = None if assets.images is None else list[ImageSource]()
+    messages, config = template_messages(request.messages, images), assets.tokenizer_config
+    images = images or []
     calling = _calling(offer, forms)
     if request.continue_final_message:
         text, content = render_continued(assets.chat_template, messages, config, variables), messages[-1]["content"]
@@ -59,8 +64,8 @@ def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabular
         )
     thinking = thinking if thinks else None
     if thinking is None and calling is None:
-        return ChatPrompt(text, None, asked)
-    return ChatPrompt(text, Reading(thinking, calling, _marks(thinking, calling, vocabulary)), asked)
+        return ChatPrompt(text, None, asked, images)
+    return ChatPrompt(text, Reading(thinking, calling, _marks(thinking, calling, vocabulary)), asked, images)
 
 
 def _asked(

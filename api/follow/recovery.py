@@ -31,12 +31,16 @@ def bring_back(feed: Feed, now_ms: int) -> Steps[Enqueued] | None:
 
 
 def origin_of(feed: Feed, followed: Followed, api: str, now_ms: int) -> Enqueue | None:
-    """The request as it was enqueued first, as `api` would enqueue it; None for one that has ended.
+    """The request as it was enqueued first, as `api` would enqueue it; None for one that has ended, and for one with
+    images, whose pixels only the process has that enqueued it.
 
     Its deadline counts as `bring_back` reads it: from the moment of receipt on the other process's clock, and by this
     one's clock. The time left is known by the server's clock, so clocks that differ do no harm.
     """
     if not followed.params:
+        return None
+    params = decode_request(followed.params)
+    if params.images:
         return None
     fields = followed.fields
     received_ms = int(fields["t_received"])
@@ -44,7 +48,7 @@ def origin_of(feed: Feed, followed: Followed, api: str, now_ms: int) -> Enqueue 
     return Enqueue(
         rid=feed.rid,
         model=feed.model,
-        params=decode_request(followed.params),
+        params=params,
         tenant=feed.tenant,
         account=fields.get("account", ""),
         hold=fields.get("hold", ""),

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from api.access.headers import anthropic_ratelimit_headers
 from api.asgi.off_loop import off_loop
-from api.chat.conversation import chat_prompt
 from api.chat.echo import prompt_text
 from api.generation.admission import admit
 from api.generation.caller import Caller
-from api.generation.constraints import bad_words, gap_marks, prompts_with_gap, reasoning_budget
+from api.generation.constraints import bad_words, gap_marks, reasoning_budget
+from api.generation.context.prompts import Body, encoded, size_of, written
 from api.generation.prepared import Prepared, deadline_ms, on_disconnect_policy
+from api.images.loading import HeldPieces
 from api.models.grammar import GrammarChecks
 from api.models.models import ServedModel
 from api.schemas.chat import ChatRequest
@@ -24,20 +27,15 @@ from api.schemas.functions import FUNCTION_NAMES
 from api.schemas.how import Reading
 from api.schemas.infill import Filling
 from api.schemas.naming import Names, naming
-from api.schemas.structured import Asked, grammar_of
 from api.schemas.view import Endpoint, View
+from api.settings import ApiSettings
 from control.access import Allowance
-from control.errors import ContextLengthExceeded, RequestError
+from control.errors import RequestError
 from control.messages import GenerationRequest
+from control.requests import Enqueue
 
-_PART_BYTES = 256
-"""The least that a part of a message counts for."""
-_SURELY_CHARACTERS = 8
-"""Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
 _PROMPT_SCORES = 262_144
 """Ids or log probabilities of prompts that one answer may bring: they travel through Redis and are in it whole."""
-
-Body = ChatRequest | CompletionRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +46,12 @@ class PreparedRequest(Prepared):
     echo: list[str]
     """The text of each prompt, where it is shown again."""
     reading: Reading | None
+    images: HeldPieces
+    """The pieces of the request's images."""
+
+    def enqueue(self, first: str, member: int, settings: ApiSettings) -> Enqueue:
+        """As for all requests, with the images."""
+        return msgspec.structs.replace(super().enqueue(first, member, settings), images=self.images)
 
     def tell_allowance(self, allowance: Allowance) -> None:
         """As for all requests, and in Anthropic's form too on its endpoint."""
@@ -125,16 +129,18 @@ def _names(body: Body) -> Names:
 async def _prepared(
     body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks, strict: bool
 ) -> PreparedRequest:
-    size = max(caller.body_bytes, _size(body))
-    texts, reading, asked = await off_loop(size, _texts, body, served)
+    size = max(caller.body_bytes, size_of(body))
+    found = await off_loop(size, written, body, served)
+    reading, asked = found.reading, found.asked
     grammar = await grammars.check(asked, served.letters) if asked is not None else None
-    prompts = await _encoded(texts, body, served)
+    prompts = await encoded(found, body, served)
 
     def admitted() -> list[GenerationRequest]:
         words, ends = bad_words(body, served.vocabulary), gap_marks(body, served)
         budget = reasoning_budget(body, reading, served.vocabulary)
         admit_one = partial(admit, body, bad_words=words, reasoning=budget, stop_ids=ends, strict=strict)
-        return [admit_one(prompt, served.assets, grammar) for prompt in prompts]
+        admitted = [admit_one(prompt, served.assets, grammar) for prompt in prompts.tokens]
+        return [msgspec.structs.replace(one, images=prompts.images) for one in admitted]
 
     members = await off_loop(size, admitted)
     _check_scores(body, members)
@@ -148,6 +154,7 @@ async def _prepared(
         priority=caller.identity.priority(body.priority),
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
+        images=prompts.loaded.pieces,
     )
 
 
@@ -175,52 +182,3 @@ def _echo(body: Body, served: ServedModel) -> list[str]:
     if not isinstance(body, CompletionRequest) or not body.echo:
         return []
     return [prompt if isinstance(prompt, str) else prompt_text(served.vocabulary, prompt) for prompt in body.prompts]
-
-
-async def prompts_of(body: Body, served: ServedModel, size: int) -> list[list[int]]:
-    """The request's prompts as token ids; `size` is that of the body in which it came."""
-    texts, _, _ = await off_loop(max(size, _size(body)), _texts, body, served)
-    return await _encoded(texts, body, served)
-
-
-def _size(body: Body) -> int:
-    """About the bytes of the prompts: a conversation may be larger than the body that continues it."""
-    if isinstance(body, CompletionRequest):
-        return sum(len(prompt) for prompt in body.prompts)
-    contents = [message.content or "" for message in body.messages]
-    return sum(len(content) * (1 if isinstance(content, str) else _PART_BYTES) for content in contents)
-
-
-def _texts(body: Body, served: ServedModel) -> tuple[list[str | list[int]], Reading | None, Asked | None]:
-    """The request's prompts before they are tokenised, how the answers are to be read, and what they must be."""
-    if isinstance(body, CompletionRequest):
-        return body.prompts, None, grammar_of(body)
-    prompt = chat_prompt(body, served.assets, served.vocabulary, served.forms)
-    return [prompt.text], prompt.reading, prompt.asked
-
-
-async def _encoded(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
-    if isinstance(body, CompletionRequest) and body.has_gap:
-        size = _size(body) + len(body.suffix or "") + sum(len(text) for _, text in body.files)
-        return await off_loop(size, prompts_with_gap, body, served)
-    vocabulary, context = served.vocabulary, served.assets.context_length
-    bos = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
-
-    def encode_one(text: str) -> list[int]:
-        if len(text) > _SURELY_CHARACTERS * context and vocabulary.exceeds(text, context):
-            error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
-            error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
-            raise error
-        return vocabulary.encode(text, bos=bos)
-
-    def encode() -> list[list[int]]:
-        return [encode_one(text) if isinstance(text, str) else text for text in texts]
-
-    return await off_loop(sum(len(text) for text in texts), encode)
-
-
-async def count_tokens(body: Converted, served: ServedModel, size: int) -> int:
-    """Tokens of the request's prompt; `size` as for `prompts_of`. Raises RequestError in the client's own names."""
-    with naming(body.names):
-        [prompt] = await prompts_of(body, served, size)
-    return len(prompt)

@@ -90,6 +90,8 @@ class Submitter:
             enqueue = prepared.enqueue(feeds.rid, member, self._settings)
             # Before the enqueue: the first tokens may be published before its answer is here.
             feed = feeds.open(enqueue.rid)
+            for piece in requests.stage_images(enqueue.model, enqueue.rid, enqueue.images):
+                await self._batches.run(enqueue.model, piece)
             enqueued = await self._batches.run(enqueue.model, requests.enqueue(enqueue))
             if enqueued.rid != enqueue.rid:
                 feed = feeds.replace_last(enqueued.rid)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from api.asgi.limits import LEAST_TEXT_BYTES, text_bytes
+from api.asgi.limits import IMAGE_BYTES, LEAST_TEXT_BYTES, text_bytes
 from api.asgi.tasks import PeriodicTask
 from api.chat.forms import Forms, forms_of
 from api.chat.tokens import Vocabulary
+from api.images.loading import ImageLoader
 from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of
 from api.models.grammar import letters
 from api.schemas.how import CallFormat
@@ -58,6 +59,8 @@ class ServedModel:
     """How the model writes its reasoning and its calls."""
     gaps: FillInMiddle | None = None
     """How the model fills a gap in a text; None where it can't."""
+    images: ImageLoader | None = None
+    """None where it takes text only."""
 
 
 Found = tuple[dict[str, health.Overview], dict[str, tuple[AssetsMark, ServedModel]], dict[str, float]]
@@ -67,8 +70,8 @@ Found = tuple[dict[str, health.Overview], dict[str, tuple[AssetsMark, ServedMode
 class Models:
     """The farm's models, as last seen."""
 
-    def __init__(self, client: SyncRedis, settings: ApiSettings) -> None:
-        self._client = client
+    def __init__(self, client: SyncRedis, settings: ApiSettings, images: ImageLoader | None = None) -> None:
+        self._client, self._images = client, images
         self._tool_parser: CallFormat | None = settings.tool_parser
         self._longest_text = settings.body_limits.text_bytes
         self._aliases, self._any_name = _aliases(settings.served_model_names)
@@ -134,8 +137,9 @@ class Models:
     @property
     def most_text_bytes(self) -> int:
         """The most that a text route reads of a body: the model is not known before the body."""
-        sizes = [served.text_bytes for _, served in self._served.values()]
-        return min(max(sizes, default=LEAST_TEXT_BYTES), self._longest_text)
+        models = [served for _, served in self._served.values()]
+        text = min(max((one.text_bytes for one in models), default=LEAST_TEXT_BYTES), self._longest_text)
+        return text + (IMAGE_BYTES if any(one.images is not None for one in models) else 0)
 
     def overview(self, name: str) -> health.Overview | None:
         """How the farm has a model, as last seen; None for a name that it does not know."""
@@ -227,7 +231,8 @@ class Models:
         known = letters(vocabulary, assets)
         assets = msgspec.structs.replace(assets, tokenizer_json="")  # nothing else reads it, and it takes megabytes
         give_back_memory()
-        return ServedModel(name, assets, vocabulary, known, size, forms, gaps)
+        images = self._images if assets.images is not None else None
+        return ServedModel(name, assets, vocabulary, known, size, forms, gaps, images)
 
     async def _keep_looking(self) -> None:
         await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)

@@ -11,7 +11,7 @@ from api.asgi.off_loop import off_loop
 from api.errors.message_errors import in_anthropic_shape
 from api.generation.caller import Caller
 from api.generation.context.editing import edited
-from api.generation.preparation import count_tokens
+from api.generation.context.prompts import count_tokens
 from api.openapi.openapi import taking
 from api.routes.generation import (
     Asked,

@@ -13,8 +13,8 @@ from msgspec import structs
 from api.access.identity import Identity
 from api.asgi.off_loop import off_loop
 from api.generation.caller import Caller
+from api.generation.context.prompts import count_tokens
 from api.generation.context.truncation import fitted
-from api.generation.preparation import count_tokens
 from api.generation.session import Session
 from api.models.models import ServedModel
 from api.openapi.openapi import taking

@@ -10,7 +10,7 @@ from litestar.params import FromQuery
 
 from api.asgi.off_loop import off_loop
 from api.chat.template import special_tokens
-from api.generation.preparation import prompts_of
+from api.generation.context.prompts import prompts_of
 from api.models.models import ServedModel
 from api.openapi.openapi import taking
 from api.routes.generation import Http, authenticate, caller_of, finish_headers, model_for, text_of

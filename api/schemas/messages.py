@@ -7,12 +7,16 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from api.schemas.image_parts import ImageSource, image_source
 from api.schemas.refusals import missing, refusal
 from control.errors import RequestError
 
+WITH_IMAGES = ("user", "tool")
+"""The roles of messages that may have images."""
+
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """One part of a message. Text is served; the other types are refused by name."""
+    """One part of a message: text, and images where the model takes them. Other types are refused by name."""
 
     type: Literal["text", "image_url", "input_audio", "file", "video_url", "refusal"]
     text: str | None = None
@@ -53,8 +57,9 @@ class Message(msgspec.Struct, kw_only=True):
     """The older form of one call, whose result comes in a message with role 'function'."""
 
 
-def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """Plain dicts with text content and arguments as mappings. Raises RequestError for what is not served."""
+def template_messages(messages: list[Message], images: list[ImageSource] | None = None) -> list[dict[str, Any]]:
+    """Plain dicts with text content and arguments as mappings. Messages with images have a list of parts; their sources
+    are added to `images`, None for a model that takes none. Raises RequestError for what is not served."""
     names: dict[str, str] = {}
     plain: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
@@ -64,7 +69,7 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
         for call in message.tool_calls or []:
             if call.function is not None:
                 names[call.id] = call.function.name
-        plain.append(_plain(message, at, names))
+        plain.append(_plain(message, at, names, images))
     return plain
 
 
@@ -83,12 +88,12 @@ def _modern(message: Message, path: str, names: dict[str, str], new: str) -> Mes
     return msgspec.structs.replace(message, role="tool", tool_call_id=called, content=message.content or "")
 
 
-def _plain(message: Message, path: str, names: dict[str, str]) -> dict[str, Any]:
+def _plain(message: Message, path: str, names: dict[str, str], images: list[ImageSource] | None) -> dict[str, Any]:
     if message.audio not in (None, [], {}):
         raise refusal(f"{path}.audio")
-    text = text_of(message, path)
+    content = text_of(message, path) if images is None or not _has_images(message) else _parts(message, path, images)
     # Templates know four roles; "developer" is OpenAI's newer name for "system".
-    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
     if message.name is not None:
         plain["name"] = message.name
     reasoning = message.reasoning_content or message.reasoning
@@ -136,6 +141,30 @@ def _arguments(text: str) -> dict[str, Any] | str:
     return cast(dict[str, Any], value) if isinstance(value, dict) else text
 
 
+def _has_images(message: Message) -> bool:
+    return isinstance(message.content, list) and any(part.type == "image_url" for part in message.content)
+
+
+def _parts(message: Message, path: str, images: list[ImageSource]) -> list[dict[str, str]]:
+    """Texts and images in their order, as templates expect them."""
+    if message.role not in WITH_IMAGES:
+        raise RequestError(
+            f"'{path}' has images, which messages of role {' and '.join(repr(role) for role in WITH_IMAGES)} may have.",
+            param=f"{path}.content",
+            code="unsupported_content",
+        )
+    assert isinstance(message.content, list)
+    parts: list[dict[str, str]] = []
+    for index, part in enumerate(message.content):
+        here = f"{path}.content[{index}]"
+        if part.type == "image_url":
+            images.append(image_source(part.image_url, f"{here}.image_url"))
+            parts.append({"type": "image"})
+        else:
+            parts.append({"type": "text", "text": _text_of_part(part, here, "text and image")})
+    return parts
+
+
 def text_of(message: Message, path: str) -> str:
     """The content as one text. Raises RequestError for a part that is not served."""
     if isinstance(message.content, str):
@@ -146,17 +175,19 @@ def text_of(message: Message, path: str) -> str:
         if message.role == "assistant" and (message.tool_calls or message.reasoning_content or message.reasoning):
             return ""
         raise RequestError(f"Missing required parameter: '{path}.content'.", param=f"{path}.content")
-    texts: list[str] = []
-    for index, part in enumerate(message.content):
-        here = f"{path}.content[{index}]"
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in ("text", "refusal"):
-            raise RequestError(
-                f"'{here}' has type '{part.type}'; this model takes text parts only.",
-                param=f"{here}.{part.type}",
-                code="unsupported_content",
-            )
-        if text is None:
-            raise RequestError(f"Missing required parameter: '{here}.{part.type}'.", param=f"{here}.{part.type}")
-        texts.append(text)
-    return "\n".join(texts)
+    parts = enumerate(message.content)
+    return "\n".join(_text_of_part(part, f"{path}.content[{index}]", "text") for index, part in parts)
+
+
+def _text_of_part(part: ContentPart, here: str, taken: str) -> str:
+    """The text of a part; a model takes parts of kinds `taken`."""
+    if part.type not in ("text", "refusal"):
+        raise RequestError(
+            f"'{here}' has type '{part.type}'; this model takes {taken} parts only.",
+            param=f"{here}.{part.type}",
+            code="unsupported_content",
+        )
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise RequestError(f"Missing required parameter: '{here}.{part.type}'.", param=f"{here}.{part.type}")
+    return text

@@ -14,6 +14,7 @@ from control.errors import IdempotencyConflict, QueueFull, RedisUnavailable, Req
 from control.keys import CLASSES, ModelKeys
 from control.messages import GenerationRequest, LogEntry, encode
 from control.redis.connection import Call, Steps
+from control.requests.images import stage_images
 from control.requests.staging import stage
 
 DEFAULT_DEADLINE_MS = 24 * 3_600_000
@@ -28,6 +29,8 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     model: str
     params: GenerationRequest
+    images: list[list[str]] = []
+    """The pieces of each image of `params`, which `stage_images` has written."""
     tenant: str
     account: str = ""
     """The id of the API key under which usage is counted; "" for none."""
@@ -85,6 +88,7 @@ def enqueue_again(request: Enqueue, delivered: Sequence[LogEntry]) -> Steps[Enqu
     Where another process was first the log is what it had delivered; `repair` adds to that. Raises as `enqueue`, and
     RedisUnavailable.
     """
+    yield from stage_images(request.model, request.rid, request.images)
     count = len(delivered)  # it may grow meanwhile
     if not count:
         return (yield enqueue(request))
@@ -103,7 +107,7 @@ def _enqueue(request: Enqueue, staged: _Staged) -> Call[Enqueued]:
         if reply[0] == "BUSY":
             raise QueueFull(request.model, int(reply[1]), float(reply[2]), reply[3])
         if reply[0] == "LAPSED":
-            raise RedisUnavailable(f"The staged token log of {request.rid} lapsed before it was used; try again")
+            raise RedisUnavailable(f"The staged data of {request.rid} lapsed before it was used; try again")
         if reply[0] == "CONFLICT":
             raise IdempotencyConflict(
                 f"The Idempotency-Key {request.idempotency_key!r} was used with another body (request {reply[1]}). "
@@ -120,6 +124,7 @@ def _enqueue(request: Enqueue, staged: _Staged) -> Call[Enqueued]:
         *(request.max_queued_requests, request.max_queued_tokens, request.max_queue_wait_ms),
         *(staged.tokenless, int(request.lost), request.account, request.hold, staged.ended, staged.entries),
         request.keep_ms,
+        sum(len(pieces) for pieces in request.images),
     )
     return Call("enqueue", (keys.load, staged.key or keys.staged(request.rid, "none")), args, parse)
 

@@ -41,7 +41,7 @@ local function count_usage(base, rid, account, prompt, state, now)
   redis.call('PEXPIRE', usage, USAGE_MS)
 end
 
--- Close a request, for every kind of end: remove it from the queue, drop its prompt unless it is kept, and set its TTL to
+-- Close a request, for every kind of end: remove it from the queue, drop its images, and its prompt unless it is kept, and set its TTL to
 -- the retention, or to the time for which it is kept.
 local function close_request(base, rid, state, now)
   local req = base .. 'req:' .. rid
@@ -56,6 +56,7 @@ local function close_request(base, rid, state, now)
   end
   redis.call('HSET', req, 'state', state, 't_last', whole(now))
   redis.call('HDEL', req, 'orphan_at', 'suspect', keep == 0 and 'params' or 'orphan_at')
+  redis.call('UNLINK', base .. 'images:' .. rid)
   redis.call('ZREM', base .. 'orphans', rid)
   redis.call('PEXPIRE', req, whole(math.max(keep, RETENTION_MS)))
   redis.call('PEXPIRE', base .. 'log:' .. rid, whole(math.max(keep, RETENTION_MS)))

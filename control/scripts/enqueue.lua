@@ -9,10 +9,11 @@
 --      21 what its usage is counted under, '' for nothing  22 id under which its key's limits were taken, '' for none
 --      23 choices that have ended in the delivered entries  24 delivered entries in the staged log (int)
 --      25 ms for which it is kept after its end (int), 0 for the retention
+--      26 pieces of its images (int)
 -- Returns {'OK', rid, joined 0|1, position}, {'BUSY', queued, seconds to wait, 'requests'|'tokens'|'wait'},
---      {'CONFLICT', rid} or {'LAPSED'}: the staged log is not there any more.
+--      {'CONFLICT', rid} or {'LAPSED'}: the staged log, or a piece of an image, is not there any more.
 --@keys hash stream
---@arguments base word text class positive positive digits positive text text text text name text count count count count count flag text text choices count count
+--@arguments base word text class positive positive digits positive text text text text name text count count count count count flag text text choices count count count
 --@model bell orphans classes
 --@include clock
 --@include bell
@@ -26,6 +27,7 @@ local api, key, deadline, load = ARGV[10], ARGV[11], tonumber(ARGV[8]), KEYS[1]
 local lost = ARGV[20] == '1'
 
 check_type(base .. 'log:' .. rid, 'stream')
+check_type(base .. 'images:' .. rid, 'hash')
 local delivered = tonumber(ARGV[24])
 
 local function join(id, joined)
@@ -100,11 +102,16 @@ local counts = redis.call('HMGET', load, 'queued', 'queued_tokens', 'rate')
 local queued, rate = tonumber(counts[1] or '0'), tonumber(counts[3] or '0')
 local bound, wait = refusal(queued, tonumber(counts[2] or '0'))
 if bound and not lost then
+  redis.call('UNLINK', base .. 'images:' .. rid) -- they would take memory for as long as they are staged
   local seconds = wait and wait / 1000 or (rate > 0 and queued / rate or 5)
   return {'BUSY', queued, string.format('%.3f', math.max(1, math.min(60, seconds))), bound}
 end
 
 if delivered > 0 and last_seq(KEYS[2]) ~= delivered then
+  return {'LAPSED'}
+end
+local images, pieces = base .. 'images:' .. rid, tonumber(ARGV[26])
+if pieces > 0 and redis.call('HLEN', images) ~= pieces then
   return {'LAPSED'}
 end
 if redis.call('EXISTS', queue) == 0 then
@@ -129,6 +136,7 @@ end
 note_follower(base, api, rid)
 local life = whole(deadline + RETENTION_MS)
 redis.call('PEXPIRE', req, life)
+redis.call('PEXPIRE', images, life)
 if delivered > 0 then -- the log is the truth from which a leader goes on
   redis.call('UNLINK', base .. 'log:' .. rid) -- RENAME would free an older one at once, however long
   redis.call('RENAME', KEYS[2], base .. 'log:' .. rid)

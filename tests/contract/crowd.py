@@ -162,6 +162,7 @@ OWN: dict[str, dict[str, Make]] = {
     },
     "settle": {"of many": lambda s: settle(KEY.id, "spent", "spent", 500)},
     "spend": {"beside many": with_limits},
+    "stage_image": {"beside others": CALLS["stage_image"]},
     "stage": {"a long log": lambda s: plain("stage", (KEYS.base + "staged",), s.size + 1, f"[{s.size + 1},0,5]")},
     "suspect": {"two inherited": suspect},
     "takeover": {

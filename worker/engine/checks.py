@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
-from control.commands import BatchChange, StepRow
+from control.commands import BatchChange, GenerateStepWithImages, StepRow
 from control.errors import RankError, RankErrorKind
+from worker.engine.images import EngineImages
 from worker.kv.base import KVStore
 from worker.models.batch import Row
 
@@ -74,6 +75,13 @@ class CommandCheck:
         store, changed = self._store, left | {row.sid for row in rows}
         kept = store.used_tokens - sum(store.rounded(store.length(sid) or 0) for sid in changed)
         return kept + sum(store.rounded(row.extent.end) for row in rows)
+
+    def images(self, command: GenerateStepWithImages, images: EngineImages) -> None:
+        """That the command's images fit its rows; `images` are those of the engine."""
+        if not images.taken:
+            raise self._error("unsupported_arch", f"{command.model_id!r} takes text only; send no images")
+        if why := images.fault(command.images, command.change.rows, command.chunk_size):
+            raise self._error("bad_request", why)
 
     def shape(self, change: BatchChange) -> None:
         """That the change contradicts neither itself nor what is known."""

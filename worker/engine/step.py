@@ -6,8 +6,6 @@ tokens.
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -16,12 +14,14 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from control.commands import BatchChange, GenerateStep
+from control.commands import BatchChange, GenerateStep, GenerateStepWithImages
 from control.errors import RankError, RankErrorKind
 from worker.collective import Collective
 from worker.engine.ahead import RunAhead, merged
 from worker.engine.checks import CommandCheck
+from worker.engine.checksum import checksum
 from worker.engine.graphs import graphs_for
+from worker.engine.images import EngineImages
 from worker.engine.scoring import PromptScorer, PromptScores, ScoreTarget
 from worker.kv.base import KVStore
 from worker.models.batch import Row, flatten
@@ -53,6 +53,7 @@ class Engine:
         """Sequence → the token sampled last, which it feeds in its next row."""
         self.forwards = 0
         """Number of finished forwards of all commands."""
+        self.images = EngineImages(model.tower)
 
     def step(self, command: GenerateStep) -> Step:
         return Step(self, command)
@@ -80,6 +81,7 @@ class Engine:
         if self.ahead is not None:
             self.ahead.forget()
         self._pending.clear()
+        self.images.clear()
         self.store.clear()
 
     def join(self, collective: Collective) -> None:
@@ -90,13 +92,17 @@ class Engine:
 
     # --- the batch ---------------------------------------------------------------------------------------------------
 
-    def change(self, change: BatchChange) -> list[Row]:
+    def change(self, command: GenerateStep) -> list[Row]:
         """Apply a command to the batch; returns the rows of its first forward: the continuing sequences by ascending
         sid, then the command's rows in their order. The whole command is checked before any change, by state that is
         equal on all ranks. Raises RankError: `bad_request` or `forward_failed`, with nothing changed."""
-        rows = self._rows(change)
+        rows = self._rows(command.change)
+        if isinstance(command, GenerateStepWithImages):
+            self._check.images(command, self.images)
         self._settle(rows)
-        self._make_room(change)
+        self._make_room(command.change)
+        if isinstance(command, GenerateStepWithImages):
+            self.images.add(command.images)
         return rows
 
     def decode_again(self) -> list[Row]:
@@ -136,6 +142,7 @@ class Engine:
         """Forget who left and let newcomers begin with what others have; donors that left come last."""
         for sid in (*change.left, *change.kept):
             self._pending.pop(sid, None)
+        self.images.drop([*change.left, *change.kept])
         donors = {prefix.donor: prefix for prefix in change.prefixes}  # the last one of each donor
         left = set(change.left)
         for sid in left - donors.keys():
@@ -168,14 +175,17 @@ class Engine:
         if early is not None:
             logits = early if logits is None else merged(rows, covered, early, logits)
         assert logits is not None, "there is at least one row"
-        return logits, PromptScores() if scorer is None else scorer.scores
+        scores = PromptScores() if scorer is None else scorer.scores
+        scores.failed.update(self.images.failures)
+        return logits, scores
 
     def _launch(self, rows: list[Row], beside: list[Row], scorer: PromptScorer | None) -> Tensor:
         if not beside and self.graphs is not None and self.graphs.takes(rows):
             # A copy: the graph may run again before the sampler has done with these.
             return self.graphs.run(rows).clone()
         cache = self.store.begin([row.extent for row in rows], [row.extent for row in beside])
-        batch = flatten(rows, cache, self.model.device)
+        axes, drawn = self.images.axes(rows), self.images.rows(rows, self.collective)
+        batch = flatten(rows, cache, self.model.device, axes, drawn)
         return self.model.forward(batch, None if scorer is None else scorer.window)
 
     def run_ahead(self, rows: list[Row], tokens: Tensor) -> None:
@@ -250,7 +260,7 @@ class Step:
         """Run the command's next forward, and score `targets`. Raises RankError as Engine.change and Engine.forward
         do."""
         engine = self._engine
-        self._rows = engine.decode_again() if self.forwards else engine.change(self.command.change)
+        self._rows = engine.decode_again() if self.forwards else engine.change(self.command)
         if not self._rows:
             return Forward([], torch.empty(0, engine.model.vocab_size))
         logits, scores = engine.forward(self._rows, targets or {})
@@ -286,12 +296,5 @@ class Step:
             tokens, more = (heard[:-1], bool(heard[-1])) if repeat else (heard, False)
             self._engine.sampled(self._rows, tokens)
         self.tokens = tokens
-        self.checksum = _checksum(self.checksum, self._rows, tokens)
+        self.checksum = checksum(self.checksum, self._rows, tokens)
         return more and bool(self._sids)
-
-
-def _checksum(before: int, rows: list[Row], tokens: list[int]) -> int:
-    """crc32 over what was before (the seq, then the forward before this one), each row's (sid, offset, count) and the
-    tokens, as little-endian 64-bit numbers."""
-    numbers = [before, *(part for row in rows for part in (row.sid, row.offset, len(row.tokens))), *tokens]
-    return zlib.crc32(struct.pack(f"<{len(numbers)}q", *numbers))

@@ -181,12 +181,14 @@ class Leader:
         )
         progress.kv = scheduler.kv_tokens
         exchange = RedisExchange(self._client, self._blocking, lease, heartbeat.check)
-        manager = RequestManager(lease, exchange, scheduler, Finisher(self._decode), self._grammars)
+        finisher, images = Finisher(self._decode), self._rank_worker.images
+        manager = RequestManager(lease, exchange, scheduler, finisher, self._grammars, images)
         dead_replicas = DeadReplicas(self._client, lease)
         counting = BackgroundCall[bool]("recount")
         serving = Serving(
             *(lease, group, scheduler, manager, exchange, progress, heartbeat.check, dead_replicas, self._chunk_size),
             sampler=StepSampler(decode=self._decode) if self._pooling is None else VectorSampler(),
+            images=images,
         )
         try:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for
@@ -235,6 +237,8 @@ class Leader:
         of this one before it claims."""
         name, assigned = self._spec.name, catalog.Assigned(revision=self._spec.revision, tp=self._spec.tp)
         assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
+        if self._rank_worker.images is None:
+            assets = msgspec.structs.replace(assets, images=None)
         words = [
             catalog.put_replica(name, self._replica, assigned),
             catalog.put_weights(name, self._replica, self._weights),

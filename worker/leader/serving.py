@@ -12,12 +12,14 @@ from control import requests
 from control.errors import GroupError, Poisoned, collective_failure
 from control.messages import Sampling
 from control.replicas.lease import Lease
+from worker.engine.images import EngineImages
 from worker.engine.step import Step
 from worker.health.progress import Progress
 from worker.leader.chunk_size import ChunkSize
 from worker.leader.dead_replicas import DeadReplicas
 from worker.leader.requests.claimer import Claimer
 from worker.leader.requests.emitter import Emitter
+from worker.leader.requests.image_reader import ImageReader
 from worker.leader.requests.prompt_scores import score_targets
 from worker.leader.requests.redis_exchange import RedisExchange
 from worker.leader.requests.request_manager import RequestManager
@@ -76,11 +78,13 @@ class Serving:
         dead_replicas: DeadReplicas,
         chunk_size: ChunkSize | None = None,
         sampler: StepSampler | VectorSampler | None = None,
+        images: EngineImages | None = None,
     ) -> None:
-        """`chunk_size` knows the rate of earlier epochs."""
+        """`chunk_size` knows the rate of earlier epochs; `images` are the leader's own rank's."""
         self._lease, self._group, self._scheduler, self._manager = lease, group, scheduler, manager
         self._exchange, self._progress, self._check, self._dead_replicas = exchange, progress, check, dead_replicas
         self._sampler, self._chunk_size = sampler or StepSampler(), chunk_size or ChunkSize()
+        self._images = ImageReader(lease.model, exchange, scheduler, manager, images)
         self.claimer = Claimer(lease, exchange, scheduler, manager)
         self.emitter = Emitter(exchange, manager, self.claimer)
         self.overlap_below_s, self.repeat_within_s = OVERLAP_BELOW_S, REPEAT_WITHIN_S
@@ -129,6 +133,7 @@ class Serving:
         self._scheduler.prefill_budget, self._scheduler.mixed_budget = self._chunk_size.prefill, self._chunk_size.mixed
         first = plan = self._scheduler.plan()
         self._manager.before(plan)
+        encodes = self._images.fetch(plan)
         repeat, lasts = self._repeats, RepeatTime(self.repeat_within_s)
         with self._running(plan, repeat) as step:
             self.emitter.begin()  # the command is on its way: Redis gets the last step's tokens while this one runs
@@ -142,7 +147,8 @@ class Serving:
                 more = step.agree(tokens.ids, more=repeat and self._continues_decode(lasts))
                 if more:
                     plan = self._scheduler.plan()
-        self._chunk_size.observe(self._group.last_seconds, first.prompt_tokens, len(first.continuing))
+        if not encodes:  # its time would say nothing of the rate of prompts
+            self._chunk_size.observe(self._group.last_seconds, first.prompt_tokens, len(first.continuing))
         self.emitter.finish()
         if not self._overlaps:
             self.emitter.deliver()
@@ -168,7 +174,7 @@ class Serving:
     def _running(self, plan: StepPlan, repeat: bool) -> Generator[Step]:
         """Every rank runs the plan; the context is the leader's part. Raises Poisoned where the step fails."""
         try:
-            with self._group.step(plan.change, repeat) as step:
+            with self._group.step(plan.change, repeat, plan.images) as step:
                 yield step
         except GroupError as error:
             # Ranks know sequences and log the command's seq: this line says whose they were.

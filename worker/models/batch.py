@@ -41,6 +41,18 @@ class Row:
 
 
 @dataclass(frozen=True)
+class ImageRows:
+    """Rows that stand for images in a batch."""
+
+    places: Tensor
+    """(R,) int64: indices into T of the placeholders."""
+    rows: Tensor
+    """(R, hidden): the embeddings there."""
+    layers: Tensor
+    """(layers, R, hidden), contiguous: added to the outputs of the first layers."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """The input of a model's forward. T counts all tokens, S the positions that are sampled."""
 
@@ -57,9 +69,18 @@ class Batch:
     """The rows that were flattened."""
     types: Tensor | None = None
     """(T,) int64: 1 for the tokens of the second text of a pair, else 0; None where there are none."""
+    axes: Tensor | None = None
+    """(3, T) int64: each token's positions in time, height and width, where a sequence has images; else None."""
+    images: ImageRows | None = None
 
 
-def flatten(rows: list[Row], cache: CacheStep, device: torch.device) -> Batch:
+def flatten(
+    rows: list[Row],
+    cache: CacheStep,
+    device: torch.device,
+    axes: Tensor | None = None,
+    images: ImageRows | None = None,
+) -> Batch:
     tokens: list[int] = []
     positions: list[int] = []
     sampled: list[int] = []
@@ -87,4 +108,6 @@ def flatten(rows: list[Row], cache: CacheStep, device: torch.device) -> Batch:
         scored=sent(scored) if scored else None,
         rows=rows,
         types=sent(types) if types else None,
+        axes=axes,
+        images=images,
     )

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from control.errors import ModelFilesError
 from worker.models.mapped import MappedFile
-from worker.repository.multimodal import text_name
+from worker.repository.multimodal.image_part import image_name
+from worker.repository.multimodal.text_part import text_name
 
 IN_LAYER = re.compile(r"\blayers\.(\d+)\..*\.(?:weight|bias)$")
 
@@ -45,9 +46,10 @@ TYPES: dict[str, torch.dtype] = {
 
 
 class _File:
-    """A file and its header: the type, shape and place of each tensor of the text part."""
+    """A file and its header: the type, shape and place of each tensor of the text part, and with `images` of the image
+    part."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, images: bool) -> None:
         self.path = path
         with safe_open(path, framework="pt", device="cpu"):
             pass  # it has checked the header: every place lies in the file and fits type and shape
@@ -56,6 +58,8 @@ class _File:
             header: dict[str, Any] = json.loads(file.read(length))
         header.pop("__metadata__", None)
         self.entries = {name: entry for stored, entry in header.items() if (name := text_name(stored)) is not None}
+        if images:
+            self.entries |= {name: entry for stored, entry in header.items() if (name := image_name(stored))}
         self._begin = 8 + length
         self.mapped = MappedFile(path)
 
@@ -98,8 +102,9 @@ class StoredTensors(Protocol):
 class Checkpoint:
     """The tensors of several files as one mapping; open only inside `with`."""
 
-    def __init__(self, files: list[Path]) -> None:
-        self._files = files
+    def __init__(self, files: list[Path], images: bool = False) -> None:
+        """`images`: with the tensors of the image part."""
+        self._files, self._images = files, images
         self._where: dict[str, _File] = {}
         self._numbers: dict[str, int] = {}
         """The number of values of each tensor that was not read yet."""
@@ -109,7 +114,7 @@ class Checkpoint:
         files = list[_File]()
         for path in self._files:
             try:
-                file = _File(path)
+                file = _File(path, self._images)
             except Exception as error:
                 raise ModelFilesError(f"{path} can't be read: {error}") from error
             files.append(file)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
@@ -44,11 +44,15 @@ from worker.native.host import unavailable
 from worker.native.library import KindMissing
 from worker.repository import validation
 from worker.repository.files import ModelFiles, inspect, is_gguf
+from worker.repository.multimodal.image_part import part_of
 from worker.repository.pooling.description import pooling_of
 from worker.repository.pooling.gate import is_encoder, is_whole
 from worker.repository.quantization import tensors
 from worker.repository.quantization.kinds import kinds_of
 from worker.repository.quantization.scheme import INT8, scheme_of
+
+if TYPE_CHECKING:
+    from worker.models.vision.tower import VisionTower  # it imports transformers
 
 log = structlog.get_logger()
 
@@ -177,13 +181,24 @@ class _Load:
         recurrent = validation.recurrence(config)
         layout = _cache_layout(model.config, self._plan(model.config), self.dtype, self.device, recurrent)
         if pooling is None:
-            return ServedModel(model, self.link, layout, model.config.vocab_size)
+            tower = self._tower(model.config)
+            return ServedModel(model, self.link, layout, model.config.vocab_size, tower=tower)
         show_hidden_states(model, self.dtype, self.device)
         whole = WholeLayout(not config.get("use_bidirectional_attention"), self.dtype, self.device)
         head = label_head(self.files, pooling, self.dtype, self.device)
         pooler = load_pooler(pooling, self.dtype, self.device, head)
         places = whole if is_whole(config, pooling) else layout
         return ServedModel(model, self.link, places, model.config.vocab_size, pooler)
+
+    def _tower(self, config: Any) -> VisionTower | None:
+        """The image part, where there is one; on CPUs only."""
+        part = part_of(self.files.config) if self.device.type == "cpu" else None
+        if part is None:
+            return None
+        from worker.models.vision.tower import load_tower  # only here: it imports transformers
+
+        with Checkpoint(self.files.weights, images=True) as checkpoint:
+            return load_tower(part, checkpoint, self.dtype, config, lambda: self.tell(1.0))
 
     def _plan(self, config: Any, borders: tuple[int, ...] = ()) -> ShardPlan:
         family, group = validation.family_of(self.files.config), self.link.collective

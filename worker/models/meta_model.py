@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +15,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from control.errors import ModelFilesError
 from worker.models import registered
 from worker.models.experts import are_in_model
+from worker.repository.multimodal.image_part import FIELD
+
+CPU = torch.device("cpu")
 
 AttentionInterface.register(registered.NAME, registered.attend)
+
+_NOT_OF_THE_TEXT = ("quantization_config", "compression_config", FIELD)
 
 _default_type = threading.Lock()
 """torch's default type is the whole process's: two threads that set and restore it would leave one's to the other."""
@@ -24,7 +30,7 @@ _default_type = threading.Lock()
 def configuration(config: dict[str, Any]) -> PreTrainedConfig:
     """config.json as transformers' own class, with its defaults filled in. The format of quantized weights is left
     out: transformers would look for libraries of its own. Raises ModelFilesError for what that class refuses."""
-    kept = {name: value for name, value in config.items() if name not in ("quantization_config", "compression_config")}
+    kept = {name: value for name, value in config.items() if name not in _NOT_OF_THE_TEXT}
     try:
         return CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(kept))
     except Exception as error:  # each class has checks of its own
@@ -37,14 +43,21 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.devic
     transformers."""
     # The eager loop over experts: the grouped kernels want bf16 and equal widths.
     experts = {"experts_implementation": "eager"} if are_in_model(config) else {}
+
+    def make() -> nn.Module:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=registered.NAME, **experts)
+
+    return build_meta(make, dtype, device)
+
+
+def build_meta(make: Callable[[], nn.Module], dtype: torch.dtype, device: torch.device = CPU) -> nn.Module:
+    """The model of transformers that `make` makes, as `meta_model`."""
     with _default_type:
         previous = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(
-                    config, dtype=dtype, attn_implementation=registered.NAME, **experts
-                )
+                model = make()
             _compute_buffers(model, device)
         finally:
             torch.set_default_dtype(previous)

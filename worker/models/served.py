@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,14 @@ from worker.kv.base import CacheLayout
 from worker.kv.slab_step import SlabStep
 from worker.kv.whole import WholeLayout
 from worker.layers.parallel import Link
-from worker.models.batch import Batch
+from worker.models.batch import Batch, ImageRows
 from worker.models.experts import are_in_model
 from worker.models.native.forward import native_forward
 from worker.models.pooled.pooler import Pooler
+from worker.models.vision.rotary import SectionedRotary
+
+if TYPE_CHECKING:
+    from worker.models.vision.tower import VisionTower  # it imports transformers
 
 SCORED_AT_ONCE = 64
 """Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""
@@ -39,23 +43,29 @@ class ServedModel:
         cache_layout: CacheLayout | WholeLayout,
         vocab_size: int,
         pooler: Pooler | None = None,
+        tower: VisionTower | None = None,
     ) -> None:
-        """`pooler` makes a vector of what the module gives for a sequence, its hidden states."""
+        """`pooler` makes a vector of what the module gives for a sequence, its hidden states; `tower` is that of a
+        model that takes images."""
         self._module, self._link, self._pooler = module, link, pooler
+        self.tower, axes = tower, None if tower is None else tower.axes
         outputs = vocab_size if pooler is None else module.config.hidden_size
         self._native = None
         if isinstance(cache_layout, CacheLayout):
-            self._native = native_forward(module, link, cache_layout, outputs)
+            self._native = native_forward(module, link, cache_layout, outputs, axes)
         self.cache_layout, self.vocab_size = cache_layout, vocab_size
         self.dtype, self.device = cache_layout.dtype, cache_layout.device
         self._layers_done = 0
         if self._native is None:
             for layer in getattr(module.base_model, "layers", ()):
                 layer.register_forward_hook(self._layer_done)
+            if tower is not None:
+                module.base_model.rotary_emb = SectionedRotary(module.base_model.rotary_emb, tower.axes)
         # A tied head and embedding are one parameter and counted once; packed weights are no parameters.
         self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters()) + sum(
             getattr(part, "packed_bytes", 0) for part in self.parts()
         )
+        self.weight_bytes += 0 if tower is None else tower.bytes
 
     @property
     def is_native(self) -> bool:
@@ -69,7 +79,8 @@ class ServedModel:
     def progress(self) -> int:
         """A number that changes with each layer of a forward; for any thread. A layer that is launched on a device
         counts as done."""
-        return self._layers_done + (self._native.progress if self._native is not None else 0)
+        encoded = 0 if self.tower is None else self.tower.progress
+        return self._layers_done + encoded + (self._native.progress if self._native is not None else 0)
 
     def _layer_done(self, *_: Any) -> None:
         self._layers_done += 1
@@ -129,15 +140,52 @@ class ServedModel:
 
     def _logits(self, batch: Batch, places: Tensor) -> Tensor:
         types = {} if batch.types is None else {"token_type_ids": batch.types.unsqueeze(0)}
-        logits = self._module(
-            input_ids=batch.tokens.unsqueeze(0),
-            position_ids=batch.positions.unsqueeze(0),
-            logits_to_keep=places,
-            use_cache=False,
-            cache_step=batch.cache,
-            **types,
-        ).logits[0]
+        body, given = self._module.base_model, {"input_ids": batch.tokens.unsqueeze(0)}
+        if batch.images is not None:
+            embedded = self._module.get_input_embeddings()(batch.tokens)
+            embedded[batch.images.places] = batch.images.rows.to(embedded.dtype)
+            given = {"inputs_embeds": embedded.unsqueeze(0)}
+        with _positions(body, batch.axes), _added(body, batch.images):
+            logits = self._module(
+                **given,
+                position_ids=batch.positions.unsqueeze(0),
+                logits_to_keep=places,
+                use_cache=False,
+                cache_step=batch.cache,
+                **types,
+            ).logits[0]
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+@contextmanager
+def _positions(body: Any, axes: Tensor | None) -> Generator[None]:
+    """Let the rotary embedding of `body` turn by `axes`."""
+    if axes is None:
+        yield
+        return
+    body.rotary_emb.positions = axes
+    try:
+        yield
+    finally:
+        body.rotary_emb.positions = None
+
+
+@contextmanager
+def _added(body: Any, images: ImageRows | None) -> Generator[None]:
+    """Add the rows of images to the outputs of the first layers."""
+    hooks: list[Any] = []
+    for index, rows in enumerate(images.layers if images is not None else ()):
+
+        def add(_module: nn.Module, _inputs: Any, output: Tensor, rows: Tensor = rows) -> Tensor:
+            assert images is not None
+            return output.index_add(1, images.places, rows.to(output.dtype).unsqueeze(0))
+
+        hooks.append(body.layers[index].register_forward_hook(add))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _tell(hear: Hear | None, scored: Tensor | None, logits_at: Callable[[Tensor], Tensor]) -> None:

@@ -176,6 +176,12 @@ class Batch(ctypes.Structure):
         ("logits", c_void_p),
         ("reduce", c_void_p),
         ("group", c_void_p),
+        ("axes", c_void_p),
+        ("axis_of", c_void_p),
+        ("marked", c_void_p),
+        ("marked_count", c_int64),
+        ("added", c_void_p),
+        ("added_layers", c_int64),
     ]
 
 

@@ -10,6 +10,7 @@ from control.errors import ModelFilesError
 from control.messages import ModelAssets, PoolingAssets
 from worker.repository.gguf.description import describe
 from worker.repository.gguf.model import GgufModel
+from worker.repository.multimodal.image_part import part_of
 from worker.repository.pooling.description import pooling_of
 from worker.repository.validation import ModelFiles, context_length, eos_ids
 
@@ -30,6 +31,7 @@ def read_assets(files: ModelFiles, max_context: int | None) -> ModelAssets:
         eos_ids=eos_ids(files.config, files.generation_config),
         kv_tokens=0,
         created=int(time.time()),
+        images=part.input if (part := part_of(files.config)) is not None else None,
         pooling=_pooling(files.config),
     )
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from control.errors import ModelFilesAway, ModelFilesError
 from worker.repository.gguf.architectures import configuration
 from worker.repository.gguf.model import GgufModel, read_model
-from worker.repository.multimodal import text_config
+from worker.repository.multimodal.image_part import FIELD, image_part
+from worker.repository.multimodal.text_part import text_config
 from worker.repository.pooling.gate import described
 
 INDEX = "model.safetensors.index.json"
@@ -21,8 +24,8 @@ SINGLE = "model.safetensors"
 @dataclass(frozen=True)
 class ModelFiles:
     """The files of a model: those that a rank loads, and those that describe the model to the farm. `config` is that of
-    the text part. `tokenizer` is None in a rank that got only the weights, by its load command, and for a GGUF model,
-    which `gguf` describes."""
+    the text part, with the image part under `image_part`. `tokenizer` is None in a rank that got only the weights, by
+    its load command, and for a GGUF model, which `gguf` describes."""
 
     config: dict[str, Any]
     weights: list[Path]
@@ -75,13 +78,19 @@ def _inspect(folder: Path) -> ModelFiles:
             f"{folder} has no tokenizer.json. Save a fast tokenizer there (`tokenizer.save_pretrained(folder)`)."
         )
     return ModelFiles(
-        config=described(folder, text_config(config)),
+        config=described(folder, _with_image_part(config, _read_json(folder / "preprocessor_config.json"))),
         weights=weights,
         folder=folder,
         tokenizer=tokenizer,
         tokenizer_config=_read_json(folder / "tokenizer_config.json"),
         generation_config=_read_json(folder / "generation_config.json"),
     )
+
+
+def _with_image_part(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the text part, and with it what the image part needs."""
+    part = image_part(config, processor)
+    return text_config(config) | ({} if part is None else {FIELD: msgspec.to_builtins(part)})
 
 
 def _read_json(path: Path, required: bool = False) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from worker.repository import config_fields
 from worker.repository.config_fields import number, token_ids
 from worker.repository.families import FAMILIES, REFUSED, Family
 from worker.repository.files import ModelFiles, inspect
-from worker.repository.multimodal import TEXT_PARTS
+from worker.repository.multimodal.text_part import TEXT_PARTS
 from worker.repository.pooling import gate
 from worker.repository.pooling.description import pooling_of
 from worker.repository.quantization.scheme import scheme_of

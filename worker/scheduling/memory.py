@@ -57,6 +57,7 @@ class Memory:
 
     def begin(self, plan: StepPlan, sequence: Sequence, start: Start) -> None:
         """An admitted sequence begins with `start`."""
+        plan.begin(sequence)
         if start.count:
             plan.change.prefixes.append(Prefix(sequence.sid, start.donor, start.count))
         sequence.cached = sequence.cached_prompt_tokens = start.count

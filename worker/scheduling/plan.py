@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-from control.commands import BatchChange, StepRow
+from control.commands import BatchChange, StepImage, StepRow
 from worker.scheduling.sequence import Sequence
 
 
@@ -20,6 +20,8 @@ class StepPlan:
     """All sequences of the step, by sid."""
     guesses: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """Tokens that follow those of a sequence's row and have not been sampled, by sid."""
+    images: list[StepImage] = field(default_factory=list[StepImage])
+    """The images of the sequences that begin, which the ranks have to know."""
 
     @property
     def sampled(self) -> list[int]:
@@ -50,6 +52,21 @@ class StepPlan:
         """Let the sequence decode by itself."""
         self.continuing.append(sequence.sid)
         self.sequences[sequence.sid] = sequence
+
+    def begin(self, sequence: Sequence) -> None:
+        """The sequence begins under its sid."""
+        sid = sequence.sid
+        self.images += [StepImage(sid, i.start, i.count, i.height, i.width, i.digest) for i in sequence.images]
+
+    def needed_images(self) -> list[StepImage]:
+        """The images of which the step's rows hold a part."""
+        found: list[StepImage] = []
+        for row in self.change.rows:
+            start, stop = row.offset, row.offset + len(row.tokens)
+            for one in self.sequences[row.sid].images:
+                if one.start < stop and start < one.start + one.count:
+                    found.append(StepImage(row.sid, one.start, one.count, one.height, one.width, one.digest))
+        return found
 
     def feed(self, sequence: Sequence, count: int, guesses: Tokens[int] = ()) -> None:
         """Add a row with the next `count` tokens of the sequence; the one that reaches its end is sampled, and may be

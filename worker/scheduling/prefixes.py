@@ -1,7 +1,7 @@
 """The prefix cache: an index over the tokens whose KV the ranks hold, and the ended sequences that are kept.
 
 The index is a hash chain: the hash of a block covers its tokens and the block before it. A hash only finds candidates;
-tokens are compared.
+tokens, and the digests of images, are compared.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class PrefixCache:
     def _common(self, donor: Sequence, sequence: Sequence, most: int) -> int:
         """The length of the common prefix, as far as the donor is certain and the sequence can use it."""
         stop = min(most, self._certain(donor), sequence.reusable)
-        ours, theirs = sequence.context(0, stop), donor.context(0, stop)
+        ours, theirs = sequence.identity(0, stop), donor.identity(0, stop)
         if ours == theirs:
             return stop
         return next(index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
@@ -126,7 +126,7 @@ class PrefixCache:
         while (len(blocks) + 1) * size <= sequence.length:
             start = len(blocks) * size
             before = blocks[-1] if blocks else sequence.salt
-            blocks.append(hash((before, *sequence.context(start, start + size))))
+            blocks.append(hash((before, *sequence.identity(start, start + size))))
         return blocks
 
     def check_integrity(self, running: set[int]) -> list[str]:

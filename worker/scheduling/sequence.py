@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from control.messages import Sampling
+from control.messages import PromptImage, Sampling
 from control.text.text import TextStream
 from worker.scheduling.constraint import Constraint
 from worker.scheduling.lookup.context_lookup import ContextLookup
@@ -57,6 +57,7 @@ class Sequence:
     sampling: Sampling
     salt: str = ""
     """Only sequences with the same salt begin with each other's KV."""
+    images: list[PromptImage] = field(default_factory=list[PromptImage])
     flow: Flow = SOLE
     """The flow in whose share of slots and memory it counts."""
     output: list[int] = field(default_factory=list)
@@ -125,6 +126,16 @@ class Sequence:
         """The sequence as it would be after one more token, to sample from; not for the scheduler."""
         constraint = None if self.constraint is None else self.constraint.followed_by(token)
         return replace(self, output=[*self.output, token], constraint=constraint)
+
+    def identity(self, start: int, stop: int) -> list[int]:
+        """As `context`, with a number below zero in the place of each placeholder of an image, which equal images alone
+        share: equal identities have equal keys and values."""
+        tokens = self.context(start, stop)
+        for image in self.images:
+            begin, end = max(start, image.start), min(stop, image.start + image.count)
+            if begin < end:
+                tokens[begin - start : end - start] = [~int(image.digest, 16)] * (end - begin)
+        return tokens
 
     def move(self, state: SequenceState) -> None:
         """Change the state. Raises ValueError for a move that MOVES does not have."""

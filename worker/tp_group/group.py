@@ -20,12 +20,13 @@ from control.commands import (
     AnyCommand,
     BatchChange,
     Command,
-    GenerateStep,
     Init,
     LoadDenseShard,
     NcclSanityCheck,
     Ping,
     Shutdown,
+    StepImage,
+    generate_step,
 )
 from control.errors import CollectiveLeft, EpochOver, GroupError, Poisoned, RankError, collective_failure
 from control.redis.clients import SyncRedis
@@ -177,11 +178,12 @@ class Group:
     # --- running ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def step(self, change: BatchChange, repeat: bool = False) -> Generator[Step]:
-        """Fan a step out. The context is the leader's own part, and ends when every rank has acknowledged the step.
-        Raises GroupError with both sides' errors, Poisoned if a rank did not answer in time."""
+    def step(self, change: BatchChange, repeat: bool = False, images: Sequence[StepImage] = ()) -> Generator[Step]:
+        """Fan a step out; `images` are those of the sequences that begin. The context is the leader's own part, and
+        ends when every rank has acknowledged the step. Raises GroupError with both sides' errors, Poisoned if a rank
+        did not answer in time."""
         head = {"epoch": self._lease.epoch, "seq": self._next()}
-        command = GenerateStep(**head, model_id=self._lease.model, change=change, repeat=repeat)
+        command = generate_step(head, self._lease.model, change, repeat, images)
         prompt_tokens = sum(len(row.tokens) for row in change.rows if not row.guesses)
         # The head is computed for each position that is scored: it takes as long as many layers.
         scored = sum(row.scored[1] - row.scored[0] for row in change.rows if row.scored is not None)

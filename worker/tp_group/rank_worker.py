@@ -44,6 +44,7 @@ from control.replies import (
 from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
 from worker.collective.agreement import all_ready
+from worker.engine.images import EngineImages
 from worker.engine.step import Engine, Step
 from worker.health.detectors import COLLECTIVE_S
 from worker.health.heartbeat import Heartbeat
@@ -75,7 +76,8 @@ class RankWorker:
         """The end of the epoch that this rank is in, or will be in next; any thread may report it."""
         self._model: ServedModel | None = None
         self._model_id: str | None = None
-        self._loaded_in, self._read_share = 0, 0.0
+        self._loaded_in, self.read_share = 0, 0.0
+        """`read_share`: how much of the model's checkpoint has been read, 0 to 1."""
         self._parts_done, self._loading = 0, False
         self._engine: Engine | None = None
         self._collective: Collective | None = Solo() if world_size == 1 else None
@@ -87,7 +89,7 @@ class RankWorker:
             NcclSanityCheck: self._sanity_check,
             LoadDenseShard: self._load,
             GenerateStep: self._step,
-            GenerateStepWithImages: self._step_with_images,
+            GenerateStepWithImages: self._step,
             ClearKvCache: self._clear,
             UnloadModel: self._unload,
             Shutdown: self._shutdown,
@@ -135,13 +137,8 @@ class RankWorker:
                 self._collective.close()
             self._collective, self.abort = None, Abort()
 
-    @property
-    def read_share(self) -> float:
-        """How much of the model's checkpoint has been read, 0 to 1."""
-        return self._read_share
-
     def _was_read(self, share: float) -> None:
-        self._read_share = share
+        self.read_share = share
         self._parts_done += 1
 
     @property
@@ -157,6 +154,11 @@ class RankWorker:
         """The cache of the loaded model; those of all ranks of a group count alike."""
         assert self._engine is not None, "no model is loaded"
         return self._engine.store
+
+    @property
+    def images(self) -> EngineImages | None:
+        """The images of the running sequences; None where the model that is loaded takes text only."""
+        return self._engine.images if self._engine is not None and self._engine.images.taken else None
 
     def clear(self) -> None:
         if self._engine is not None:
@@ -265,9 +267,6 @@ class RankWorker:
             while step.agree():
                 step.forward()
         return GenerateStepOk(**self._head(command), checksum=step.checksum)
-
-    def _step_with_images(self, command: GenerateStepWithImages) -> GenerateStepOk:
-        raise self._error("unsupported_arch", f"{command.model_id!r} takes text only; send no images")
 
     def _clear(self, command: ClearKvCache) -> KvCacheCleared:
         self._require(command.model_id)

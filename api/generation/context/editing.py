@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from api.generation.preparation import count_tokens
+from api.generation.context.prompts import count_tokens
 from api.models.models import ServedModel
 from api.schemas.context_edits import CLEAR_THINKING, Edit
 from api.schemas.converted import Converted

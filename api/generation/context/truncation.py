@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from api.asgi.off_loop import off_loop
-from api.generation.preparation import count_tokens
+from api.generation.context.prompts import count_tokens
 from api.models.models import ServedModel
 from api.schemas.converted import Converted
 from api.schemas.items import MAX_ITEMS, Item

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from control.constants import DEAD_LENGTH
-from control.errors import LetterNotFound
+from control.errors import LetterNotFound, RequestError
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, decode_request
 from control.redis.clients import SyncRedis
@@ -55,8 +55,13 @@ def retry_letter(client: SyncRedis, model: str, letter: DeadLetter, rid: str) ->
     """Enqueue the request anew, from its prompt, and drop the letter; the id that it runs under.
 
     `rid` is fresh and unique: the old id's log has ended. A retry whose outcome was lost joins the first one. The
-    new request runs without a follower. Raises QueueFull.
+    new request runs without a follower. Raises QueueFull, RequestError for a request with images: they are gone.
     """
+    if letter.params.images:
+        raise RequestError(
+            f"The request {letter.rid} has images, which are not kept after its end, so it can't be retried. Send it "
+            "again with its images, or drop the letter."
+        )
     again = Enqueue(
         rid=rid,
         model=model,

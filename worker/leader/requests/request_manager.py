@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from control.errors import RequestTooLarge
+from control.errors import RequestError, RequestTooLarge
 from control.messages import FinishReason, PromptToken
 from control.replicas.lease import Lease
+from worker.engine.images import EngineImages
 from worker.engine.scoring import PromptScores
 from worker.leader.requests.crash_isolation import CrashIsolation
 from worker.leader.requests.prompt_scores import prompt_entries
@@ -25,8 +26,16 @@ class RequestManager:
     grammar."""
 
     def __init__(
-        self, lease: Lease, exchange: RedisExchange, scheduler: Scheduler, finisher: Finisher, grammars: Grammars
+        self,
+        lease: Lease,
+        exchange: RedisExchange,
+        scheduler: Scheduler,
+        finisher: Finisher,
+        grammars: Grammars,
+        images: EngineImages | None = None,
     ) -> None:
+        """`images`: those of the leader's rank; None where the model takes text only."""
+        self._images = images
         self._exchange, self._scheduler = exchange, scheduler
         self._finisher, self._grammars = finisher, grammars
         self._running: dict[str, RunningRequest] = {}
@@ -73,15 +82,27 @@ class RequestManager:
             return
         self._uncompiled.discard(request.rid)
         try:
+            self._check_images(request)
             for sequence in request.live:
                 self._grammars.constrain(sequence)
                 self._scheduler.add(sequence)
                 self._finisher.adopt(sequence)
-        except RequestTooLarge as error:
+        except (RequestTooLarge, RequestError) as error:
             self._drop(request)
             request.end("error", str(error))
             self._exchange.emit_end(request)
             del self._running[request.rid]
+
+    def _check_images(self, request: RunningRequest) -> None:
+        """Raise RequestError for images that this model can't take, or that are not where the prompt has
+        placeholders."""
+        given = request.params.images
+        if not given:
+            return
+        if self._images is None:
+            raise RequestError("The model takes text only, but the request has images. Send it again without them.")
+        if why := self._images.unfit(request.params.prompt, given):
+            raise RequestError(f"The images do not fit the prompt: {why}. Send the request again.")
 
     def hold(self, rid: str) -> None:
         """Take a request's sequences from the scheduler while others are on trial; it goes on later from what it has

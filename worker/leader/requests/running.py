@@ -52,6 +52,7 @@ class RunningRequest:
                 prompt=params.prompt_of(choice),
                 sampling=params.sampling,
                 salt=params.cache_salt,
+                images=params.images,
                 flow=Flow(claimed.tenant, claimed.priority),
                 second=params.inputs[choice].second if params.inputs else 0,
             )
@@ -92,6 +93,7 @@ class RunningRequest:
                 output=sequence.output,
                 sampling=sequence.sampling,
                 salt=sequence.salt,
+                images=sequence.images,
                 flow=sequence.flow,
                 scored=sequence.scored,
                 second=sequence.second,

@@ -27,7 +27,16 @@ REDUCE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes
 class NativeForward:
     """Steps over slabs. One at a time: the memory that a step works in is kept for the next."""
 
-    def __init__(self, plan: Plan, embed: Callable[[Tensor], Tensor], link: Link, vocab_size: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        embed: Callable[[Tensor], Tensor],
+        link: Link,
+        vocab_size: int,
+        axis_of: Tensor | None = None,
+    ) -> None:
+        """`axis_of` (head dim / 2) int32: the axis by which each frequency turns in a batch with axes."""
+        self._axis_of = axis_of
         self._plan, self._embed, self._link, self._vocab_size = plan, embed, link, vocab_size
         self._room = torch.empty(0, dtype=torch.uint8)
         self._hidden = torch.empty(0)
@@ -43,6 +52,8 @@ class NativeForward:
         """Logits (sampled, vocabulary). Stores keys and values; raises what an exchange between ranks raised."""
         assert isinstance(batch.cache, SlabStep)
         self._hidden = self._embed(batch.tokens)
+        if batch.images is not None:
+            self._hidden[batch.images.places] = batch.images.rows
         spans = spans_of(batch.cache)
         reduction = _Reduction(self, self._link.collective)
         asked = library.Batch(
@@ -52,6 +63,12 @@ class NativeForward:
             tokens=batch.tokens.numel(),
             reduce=ctypes.cast(reduction.function, ctypes.c_void_p) if self._link.collective.world_size > 1 else None,
         )
+        if batch.axes is not None and self._axis_of is not None:
+            asked.axes, asked.axis_of = batch.axes.data_ptr(), self._axis_of.data_ptr()
+        if batch.images is not None:
+            images = batch.images
+            asked.marked, asked.marked_count = images.places.data_ptr(), images.places.numel()
+            asked.added, asked.added_layers = images.layers.data_ptr(), len(images.layers)
         logits = self._run(self._plan.model, asked, batch.sampled)
         if reduction.failure is not None:
             raise reduction.failure
@@ -86,7 +103,9 @@ class NativeForward:
         return self._room[begin : begin + 4 * count].view(torch.float32)
 
 
-def native_forward(module: Any, link: Link, layout: CacheLayout, vocab_size: int) -> NativeForward | None:
+def native_forward(
+    module: Any, link: Link, layout: CacheLayout, vocab_size: int, axis_of: Tensor | None = None
+) -> NativeForward | None:
     """The model's forward in C++, or None where torch runs it; the log says which, and why."""
     if layout.device.type != "cpu" or layout.dtype != torch.float32:
         return None
@@ -96,7 +115,7 @@ def native_forward(module: Any, link: Link, layout: CacheLayout, vocab_size: int
         log.info("torch runs the forward", reason=str(reason), action="choose_forward")
         return None
     log.info("the forward runs in C++", threads=plan.threads.count, action="choose_forward")
-    return NativeForward(plan, module.get_input_embeddings(), link, vocab_size)
+    return NativeForward(plan, module.get_input_embeddings(), link, vocab_size, axis_of)
 
 
 class _Reduction:

@@ -169,6 +169,12 @@ struct Batch {
   float* logits;             // (sampled, vocabulary)
   Reduce reduce;             // null: this rank has all of every layer
   void* group;
+  const int64_t* axes;       // (3, tokens): positions in time, height and width; null: `positions` is all of them
+  const int32_t* axis_of;    // by frequency, where there are `axes`
+  const int64_t* marked;     // tokens whose rows get more after the first `added_layers` layers
+  int64_t marked_count;
+  const float* added;        // (added_layers, marked_count, hidden)
+  int64_t added_layers;
 };
 
 }  // namespace furrow

@@ -78,11 +78,12 @@ inline void gate_output(const float* gate, int64_t count, float* out) {
     store(out + at, load(out + at) / (all(1.0f) + exponential(all(0.0f) - load(gate + at))));
 }
 
-// The sines and cosines of a position: (cosines of dim / 2, sines of dim / 2).
-inline void angles(const Rotary& rotary, int64_t position, float* out) {
+// The sines and cosines of a token: (cosines of dim / 2, sines of dim / 2). position(i) is that by which frequency i turns.
+template <typename Position>
+void angles(const Rotary& rotary, const Position& position, float* out) {
   const int64_t half = rotary.dim / 2;
   for (int64_t i = 0; i < half; ++i) {
-    const float angle = static_cast<float>(position) * rotary.frequencies[i];
+    const float angle = static_cast<float>(position(i)) * rotary.frequencies[i];
     out[i] = std::cos(angle) * rotary.scale;
     out[half + i] = std::sin(angle) * rotary.scale;
   }

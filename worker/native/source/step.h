@@ -34,7 +34,10 @@ class Step {
 
   void forward(Hand& hand) {
     each_token(hand, [&](int64_t token) {
-      for (size_t i = 0; i < rotaries_.size(); ++i) angles(rotaries_[i], batch_.positions[token], turns(token, i));
+      const auto position = [&](int64_t i) {
+        return batch_.axes ? batch_.axes[batch_.axis_of[i] * batch_.tokens + token] : batch_.positions[token];
+      };
+      for (size_t i = 0; i < rotaries_.size(); ++i) angles(rotaries_[i], position, turns(token, i));
     });
     for (const Layer& layer : layers_) {
       normalize_all(hand, layer.before_attention);
@@ -47,6 +50,7 @@ class Step {
       normalize_all(hand, layer.before_feed_forward);
       feed_forward(hand, layer);
       if (failure_.load(std::memory_order_relaxed)) return;
+      if (const int64_t depth = &layer - layers_.data(); depth < batch_.added_layers) add_marked(hand, depth);
     }
     hand.each(batch_.sampled_count, 1, [&](int64_t from, int64_t to) {
       for (int64_t row = from; row < to; ++row)
@@ -128,6 +132,16 @@ class Step {
       float* sum = scratch_.normed + token * model_.hidden;
       if (norm.weight) normalize(norm, sum, model_.hidden, sum);
       for (int64_t i = 0; i < model_.hidden; ++i) hidden(token)[i] += sum[i];
+    });
+  }
+
+  // Adds what the layer has for the marked tokens to their hidden rows.
+  void add_marked(Hand& hand, int64_t depth) {
+    hand.each(batch_.marked_count, 1, [&](int64_t from, int64_t to) {
+      for (int64_t row = from; row < to; ++row) {
+        const float* more = batch_.added + (depth * batch_.marked_count + row) * model_.hidden;
+        for (int64_t i = 0; i < model_.hidden; ++i) hidden(batch_.marked[row])[i] += more[i];
+      }
     });
   }
 

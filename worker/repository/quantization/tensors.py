@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
-from worker.repository.multimodal import text_name
+from worker.repository.multimodal.text_part import text_name
 from worker.repository.quantization import mxfp4, shares
 from worker.repository.quantization.linear import QuantizedLinear
 from worker.repository.quantization.scheme import E4M3, INT4, INT8, Scheme, scheme_of

@@ -18,6 +18,7 @@ from control.commands import (
     NcclSanityCheck,
     Ping,
     Shutdown,
+    StepImage,
     StepRow,
     UnloadModel,
 )
@@ -126,7 +127,7 @@ def test_images_are_refused_by_a_text_model(folder: Path) -> None:
     rank = RankWorker(0, 1, "cpu")
     rank.answer(load(folder))
     step = GenerateStepWithImages(
-        epoch=1, seq=3, model_id="m", change=BatchChange(), image_token_id=5, image_data_uris=["data:,"], chunk_size=8
+        epoch=1, seq=3, model_id="m", change=BatchChange(), images=[StepImage(1, 0, 1, 8, 8, "0")], chunk_size=8
     )
     assert kind(rank.answer(step)) == "unsupported_arch"
 

@@ -8,7 +8,7 @@ import pytest
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.repository import validation
-from worker.repository.multimodal import TEXT_PARTS, text_config, text_name
+from worker.repository.multimodal.text_part import TEXT_PARTS, text_config, text_name
 
 GEMMA3: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"],

@@ -1,0 +1,109 @@
+"""The prompts of a body as token ids, with the places of their images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from api.asgi.off_loop import off_loop
+from api.chat.conversation import chat_prompt
+from api.generation.constraints import prompts_with_gap
+from api.images.loading import LoadedImages, placed
+from api.models.models import ServedModel
+from api.schemas.chat import ChatRequest
+from api.schemas.completions import CompletionRequest
+from api.schemas.converted import Converted
+from api.schemas.how import Reading
+from api.schemas.image_parts import ImageSource
+from api.schemas.naming import naming
+from api.schemas.structured import Asked, grammar_of
+from control.errors import ContextLengthExceeded
+from control.messages import PromptImage
+
+_PART_BYTES = 256
+"""The least that a part of a message counts for."""
+_SURELY_CHARACTERS = 8
+"""Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
+
+Body = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A body's prompts before they are tokenised, how the answers are to be read, what they must be, and the images of
+    the only prompt."""
+
+    texts: list[str | list[int]]
+    reading: Reading | None
+    asked: Asked | None
+    images: list[ImageSource]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Prompts as token ids. `images` are those of the only prompt, whose pixels are in `loaded`."""
+
+    tokens: list[list[int]]
+    images: list[PromptImage]
+    loaded: LoadedImages
+
+
+def size_of(body: Body) -> int:
+    """About the bytes of the prompts: a conversation may be larger than the body that continues it."""
+    if isinstance(body, CompletionRequest):
+        return sum(len(prompt) for prompt in body.prompts)
+    contents = [message.content or "" for message in body.messages]
+    return sum(len(content) * (1 if isinstance(content, str) else _PART_BYTES) for content in contents)
+
+
+def written(body: Body, served: ServedModel) -> Written:
+    """Raises RequestError and its kin."""
+    if isinstance(body, CompletionRequest):
+        return Written(body.prompts, None, grammar_of(body), [])
+    prompt = chat_prompt(body, served.assets, served.vocabulary, served.forms)
+    return Written([prompt.text], prompt.reading, prompt.asked, prompt.images)
+
+
+async def encoded(prompts: Written, body: Body, served: ServedModel) -> Prompts:
+    """The prompts as token ids; images are loaded once the texts are known to fit. Raises RequestError and its kin."""
+    tokens = await _tokens(prompts.texts, body, served)
+    wanted = served.assets.images
+    if not prompts.images or wanted is None or served.images is None:
+        return Prompts(tokens, [], LoadedImages())
+    most = min(served.assets.context_length, served.assets.kv_tokens)
+    loaded = await served.images.load(prompts.images, wanted, most)
+    [prompt] = tokens  # a chat has one
+    prompt, images = await off_loop(len(prompt) + most, placed, prompt, loaded.images, wanted)
+    return Prompts([prompt], images, loaded)
+
+
+async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
+    if isinstance(body, CompletionRequest) and body.has_gap:
+        size = size_of(body) + len(body.suffix or "") + sum(len(text) for _, text in body.files)
+        return await off_loop(size, prompts_with_gap, body, served)
+    vocabulary, context = served.vocabulary, served.assets.context_length
+    bos = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
+
+    def encode_one(text: str) -> list[int]:
+        if len(text) > _SURELY_CHARACTERS * context and vocabulary.exceeds(text, context):
+            error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
+            error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
+            raise error
+        return vocabulary.encode(text, bos=bos)
+
+    def encode() -> list[list[int]]:
+        return [encode_one(text) if isinstance(text, str) else text for text in texts]
+
+    return await off_loop(sum(len(text) for text in texts), encode)
+
+
+async def prompts_of(body: Body, served: ServedModel, size: int) -> list[list[int]]:
+    """The request's prompts as token ids; `size` is that of the body in which it came."""
+    found = await off_loop(max(size, size_of(body)), written, body, served)
+    return (await encoded(found, body, served)).tokens
+
+
+async def count_tokens(body: Converted, served: ServedModel, size: int) -> int:
+    """Tokens of the request's prompt; `size` as for `prompts_of`. Raises RequestError in the client's own names."""
+    with naming(body.names):
+        [prompt] = await prompts_of(body, served, size)
+    return len(prompt)

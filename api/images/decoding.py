@@ -1,0 +1,111 @@
+"""The decoder process as the API uses it: started when it is needed, killed when it is late."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from control.errors import FurrowError
+from control.messages import ImageInput
+
+log = structlog.stdlib.get_logger(__name__)
+
+MEMORY_BYTES = 1024 * 1024 * 1024
+"""Address space of the decoder: an image of the most pixels with transparency, a copy of it, and Python."""
+DEADLINE_S = 10.0
+"""For one image."""
+
+_ROOT = Path(__file__).parents[2]
+
+
+class NotDecoded(FurrowError):
+    """An image that is not taken; the text follows the image's name in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An image as the model takes it: rows of red, green and blue."""
+
+    height: int
+    width: int
+    digest: str
+    pixels: bytes
+
+
+class Decoder:
+    """One process, which decodes one image at a time."""
+
+    def __init__(self, memory_bytes: int = MEMORY_BYTES, deadline_s: float = DEADLINE_S) -> None:
+        self._memory_bytes, self._deadline_s = memory_bytes, deadline_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs now."""
+        return None if self._process is None else self._process.pid
+
+    async def decode(self, data: bytes, wanted: ImageInput, room: int) -> Decoded:
+        """The image in at most `room` bytes of pixels. Raises NotDecoded."""
+        job = {
+            "bytes": len(data),
+            "room": room,
+            "unit": wanted.unit,
+            "least_pixels": wanted.least_pixels,
+            "most_pixels": wanted.most_pixels,
+            "resample": wanted.resample,
+        }
+        async with self._turn:
+            done = False
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    told, pixels = await self._exchange(json.dumps(job).encode(), data)
+                done = True
+            except TimeoutError:
+                raise NotDecoded(f"took more than {self._deadline_s:g} s to decode; send a simpler one") from None
+            except (asyncio.IncompleteReadError, OSError) as error:
+                log.warning("the image decoder ended", error=repr(error), action="decode_image")
+                raise NotDecoded("ended the process that decodes images; send another one") from error
+            finally:
+                if not done:  # whatever it would still answer belongs to nobody
+                    await self._kill()
+        if "error" in told:
+            raise NotDecoded(told["error"])
+        return Decoded(told["height"], told["width"], told["digest"], pixels)
+
+    async def stop(self) -> None:
+        await self._kill()
+
+    async def _exchange(self, head: bytes, data: bytes) -> tuple[dict[str, Any], bytes]:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "api.images.decoder", str(self._memory_bytes)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                cwd=_ROOT,
+                env={},
+            )
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None and back is not None
+        to.write(struct.pack(">I", len(head)) + head)
+        to.write(data)
+        await to.drain()
+        (length,) = struct.unpack(">I", await back.readexactly(4))
+        told = json.loads(await back.readexactly(length))
+        return told, await back.readexactly(told["bytes"])
+
+    async def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -1,0 +1,155 @@
+"""Tiny random checkpoints that take images, pictures for them, and what transformers answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import AddedToken
+from transformers import AutoModelForImageTextToText
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from control.messages import PromptImage
+from tests import models
+
+VISION_START, IMAGE_PAD, VISION_END = 131, 132, 133
+VOCAB_SIZE = 134
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}\n"
+    "{% endfor %}"
+)
+
+PROCESSOR: dict[str, Any] = {
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "size": {"shortest_edge": 8 * 8, "longest_edge": 8 * 8 * 24},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "depth": 3,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 2],
+    "initializer_range": 0.2,
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as a model takes it: pixels (height, width, 3) uint8 after resizing."""
+
+    original: Image.Image
+    pixels: np.ndarray
+
+    @property
+    def data(self) -> bytes:
+        return self.pixels.tobytes()
+
+    def placed(self, start: int) -> PromptImage:
+        height, width = self.pixels.shape[:2]
+        digest = hashlib.sha256(f"{height} {width} ".encode() + self.data).hexdigest()
+        return PromptImage(start, height // 8 * (width // 8), height, width, digest)
+
+
+def qwen3_vl(folder: Path, tie: bool = False) -> Path:
+    sections = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    text = models.SHAPE | {"vocab_size": VOCAB_SIZE, "rope_parameters": sections, "tie_word_embeddings": tie}
+    config = CONFIG_MAPPING["qwen3_vl"](
+        text_config=text,
+        vision_config=VISION,
+        tie_word_embeddings=tie,
+        image_token_id=IMAGE_PAD,
+        vision_start_token_id=VISION_START,
+        vision_end_token_id=VISION_END,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            elif "visual" in name and parameter.dim() > 1:
+                parameter.mul_(10)  # images must matter
+    model.save_pretrained(folder)
+    tokenizer = models.tokenizer()
+    names = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in names])
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return folder
+
+
+def noise(seed: int, width: int, height: int) -> Image.Image:
+    """A picture of random squares, so that neighbours differ and resizing matters."""
+    random = np.random.default_rng(seed)
+    coarse = random.integers(0, 256, (height // 3 + 1, width // 3 + 1, 3), dtype=np.uint8)
+    return Image.fromarray(coarse.repeat(3, 0).repeat(3, 1)[:height, :width])
+
+
+def processor() -> Qwen2VLImageProcessorPil:
+    return Qwen2VLImageProcessorPil(**PROCESSOR)
+
+
+def picture(seed: int, width: int = 30, height: int = 21) -> Picture:
+    """Resized as transformers' processor does it."""
+    original, ours = noise(seed, width, height), processor()
+    found = ours([original], do_rescale=False, do_normalize=False, return_tensors="np")
+    _, rows, columns = found["image_grid_thw"][0]
+    cut = found["pixel_values"].reshape(rows // 2, columns // 2, 2, 2, 3, 2, 4, 4)[:, :, :, :, :, 0]
+    whole = cut.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * 4, columns * 4, 3)
+    return Picture(original, whole.astype(np.uint8))
+
+
+def prompt_with(pictures: list[Picture], text: int = 9) -> tuple[list[int], list[PromptImage]]:
+    """Text, then each picture with text behind it."""
+    words = np.random.default_rng(text).integers(0, 128, text * (len(pictures) + 1)).tolist()
+    prompt, images = words[:text], list[PromptImage]()
+    for index, one in enumerate(pictures, 1):
+        prompt.append(VISION_START)
+        images.append(one.placed(len(prompt)))
+        prompt += [IMAGE_PAD] * images[-1].count + [VISION_END] + words[index * text : (index + 1) * text]
+    return prompt, images
+
+
+def generated(folder: Path, prompt: list[int], pictures: list[Picture], new: int) -> list[int]:
+    """The greedy answer of transformers' processor and whole model in float64."""
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64)
+    tokens = torch.tensor([prompt])
+    found = processor()([one.original for one in pictures], return_tensors="pt") if pictures else {}
+    given: dict[str, Any] = dict(found)
+    if pictures:
+        given["pixel_values"] = given["pixel_values"].double()
+        given["mm_token_type_ids"] = (tokens == IMAGE_PAD).int()
+    answer = model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=new,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        **given,
+    )
+    return answer[0, len(prompt) :].tolist()
+
+
+def image_tokens(one: Picture) -> list[int]:
+    """The tokens that stand for a picture in a prompt, with the marks around them."""
+    return [VISION_START, *([IMAGE_PAD] * one.placed(0).count), VISION_END]

@@ -1,0 +1,242 @@
+"""Images of the sequences on this rank: their places, the rows that stand for them, and the positions around them.
+
+All ranks do the same: it follows from the commands alone. Rank 0 has the pixels, and broadcasts those of an image that
+is not encoded here when a row first holds a part of it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from control.commands import StepImage, StepRow
+from control.messages import PromptImage
+from worker.collective import Collective
+from worker.models.batch import ImageRows, Row
+from worker.models.vision.rotary import AXES
+
+if TYPE_CHECKING:
+    from worker.models.vision.tower import Features, VisionTower
+
+KEPT_TOKENS = 32_768
+"""Tokens of encoded images that are kept for the next chunks of their prompts."""
+
+LOST = "An image of the request is gone: Redis has lost it. Send the request again."
+
+Pixels = Callable[[StepImage], bytes | None]
+"""The pixels of an image, rows of red, green and blue; None where they are gone."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Positions [start, stop) of a sequence in a row: text, or with `columns` an image of so many tokens a row. The
+    first token has the position `first`."""
+
+    start: int
+    stop: int
+    first: int
+    columns: int = 0
+
+
+class SequenceImages:
+    """The images of one sequence."""
+
+    def __init__(self, images: Sequence[StepImage], grid: Callable[[int, int], tuple[int, int]]) -> None:
+        self.images = list(images)
+        self._segments: list[Segment] = []
+        index = position = 0
+        for image in self.images:
+            rows, columns = grid(image.height, image.width)
+            self._segments.append(Segment(index, image.start, position))
+            position += image.start - index
+            index = image.start + image.count
+            self._segments.append(Segment(image.start, index, position, columns))
+            position += max(rows, columns)
+        self._segments.append(Segment(index, 1 << 62, position))
+
+    def axes(self, start: int, stop: int) -> Tensor:
+        """Positions in time, height and width of the tokens [start, stop): (3, stop - start) int64."""
+        parts: list[Tensor] = []
+        for segment in self._segments:
+            begin, end = max(start, segment.start), min(stop, segment.stop)
+            if begin >= end:
+                continue
+            within = torch.arange(begin - segment.start, end - segment.start)
+            if not segment.columns:
+                parts.append((segment.first + within).expand(AXES, -1))
+            else:
+                place = torch.stack([torch.zeros_like(within), within // segment.columns, within % segment.columns])
+                parts.append(segment.first + place)
+        return torch.cat(parts, dim=1)
+
+
+class EngineImages:
+    """The images of an engine. `pixels` is set on rank 0."""
+
+    def __init__(self, tower: VisionTower | None) -> None:
+        """`tower`: None for a model that takes text only."""
+        self._given = tower
+        self._sequences: dict[int, SequenceImages] = {}
+        self._encoded: OrderedDict[str, Features] = OrderedDict()
+        self.pixels: Pixels = lambda image: None
+        self.failures: dict[int, str] = {}
+        """Sequences whose pixels were gone in the last forward, and why what it computed for them is worth nothing."""
+
+    @property
+    def taken(self) -> bool:
+        """True if the model takes images."""
+        return self._given is not None
+
+    @property
+    def _tower(self) -> VisionTower:
+        assert self._given is not None, "a command with images was checked"
+        return self._given
+
+    @property
+    def token(self) -> int:
+        """The placeholder."""
+        return self._tower.input.token
+
+    def unfit(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> str | None:
+        """Why a prompt with these images can't be run; None if it can."""
+        if why := unfit(images, self._tower.grid):
+            return why
+        places = [place for one in images for place in range(one.start, one.start + one.count)]
+        if places != [place for place, token in enumerate(prompt) if token == self.token]:
+            return f"its prompt has {prompt.count(self.token)} placeholders for {len(places)} parts of images"
+        return None
+
+    def has(self, digest: str) -> bool:
+        """True if the image is encoded here."""
+        return digest in self._encoded
+
+    def fault(self, images: Iterable[StepImage], rows: Sequence[StepRow], most: int) -> str | None:
+        """Why a command can't be run, None if it can: placeholders that are no image's, or the other way round."""
+        by_sid: dict[int, list[StepImage]] = {}
+        for image in images:
+            by_sid.setdefault(image.sid, []).append(image)
+        for sid, given in by_sid.items():
+            if why := unfit(given, self._tower.grid):
+                return f"sequence {sid}: {why}"
+        for row in rows:
+            known = by_sid.get(row.sid) or getattr(self._sequences.get(row.sid), "images", [])
+            if len(row.tokens) > most:
+                return f"sequence {row.sid} has a row of {len(row.tokens)} tokens, and chunks have {most}"
+            for image in known:
+                begin, end = max(image.start, row.offset), min(image.start + image.count, row.offset + len(row.tokens))
+                part = row.tokens[begin - row.offset : max(begin, end) - row.offset]
+                if any(one != self.token for one in part):
+                    return f"sequence {row.sid} has no placeholders where its image begins at {image.start}"
+        return None
+
+    def add(self, images: Iterable[StepImage]) -> None:
+        by_sid: dict[int, list[StepImage]] = {}
+        for image in images:
+            by_sid.setdefault(image.sid, []).append(image)
+        self._sequences |= {sid: SequenceImages(given, self._tower.grid) for sid, given in by_sid.items()}
+
+    def drop(self, sids: Iterable[int]) -> None:
+        for sid in sids:
+            self._sequences.pop(sid, None)
+
+    def clear(self) -> None:
+        self._sequences.clear()
+        self._encoded.clear()
+
+    def axes(self, rows: Sequence[Row]) -> Tensor | None:
+        """The positions of a batch; None where none of its sequences has images."""
+        if not any(row.sid in self._sequences for row in rows):
+            return None
+        parts: list[Tensor] = []
+        for row in rows:
+            start, stop = row.offset, row.offset + len(row.tokens)
+            known = self._sequences.get(row.sid)
+            parts.append(torch.arange(start, stop).expand(AXES, -1) if known is None else known.axes(start, stop))
+        return torch.cat(parts, dim=1).contiguous()
+
+    def rows(self, rows: Sequence[Row], collective: Collective) -> ImageRows | None:
+        """What stands for the placeholders of a batch; None where it holds none."""
+        self.failures.clear()
+        places: list[Tensor] = []
+        found: list[Tensor] = []
+        layers: list[Tensor] = []
+        first = 0
+        for row in rows:
+            known = self._sequences.get(row.sid)
+            start, stop = row.offset, row.offset + len(row.tokens)
+            for image in known.images if known is not None else ():
+                begin, end = max(image.start, start), min(image.start + image.count, stop)
+                if begin >= end:
+                    continue
+                features = self._features(image, collective)
+                if features is None:
+                    self.failures[row.sid] = LOST
+                    continue
+                places.append(torch.arange(first + begin - start, first + end - start))
+                part = slice(begin - image.start, end - image.start)
+                found.append(features.rows[part])
+                layers.append(features.layers[:, part])
+            first += len(row.tokens)
+        self._forget(rows)
+        if not places:
+            return None
+        return ImageRows(torch.cat(places), torch.cat(found), torch.cat(layers, dim=1).contiguous())
+
+    def _features(self, image: StepImage, collective: Collective) -> Features | None:
+        known = self._encoded.get(image.digest)
+        if known is not None:
+            self._encoded.move_to_end(image.digest)
+            return known
+        pixels = self._shared(image, collective)
+        if pixels is None:
+            return None
+        features = self._encoded[image.digest] = self._tower.encode(pixels)
+        return features
+
+    def _shared(self, image: StepImage, collective: Collective) -> Tensor | None:
+        """The pixels (height, width, 3) uint8 on every rank."""
+        size = image.height * image.width * 3
+        data = self.pixels(image) if collective.rank == 0 else None
+        if data is not None and len(data) != size:
+            data = None
+        there = collective.broadcast(torch.tensor([int(data is not None)], dtype=torch.int64))
+        if not int(there.item()):
+            return None
+        # Collectives carry numbers of eight bytes.
+        room = torch.zeros(-(-size // 8), dtype=torch.int64)
+        if data is not None:
+            room.view(torch.uint8)[:size] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        collective.broadcast(room)
+        return room.view(torch.uint8)[:size].view(image.height, image.width, 3)
+
+    def _forget(self, rows: Sequence[Row]) -> None:
+        """Forget encoded images that have been fed to the end, and those used longest ago beyond the room."""
+        fed = {row.sid: row.offset + len(row.tokens) for row in rows}
+        ended = {
+            image.digest
+            for sid, stop in fed.items()
+            if sid in self._sequences
+            for image in self._sequences[sid].images
+            if image.start + image.count <= stop
+        }
+        for digest in ended:
+            self._encoded.pop(digest, None)
+        while sum(len(one.rows) for one in self._encoded.values()) > KEPT_TOKENS:
+            self._encoded.popitem(last=False)
+
+
+def unfit(images: Sequence[StepImage | PromptImage], grid: Callable[[int, int], tuple[int, int]]) -> str | None:
+    """Why these can't be the images of one sequence; None if they can."""
+    end = 0
+    for image in images:
+        rows, columns = grid(image.height, image.width)
+        if rows * columns != image.count or not image.count:
+            return f"an image of {image.height} × {image.width} pixels has {rows * columns} tokens, not {image.count}"
+        if image.start < end:
+            return f"the image at {image.start} begins before position {end}, where the one before it ends"
+        end = image.start + image.count
+    return None

@@ -1,0 +1,1 @@
+"""Checkpoints with images: their text part, and their image part."""
