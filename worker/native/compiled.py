@@ -42,7 +42,9 @@ INSTRUCTIONS: dict[str, tuple[str, ...]] = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c", *_MODEST),
 }
 """Instructions of the processor that a library may use → the compiler's flags, tried in this order."""
-COMPILE_WITHIN_S = 60.0
+COMPILE_WITHIN_S = 110.0
+"""Some five times what all kinds of weights take on an idle core: a compiler on a busy host is slow, and no failure.
+Less than what the leader grants a load that stands still."""
 CHECK_WITHIN_S = 20.0
 _CHECK = """
 import ctypes, sys
