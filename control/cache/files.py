@@ -36,8 +36,13 @@ class Entry:
 
 
 def folder(kind: str) -> Path:
-    """The folder of a kind, which may not exist: below XDG_CACHE_HOME, else below ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "furrow" / kind
+    """The folder of a kind, which may not exist: below XDG_CACHE_HOME, else below ~/.cache. For a user without a home
+    it is one that can't be made."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        base = Path(os.devnull)
+    return base / "furrow" / kind
 
 
 def entries(kind: str) -> list[Entry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,20 @@ def test_a_cache_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run("list").stdout == f"The cache {tmp_path}/absent/furrow is empty.\n"
     assert run("list", "--json").stdout == "[]\n"
     assert run("clear", "all").stdout == "0 files deleted, 0 B.\n"
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under an unknown number."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert files.entries("weights") == []
+    with pytest.raises(OSError):
+        files.folder("weights").mkdir(parents=True)
 
 
 def test_room_is_made_by_the_file_that_was_not_used_for_longest(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
