@@ -66,3 +66,29 @@ def test_images_equal_generate(folder: Path, ranks: RankGroup) -> None:
     ranks.ask("know", pixels)
     for outcome in (play(engine, steps), ranks.ask("play", steps)[0]):
         assert outcome.tokens == expected
+
+
+def test_the_forward_in_cpp_sees_the_same(folder: Path) -> None:
+    """float32 in C++: the tokens of one image and three are the same, in chunks and whole, to the bit."""
+    prompt, placed = image_models.prompt_with(PICTURES)
+    pixels = {one.placed(0).digest: one.data for one in PICTURES}
+    jobs = [Job(sid, prompt, chunk, NEW) for sid, chunk in enumerate((5, 512), 1)]
+    engine = engine_of(folder, "float32")
+    assert engine.model.is_native
+    engine.images.pixels = lambda image: pixels[image.digest]
+    outcome = play(engine, with_images(jobs, {1: placed, 2: placed}))
+    assert outcome.tokens[1] == image_models.generated(folder, prompt, PICTURES, NEW)
+    for one, other in zip(outcome.logits[1], outcome.logits[2], strict=True):
+        assert one.equal(other)
+
+
+def test_pixels_that_are_gone_fail_their_request_alone(folder: Path) -> None:
+    """The row of the sequence is named; the text beside it has its tokens."""
+    prompt, placed = image_models.prompt_with(PICTURES[:1])
+    engine = engine_of(folder, "float32")
+    text = list(range(20))
+    alone = play(engine_of(folder, "float32"), write([Job(2, text, 512, NEW)])).tokens[2]
+    steps = with_images([Job(1, prompt, 512, NEW), Job(2, text, 512, NEW)], {1: placed})
+    with engine.step(steps[0]) as step:
+        assert set(step.forward().scores.failed) == {1}
+        step.agree([0, alone[0]])

@@ -1,0 +1,173 @@
+"""Images as hostile clients send them: none ends the process that decodes, and each limit is checked before
+decoding."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+import struct
+import zlib
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from api.images.decoding import Decoder, NotDecoded
+from api.images.limits import MOST_BYTES, MOST_IMAGES
+from api.images.loading import ImageLoader, LoadedImage, placed
+from api.schemas.image_parts import ImageSource
+from control.errors import RequestError
+from control.messages import ImageInput
+from tests import image_models
+
+WANTED = ImageInput(
+    kind="grid", token=9, placeholder="<i>", unit=8, least_pixels=64, most_pixels=8 * 8 * 24, resample=3
+)
+ROOM = 1 << 20
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+
+
+@pytest.fixture
+async def decoder() -> AsyncIterator[Decoder]:
+    decoder = Decoder()
+    yield decoder
+    await decoder.stop()
+
+
+def stored(kind: str, seed: int = 1) -> bytes:
+    data = io.BytesIO()
+    image_models.noise(seed, 40, 30).save(data, kind)
+    return data.getvalue()
+
+
+def png(width: int, height: int, rows: bytes = b"") -> bytes:
+    """A PNG whose header says these dimensions."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+async def test_pixels_are_those_of_transformers(decoder: Decoder) -> None:
+    """Resized as its processor does it, with the digest that the tests of the engine use."""
+    for picture in (image_models.picture(1), image_models.picture(2, 17, 40)):
+        data = io.BytesIO()
+        picture.original.save(data, "PNG")
+        found = await decoder.decode(data.getvalue(), WANTED, ROOM)
+        assert np.array_equal(np.frombuffer(found.pixels, np.uint8).reshape(picture.pixels.shape), picture.pixels)
+        assert found.digest == picture.placed(0).digest
+
+
+async def test_a_thousand_damaged_images_end_no_process(decoder: Decoder) -> None:
+    """Bytes changed, cut and repeated at random in four formats: each is decoded or refused by the same process."""
+    generator, whole = random.Random(0), [stored(kind) for kind in FORMATS]
+    await decoder.decode(whole[0], WANTED, ROOM)
+    first, refused = decoder.pid, 0
+    for _ in range(1000):
+        data = bytearray(generator.choice(whole))
+        for _ in range(generator.randint(1, 20)):
+            data[generator.randrange(len(data))] = generator.randrange(256)
+        if generator.random() < 0.3:
+            del data[generator.randrange(len(data)) :]
+        try:
+            await decoder.decode(bytes(data), WANTED, ROOM)
+        except NotDecoded as error:
+            refused += 1
+            assert "ended the process" not in str(error)
+    assert decoder.pid == first and refused > 300
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (png(60_000, 60_000), "million are decoded"),
+        (png(3_000, 2), "200 times the other"),
+        (png(64, 64), "is damaged"),
+        (b"GIF89a", "none that can be read"),
+        (b"%PDF-1.7", "none that can be read"),
+        (b"", "none that can be read"),
+    ],
+)
+async def test_what_is_refused(decoder: Decoder, data: bytes, why: str) -> None:
+    with pytest.raises(NotDecoded, match=why):
+        await decoder.decode(data, WANTED, ROOM)
+
+
+async def test_a_bomb_meets_the_bound_of_memory() -> None:
+    """39 million pixels in 120 KB, where less memory is given than they need: refused, and the process goes on."""
+    decoder = Decoder(memory_bytes=300 << 20)
+    try:
+        bomb = png(6_500, 6_000, bytes((6_500 * 3 + 1) * 6_000))
+        assert len(bomb) < 200_000
+        await decoder.decode(stored("PNG"), WANTED, ROOM)
+        first = decoder.pid
+        with pytest.raises(NotDecoded, match=r"memory|damaged"):
+            await decoder.decode(bomb, WANTED, ROOM)
+        await decoder.decode(stored("PNG"), WANTED, ROOM)
+        assert decoder.pid == first
+    finally:
+        await decoder.stop()
+
+
+async def test_a_late_image_is_given_up() -> None:
+    """Another process decodes the next one."""
+    decoder = Decoder(deadline_s=0.0)
+    with pytest.raises(NotDecoded, match="more than 0 s"):
+        await decoder.decode(stored("PNG"), WANTED, ROOM)
+    assert decoder.pid is None
+
+
+def source(data: bytes, path: str = "here") -> ImageSource:
+    return ImageSource("data:image/png;base64," + base64.b64encode(data).decode(), path)
+
+
+@pytest.mark.parametrize(
+    ("sources", "why"),
+    [
+        ([source(b"x", str(index)) for index in range(MOST_IMAGES + 1)], "has 11 images; at most 10"),
+        ([ImageSource("data:image/png;base64," + "A" * (MOST_BYTES * 4 // 3 + 64), "here")], "20 MiB together"),
+        ([ImageSource("data:image/png;base64,!!!!", "here")], "no valid base64"),
+        ([ImageSource("data:image/png,abc", "here")], "no data URL with base64"),
+        ([ImageSource("http://127.0.0.1/secret.png", "here")], "fetches none"),
+        ([ImageSource("file:///etc/passwd", "here")], "fetches none"),
+        ([source(stored("PNG"))], "are left for the images"),
+    ],
+)
+async def test_limits_name_the_part(sources: list[ImageSource], why: str) -> None:
+    """Each with a 400; the last one by the tokens that the context has left."""
+    loader = ImageLoader()
+    try:
+        with pytest.raises(RequestError, match=why) as refused:
+            await loader.load(sources, WANTED, 3)
+        assert refused.value.param == ("10" if len(sources) > 1 else "here")
+    finally:
+        await loader.stop()
+
+
+def test_placeholders_become_as_many_as_an_image_has_tokens() -> None:
+    loaded = [LoadedImage(2, 8, 16, "a"), LoadedImage(3, 8, 24, "b")]
+    prompt, images = placed([1, 9, 2, 9], loaded, WANTED)
+    assert prompt == [1, 9, 9, 2, 9, 9, 9]
+    assert [(one.start, one.count) for one in images] == [(1, 2), (4, 3)]
+    with pytest.raises(RequestError, match="3 places for images, but the request has 2"):
+        placed([9, 9, 9], loaded, WANTED)
+
+
+def test_transparency_and_orientation_are_those_of_transformers() -> None:
+    from api.images.decoder import decoded
+
+    image = Image.new("RGBA", (16, 8), (10, 20, 30, 0))
+    data = io.BytesIO()
+    image.save(data, "PNG")
+    job = {"room": ROOM, "unit": 8, "least_pixels": 64, "most_pixels": 1536, "resample": 3}
+    assert set(decoded(data.getvalue(), job)[0]) == {255}
+    turned = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.convert("RGB").save(turned, "JPEG", exif=exif)
+    told = decoded(turned.getvalue(), job)[1]
+    assert (told["height"], told["width"]) == (16, 8)
