@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.worker.layers.test_grouped_products import grouped
 from worker.formats.blocks import BLOCK_FORMATS, MXFP4, BlockFormat
 from worker.layers.blocks import Blocks
 from worker.layers.linear import NativeLinear, threads_here
 from worker.models.gguf.dequantize import dequantize
 from worker.native import library
 from worker.native.build import SOURCE
-from worker.native.library import Threads
+from worker.native.library import Groups, Threads
 
 NATIVE = threads_here()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="no C++ compiler, or a processor without AVX2")
@@ -221,3 +222,9 @@ def test_other_instructions_give_the_same_bits(build: str, tmp_path: Path) -> No
         assert torch.equal(native(weights, threads=other)(x), native(weights)(x)), format.name
         ids = torch.arange(75)
         assert torch.equal(native(weights, threads=other).look_up(ids), numbers(weights)), format.name
+    for kind in ("e4m3", "int4", "e2m1"):
+        part, x = grouped(kind, 75, 256, 32), rows(11, 256)
+        theirs, mine = (
+            NativeLinear([part], None, [Groups(kind, 32)], one)(x) for one in (other, threads_here()) if one
+        )
+        assert torch.equal(theirs, mine), kind
