@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import pickle
 import sys
 import tempfile
 import threading
@@ -21,7 +20,7 @@ from control.cache import files as cache_files
 from worker.layers.parallel import Link
 from worker.models.packed import file as stored_file
 from worker.models.packed.file import Damaged
-from worker.models.packed.structure import put_together, taken_apart
+from worker.models.packed.structure import Unknown, put_together, taken_apart
 from worker.models.packed.subject import Subject, stamps_of
 from worker.native.library import Threads
 from worker.repository.files import ModelFiles
@@ -60,7 +59,7 @@ class WeightCache:
         except OSError as error:
             log.warning("packed weights not read", file=str(path), error=str(error), action="read_weights")
             return None
-        except (Damaged, pickle.UnpicklingError) as error:
+        except (Damaged, Unknown) as error:
             log.warning(
                 "packed weights are damaged",
                 file=str(path),
@@ -81,7 +80,7 @@ class WeightCache:
         since `subject` was taken are not kept. Raises nothing."""
         try:
             structure, tensors = taken_apart(contents)
-        except (pickle.PicklingError, TypeError, ValueError, AttributeError) as error:
+        except (Unknown, TypeError, ValueError, AttributeError) as error:
             log.warning("packed weights not kept", reason=str(error), action="keep_weights")
             return
         if sum(tensor.nbytes for tensor in tensors) < self._least:

@@ -1,123 +1,190 @@
-"""A loaded module as bytes without its memory: the tensors stay apart, threads and group are those of the reader.
+"""A loaded module as JSON without its memory: the tensors stay apart, threads and group are those of the reader.
 
-The form is pickle's, read with a list of permitted classes: nothing else in a file is imported or called.
+An object is its class, which must be on the list, and its state; reading sets attributes and calls no constructor. A
+value that JSON has is itself, all others are a list `[kind, …]`. An object that is met again is a reference to the
+first one.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from types import FunctionType, MethodType
-from typing import Any
+from functools import partial
+from importlib import import_module
+from types import MethodType, SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from worker.layers.parallel import Link
 from worker.native.library import Threads
 
-THREADS, LINK, DTYPE = "threads", "link", "dtype "
-
 CLASSES = ("worker.formats.", "worker.layers.", "worker.models.", "worker.native.", "torch.nn.modules.")
 """Prefixes of the modules whose classes may be read."""
-OTHERS = {
-    ("builtins", "list"),
-    ("collections", "OrderedDict"),
-    ("collections", "defaultdict"),
-    ("functools", "partial"),
-    ("types", "SimpleNamespace"),
-    ("torch", "device"),
-}
+PLAIN = (type(None), bool, int, str)
+OTHERS: dict[str, type] = {"list": list, "SimpleNamespace": SimpleNamespace}
+"""Other classes, by name."""
+Kind = Callable[[Any], Any]
 
 
-def method(owner: Any, name: str) -> Callable[..., Any]:
-    """The method `name` of a module."""
-    if not isinstance(owner, nn.Module) or name.startswith("_"):
-        raise pickle.UnpicklingError(f"{name} of {type(owner).__name__} is no method of a module")
-    return getattr(owner, name)
+class Unknown(Exception):
+    """A structure has something that is on no list; the message names it."""
 
 
 def taken_apart(contents: Any) -> tuple[bytes, list[Tensor]]:
-    """`contents` without its memory, and its tensors. Raises PicklingError for an object of an unknown class."""
-    buffer, tensors = io.BytesIO(), _Tensors()
-    _Pickler(buffer, tensors).dump(contents)
-    return buffer.getvalue(), tensors.all
+    """`contents` without its memory, and its tensors. Raises Unknown for an object of an unknown class."""
+    writer = _Writer()
+    return msgspec.json.encode(writer.node(contents)), writer.tensors
 
 
 def put_together(structure: bytes, tensors: Sequence[Tensor], threads: Threads, link: Link) -> Any:
-    """The contents that `taken_apart` was given, over the memory of `tensors`. Raises UnpicklingError for a structure
-    with an unknown class."""
-    return _Unpickler(io.BytesIO(structure), tensors, {THREADS: threads, LINK: link}).load()
-
-
-class _Tensors:
-    """Tensors in the order in which they are met, each once."""
-
-    def __init__(self) -> None:
-        self.all: list[Tensor] = []
-        self._index: dict[int, int] = {}
-
-    def index(self, tensor: Tensor) -> int:
-        if id(tensor) not in self._index:
-            self._index[id(tensor)] = len(self.all)
-            self.all.append(tensor)
-        return self._index[id(tensor)]
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO, tensors: _Tensors) -> None:
-        super().__init__(buffer, protocol=5)
-        self._tensors = tensors
-
-    def persistent_id(self, obj: Any) -> Any:
-        if isinstance(obj, Tensor):
-            return self._tensors.index(obj)
-        if isinstance(obj, torch.dtype):  # pickle would look for its name in all modules
-            return DTYPE + str(obj).removeprefix("torch.")
-        if isinstance(obj, Threads):
-            return THREADS
-        return LINK if isinstance(obj, Link) else None
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, MethodType):
-            return method, (obj.__self__, obj.__name__)
-        known = obj is method or (isinstance(obj, type) and _permitted(obj.__module__, obj.__qualname__))
-        if isinstance(obj, type | FunctionType) and not known:
-            raise pickle.PicklingError(f"{obj.__module__}.{obj.__qualname__} is kept in no file")
-        return NotImplemented
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, tensors: Sequence[Tensor], others: dict[str, Any]) -> None:
-        super().__init__(buffer)
-        self._tensors, self._others = tensors, others
-
-    def persistent_load(self, pid: Any) -> Any:
-        if isinstance(pid, int):
-            return self._tensors[pid]
-        if isinstance(pid, str) and pid.startswith(DTYPE):
-            return dtype_of(pid.removeprefix(DTYPE))
-        return self._others[pid]
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if (module_name, global_name) == (__name__, method.__name__):
-            return method
-        if not _permitted(module_name, global_name):
-            raise pickle.UnpicklingError(f"{module_name}.{global_name} belongs in no file")
-        found = super().find_class(module_name, global_name)
-        if not isinstance(found, type):
-            raise pickle.UnpicklingError(f"{module_name}.{global_name} is no class")
-        return found
+    """The contents that `taken_apart` was given, over the memory of `tensors`. Raises Unknown for a structure with an
+    unknown class, or one that it did not write."""
+    try:
+        return _Reader(tensors, threads, link).value(msgspec.json.decode(structure))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, ImportError) as error:
+        raise Unknown(f"its structure can't be read: {type(error).__name__}: {error}") from error
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The type `name`, without "torch.". Raises UnpicklingError for another word."""
+    """The type `name`, without "torch.". Raises Unknown for another word."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise pickle.UnpicklingError(f"{name!r} is no type of numbers")
+        raise Unknown(f"{name!r} is no type of numbers")
     return found
 
 
-def _permitted(module: str, name: str) -> bool:
-    return (module, name) in OTHERS or (module.startswith(CLASSES) and "." not in name)
+class _Writer:
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self._met: dict[int, tuple[int, Any]] = {}
+        """By address: an object's number, and the object, so that no other one gets its address."""
+
+    def node(self, value: Any) -> Any:
+        if type(value) in PLAIN:
+            return value
+        match value:
+            case float():
+                return ["float", value.hex()]
+            case Threads() | Link():
+                return ["threads" if isinstance(value, Threads) else "link"]
+            case torch.dtype():
+                return ["dtype", str(value).removeprefix("torch.")]
+            case torch.device():
+                return ["device", str(value)]
+            case type():
+                return ["class", *_name(value)]
+            case MethodType():
+                return ["method", self.node(value.__self__), value.__name__]
+            case _:
+                return self._object(value)
+
+    def _object(self, value: Any) -> Any:
+        if id(value) in self._met:
+            return ["met", self._met[id(value)][0]]
+        number = len(self._met)
+        self._met[id(value)] = number, value
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            return ["tensor", number, len(self.tensors) - 1]
+        if type(value) in (list, tuple, set, frozenset):
+            return [type(value).__name__, number, [self.node(one) for one in value]]
+        if type(value) in (dict, OrderedDict, defaultdict):
+            factory = self.node(getattr(value, "default_factory", None))
+            return [
+                type(value).__name__,
+                number,
+                factory,
+                [[self.node(key), self.node(one)] for key, one in value.items()],
+            ]
+        if type(value) is partial:
+            return ["partial", number, self.node(value.func), self.node(value.args), self.node(value.keywords)]
+        return ["object", number, _name(type(value)), self.node(value.__getstate__())]
+
+
+class _Reader:
+    def __init__(self, tensors: Sequence[Tensor], threads: Threads, link: Link) -> None:
+        self._tensors, self._met = tensors, dict[int, Any]()
+        self._kinds: dict[str, Callable[..., Any]] = {
+            "float": float.fromhex,
+            "threads": lambda: threads,
+            "link": lambda: link,
+            "dtype": dtype_of,
+            "device": torch.device,
+            "class": _class,
+            "method": self._method,
+            "met": self._met.__getitem__,
+            "tensor": self._tensor,
+            "list": self._list,
+            "object": self._object,
+            "partial": self._partial,
+            **{kind.__name__: partial(self._many, kind) for kind in (tuple, set, frozenset)},
+            **{kind.__name__: partial(self._mapping, kind) for kind in (dict, OrderedDict, defaultdict)},
+        }
+
+    def value(self, node: Any) -> Any:
+        if type(node) in PLAIN:
+            return node
+        kind, *parts = node
+        return self._kinds[kind](*parts)
+
+    def _keep(self, number: int, value: Any) -> Any:
+        self._met[number] = value
+        return value
+
+    def _tensor(self, number: int, index: int) -> Tensor:
+        return self._keep(number, self._tensors[index])
+
+    def _list(self, number: int, nodes: list[Any]) -> list[Any]:
+        found = self._keep(number, list[Any]())
+        found.extend(self.value(node) for node in nodes)
+        return found
+
+    def _many(self, kind: Kind, number: int, nodes: list[Any]) -> Any:
+        return self._keep(number, kind(self.value(node) for node in nodes))
+
+    def _mapping(self, kind: type, number: int, factory: Any, nodes: list[Any]) -> Any:
+        found = self._keep(number, defaultdict(self.value(factory)) if kind is defaultdict else kind())
+        found.update((self.value(key), self.value(one)) for key, one in nodes)
+        return found
+
+    def _partial(self, number: int, function: Any, arguments: Any, keywords: Any) -> Any:
+        function = self.value(function)
+        return self._keep(number, partial(function, *self.value(arguments), **self.value(keywords)))
+
+    def _method(self, owner: Any, name: str) -> Any:
+        owner = self.value(owner)
+        if not isinstance(owner, nn.Module) or name.startswith("_"):
+            raise Unknown(f"{name} of {type(owner).__name__} is no method of a module")
+        return getattr(owner, name)
+
+    def _object(self, number: int, name: list[str], state: Any) -> Any:
+        kind: Any = _class(*name)
+        found = self._keep(number, kind.__new__(kind))
+        state = self.value(state)
+        if hasattr(found, "__setstate__"):
+            found.__setstate__(state)
+            return found
+        attributes, slots = cast("tuple[Any, Any]", state if isinstance(state, tuple) else (state, None))
+        for key, one in [*(attributes or {}).items(), *(slots or {}).items()]:
+            object.__setattr__(found, key, one)
+        return found
+
+
+def _name(kind: type) -> list[str]:
+    """The module and the name of a class. Raises Unknown for one that is kept in no file."""
+    module, name = ("", kind.__name__) if OTHERS.get(kind.__name__) is kind else (kind.__module__, kind.__qualname__)
+    _class(module, name)
+    return [module, name]
+
+
+def _class(module: str, name: str) -> type:
+    """The class `name` that `module` defines. Raises Unknown for one that is not on the list."""
+    found = OTHERS.get(name)
+    if module:
+        found = vars(import_module(module)).get(name) if module.startswith(CLASSES) else None
+    if not isinstance(found, type) or (module and found.__module__ != module):
+        raise Unknown(f"{module}.{name} is kept in no file")
+    return found
