@@ -218,7 +218,7 @@ ModelKind = Literal["generate", "embed", "score"]
 
 
 class PoolingAssets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an API process needs of a model that gives vectors or scores."""
+    """The parts of a model for vectors or scores that an API process needs."""
 
     kind: ModelKind
     dimensions: int

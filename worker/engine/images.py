@@ -159,7 +159,7 @@ class EngineImages:
         return torch.cat(parts, dim=1).contiguous()
 
     def rows(self, rows: Sequence[Row], collective: Collective) -> ImageRows | None:
-        """What stands for the placeholders of a batch; None where it holds none."""
+        """The features in place of a batch's placeholders; None where it holds none."""
         self.failures.clear()
         places: list[Tensor] = []
         found: list[Tensor] = []

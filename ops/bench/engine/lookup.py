@@ -60,7 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
         0.97,
     ),
 }
-"""What is asked, and the least ratio of the rates with and without guesses."""
+"""Bodies of requests, and the least ratio of the rates with and without guesses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ MOST_BYTES, SPARE_BYTES = 2**28, 2**30
 
 
 class Converted(msgspec.Struct, frozen=True):
-    """What `read_tokenizer` returns."""
+    """The outcome of `read_tokenizer`."""
 
     tokenizer_json: str
     tokenizer_config: dict[str, Any]

@@ -25,7 +25,7 @@ _BICUBIC = 3
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank needs to encode images."""
+    """The parts of a model that a rank needs to encode images."""
 
     kind: str
     """The model type of the checkpoint."""

@@ -24,7 +24,7 @@ LONGEST_REST = 64
 
 
 class Context(Protocol):
-    """What is looked through: a sequence."""
+    """The tokens that are looked through: a sequence."""
 
     @property
     def length(self) -> int:

@@ -70,7 +70,7 @@ def test_guesses_leave_the_bits_as_they_are(family: str, checkpoint: Checkpoint)
 
 @pytest.mark.timeout(60)
 def test_two_ranks_keep_the_same_guesses(checkpoint: Checkpoint, ranks: RankGroup) -> None:
-    """What rank 0 rejects, rank 1 forgets too."""
+    """Rank 1 forgets the guesses that rank 0 rejects."""
     ranks.form(2)
     ranks.ask("load", checkpoint("qwen3"), "float32", None)
     expected = ranks.ask("play", one_by_one())[0].tokens[1]
