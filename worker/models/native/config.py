@@ -23,7 +23,8 @@ def native_config(config: dict[str, Any]) -> SimpleNamespace:
     if kind not in FAMILIES:
         raise NotNative(f"{kind} has no meta model but transformers'")
     family = FAMILIES[kind]
-    fields = {name: config.get(name, default) for name, default in family.fields.items()}
+    aliases = family.aliases
+    fields = {name: config.get(name, config.get(aliases.get(name, ""), value)) for name, value in family.fields.items()}
     _check(fields)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if fields["head_dim"] is None:
@@ -49,7 +50,7 @@ def native_config(config: dict[str, Any]) -> SimpleNamespace:
         layer_types=kinds,
         head_norms=family.head_norms,
         query_key_value_bias=family.query_key_value_bias or attention_bias,
-        output_bias=attention_bias,
+        output_bias=bool(fields.get("attention_out_bias", attention_bias)),
         feed_forward_bias=feed_forward_bias,
     )
 

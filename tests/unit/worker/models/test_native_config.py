@@ -29,6 +29,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"sliding_window": 12, "use_sliding_window": True, "max_window_layers": 1},
     {"sliding_window": 12, "use_sliding_window": True, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]},
     {"attention_bias": True, "mlp_bias": True},
+    {"qkv_bias": True, "bias": True, "attention_out_bias": True},
     {"head_dim": 32},
     {"rope_theta": 5e5},
     {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
@@ -41,6 +42,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"rope_parameters": YARN | {"rope_theta": 1e4, "attention_factor": 1.25}},
     {"original_max_position_embeddings": 32, "rope_scaling": YARN},
 ]
+
+
+WITHOUT_WINDOWS = {"internlm3", "llama", "seed_oss"}
 
 
 def config_json(family: str, **changes: Any) -> dict[str, Any]:
@@ -77,7 +81,9 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     assert ours.config.tie_word_embeddings == config.tie_word_embeddings
     plan = ShardPlan({}, config.num_attention_heads, config.num_key_value_heads, 0, 1)
     layouts = [_cache_layout(one, plan, torch.float32, torch.device("cpu")) for one in (ours.config, config)]
-    if family != "llama" and (family != "mistral" or "layer_types" not in changes):  # fields that it does not read
+    if family not in WITHOUT_WINDOWS and (
+        family != "mistral" or "layer_types" not in changes
+    ):  # fields that it does not read
         assert layouts[0] == layouts[1]
     assert [layer.window for layer in layouts[0].layers] == windows_of(theirs)
 
@@ -89,7 +95,7 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
 def windows_of(model: Any) -> list[int | None]:
     """The windows that transformers' attention modules, or the masks of a whole model, have."""
     kinds, window = getattr(model.config, "layer_types", None), getattr(model.config, "sliding_window", None)
-    if model.config.model_type == "llama":
+    if model.config.model_type in WITHOUT_WINDOWS:
         return [None] * len(model.model.layers)
     if model.config.model_type == "mistral":
         return [window] * len(model.model.layers)
