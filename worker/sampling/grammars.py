@@ -28,29 +28,20 @@ Compiled = LLMatcher | str
 
 class Grammars:
     """Compiles each grammar once. `ready` is for the step loop and never waits. The library's form of the vocabulary is
-    made by `prepare`, or for the first grammar: a large one takes a second, in which no other Python thread runs."""
+    made at the start: a large one takes half a second, in which no other Python thread runs. Made later, it would cost
+    a leader on a busy host its lock."""
 
     def __init__(self, assets: ModelAssets) -> None:
         self._tokenizer: Future[LLTokenizer] = Future()
         self._eos = assets.eos_ids
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._compiled: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
-        self._assets: ModelAssets | None = assets
-        """Those of a vocabulary that is still to be made."""
-
-    def prepare(self) -> None:
-        """Begin to make the library's form of the vocabulary, once. Called where no stream waits for the next step: a
-        leader that adopts requests after a death serves them first."""
-        if self._assets is not None:
-            arguments = self._tokenizer, self._assets
-            self._assets = None
-            threading.Thread(target=_fulfil, args=arguments, name="vocabulary", daemon=True).start()
+        threading.Thread(target=_fulfil, args=(self._tokenizer, assets), name="vocabulary", daemon=True).start()
 
     def ready(self, grammar: Grammar | None) -> bool:
         """True if its matcher is there; begins to make it where it is not."""
         if grammar is None:
             return True
-        self.prepare()
         if grammar not in self._compiled:
             self._compiled[grammar] = self._pool.submit(self._compile, grammar)
             self._trim()

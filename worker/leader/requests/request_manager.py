@@ -119,9 +119,7 @@ class RequestManager:
                 self.hold(rid)
 
     def wait_for_grammar(self, seconds: float) -> bool:
-        """Wait for a grammar that is being compiled, `seconds` at most; False at once where there is none. For a leader
-        without work: the vocabulary for grammars is made now, if it was not before."""
-        self._grammars.prepare()
+        """Wait for a grammar that is being compiled, `seconds` at most; False at once where there is none."""
         if self._uncompiled:
             self._grammars.wait(seconds)
         return bool(self._uncompiled)

@@ -44,7 +44,7 @@ class ScriptedRanks:
         self._decoding: list[int] = []
 
     @contextmanager
-    def step(self, change: BatchChange, repeat: bool) -> Iterator[ScriptedRanks]:
+    def step(self, change: BatchChange, repeat: bool, images: object = None) -> Iterator[ScriptedRanks]:
         gone = {*change.left, *change.paused, *change.kept}
         self._decoding = [sid for sid in self._decoding if sid not in gone] + [row.sid for row in change.rows]
         self._repeat = repeat
@@ -104,9 +104,6 @@ class NoGrammars:
 
     def ready(self, grammar: object) -> bool:
         return grammar is None
-
-    def prepare(self) -> None:
-        """Nothing to make."""
 
     def constrain(self, sequence: Sequence) -> None:
         assert sequence.sampling.grammar is None

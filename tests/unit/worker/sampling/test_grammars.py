@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import pytest
 import structlog
@@ -204,15 +203,3 @@ def test_a_vocabulary_that_can_not_be_read_fails_constrained_rows_only() -> None
 
 def _fields(assets: ModelAssets) -> dict[str, object]:
     return {name: getattr(assets, name) for name in assets.__struct_fields__}
-
-
-def test_the_vocabulary_is_made_for_a_leader_without_work_or_for_the_first_grammar() -> None:
-    """Not at the start: streams that a new leader adopts would wait for it."""
-    idle, asked = Grammars(ASSETS), Grammars(ASSETS)
-    assert "vocabulary" not in {thread.name for thread in threading.enumerate()}
-    assert idle.ready(None) and not idle._tokenizer.done()
-    idle.prepare()
-    idle.prepare()
-    assert idle._tokenizer.result(timeout=20).vocab_size == 300
-    assert not asked._tokenizer.done()
-    assert allowed(row(asked, Grammar("choice", '["a"]'))) == {b"a"}
