@@ -43,7 +43,7 @@ def test_a_request_is_not_kept_unasked(farm: Farm) -> None:
 
 
 def test_a_follower_of_a_kept_request_does_not_bring_it_back(farm: Farm) -> None:
-    """A request that has ended is not told with its parameters: an API process would enqueue it again after a loss of data."""
+    """Its parameters are not told once it has ended: an API process would enqueue it again after a loss of data."""
     ended(farm, "a", MONTH_MS)
     assert farm.run(requests.follow(MODEL, "a", "", "t", 0, params=True)).params == ""
     farm.put("b", keep_ms=MONTH_MS)

@@ -21,8 +21,8 @@ from worker.repository.multimodal.image_part import ImagePart
 
 @dataclass(frozen=True)
 class Features:
-    """The features in place of an image's tokens. `rows` (tokens, hidden) are their embeddings; `layers` (layers, tokens,
-    hidden) is added to the outputs of the first layers (deepstack)."""
+    """The features in place of an image's tokens. `rows` (tokens, hidden) are their embeddings; `layers` (layers,
+    tokens, hidden) is added to the outputs of the first layers (deepstack)."""
 
     rows: Tensor
     layers: Tensor
