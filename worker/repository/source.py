@@ -36,7 +36,7 @@ Fetch = Callable[[str, str, Path, Tell, str | None], Path]
 ABANDONED_S = 3600.0
 """A file to which nothing was written for so long is no download any more: a connection that is silent ends sooner."""
 
-OPTIONAL = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+OPTIONAL = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja", "preprocessor_config.json")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")
 
 
