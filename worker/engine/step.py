@@ -218,7 +218,9 @@ class Engine:
         chosen = [(sid, token) for sid, token in zip(sids, tokens, strict=True) if token >= 0]
         self._pending.update(chosen)  # the last of a sequence stays
         found = Counter(sid for sid, _ in chosen)
-        self.store.commit([row.known(max(0, found[row.sid] - 1)) for row in rows if row.guesses])
+        # A commit of nothing would give back what was reserved for the step that was launched ahead.
+        if guessed := [row.known(max(0, found[row.sid] - 1)) for row in rows if row.guesses]:
+            self.store.commit(guessed)
 
     def error(self, kind: RankErrorKind, message: str) -> RankError:
         return RankError(self.collective.rank, kind, message)
