@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import abc
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from control.commands import BatchChange, GenerateStep
+from control.commands import BatchChange, GenerateStep, StepImage
 from control.messages import GenerationRequest, ModelAssets, Sampling
 from control.redis.connection import Call, connect, connect_blocking, run
 from control.replicas.lease import Lease, acquire
@@ -143,9 +144,9 @@ class TimedGroup(Group):
     seconds = 0.0
 
     @contextmanager
-    def step(self, change: BatchChange, repeat: bool = False) -> Generator[Step]:
+    def step(self, change: BatchChange, repeat: bool = False, images: abc.Sequence[StepImage] = ()) -> Generator[Step]:
         started = time.perf_counter()
-        with super().step(change, repeat) as step:
+        with super().step(change, repeat, images) as step:
             self.seconds += time.perf_counter() - started
             yield step
             started = time.perf_counter()

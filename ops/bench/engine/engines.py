@@ -17,6 +17,7 @@ from control.messages import Sampling
 from ops.bench.peers.loops.transformers_generate import generate
 from worker.collective import Collective, Solo
 from worker.engine.step import Engine
+from worker.kv.base import CacheLayout
 from worker.kv.stores import store_for
 from worker.models.loading import load
 from worker.repository.files import ModelFiles
@@ -53,6 +54,7 @@ class Furrow:
         files = ModelFiles(config=config, weights=sorted(folder.glob("*.safetensors")), folder=folder)
         self._collective = collective or Solo()
         model = load(files, collective=self._collective, dtype=dtype, quant=quant, device=device)
+        assert isinstance(model.cache_layout, CacheLayout)
         room = kv_tokens + SEQUENCES * model.cache_layout.state_tokens
         store = store_for(model.cache_layout, room, context_length(config), self._collective.world_size)
         self._engine = Engine(model, store, self._collective)
