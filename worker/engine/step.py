@@ -218,9 +218,8 @@ class Engine:
         chosen = [(sid, token) for sid, token in zip(sids, tokens, strict=True) if token >= 0]
         self._pending.update(chosen)  # the last of a sequence stays
         found = Counter(sid for sid, _ in chosen)
-        # A commit of nothing would give back what was reserved for the step that was launched ahead.
         if guessed := [row.known(max(0, found[row.sid] - 1)) for row in rows if row.guesses]:
-            self.store.commit(guessed)
+            self.store.commit(guessed)  # of nothing, it would give back what was reserved for the step launched ahead
 
     def error(self, kind: RankErrorKind, message: str) -> RankError:
         return RankError(self.collective.rank, kind, message)
