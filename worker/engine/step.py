@@ -278,9 +278,8 @@ class Step:
 
     def agree(self, tokens: Sequence[int] = (), *, more: bool = False) -> bool:
         """Broadcast the forward's tokens, NO_TOKEN for a row that has none, REJECTED after a wrong guess; returns True
-        if another forward follows.
-        Rank 0 gives both, and may want `more` only of a command with `repeat`. Raises RankError: `forward_failed` if
-        the broadcast fails."""
+        if another forward follows. Rank 0 gives both, and may want `more` only of a command with `repeat`. Raises
+        RankError: `forward_failed` if the broadcast fails."""
         if not self._rows:
             return False
         chosen = list(tokens) if self.rank == 0 else [NO_TOKEN] * len(self._sids)
