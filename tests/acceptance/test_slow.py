@@ -27,8 +27,8 @@ if "FURROW_RANK" in os.environ:
     progress.PER_TOKEN_S /= {speed_up}
     real = ServedModel.__init__
 
-    def slowed(model, module, *rest):
-        real(model, module, *rest)
+    def slowed(model, module, *rest, **more):
+        real(model, module, *rest, **more)
         layers = module.base_model.layers
 
         def wait(layer, arguments, output):

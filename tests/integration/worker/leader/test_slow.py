@@ -46,8 +46,8 @@ def scene(redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(progress_module, "STEP_FLOOR_S", 0.5)
     slow, real = threading.Event(), ServedModel.__init__
 
-    def slowed(model: ServedModel, module: Any, *rest: Any) -> None:
-        real(model, module, *rest)
+    def slowed(model: ServedModel, module: Any, *rest: Any, **more: Any) -> None:
+        real(model, module, *rest, **more)
         layers = module.base_model.layers
 
         def wait(_layer: Any, arguments: tuple[Any, ...], _output: Any) -> None:
