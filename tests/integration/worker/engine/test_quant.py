@@ -36,9 +36,11 @@ CHANGES = {"gpt_oss": {"num_experts_per_tok": 4}}
 """All experts, where a rounding would send some tokens to another one."""
 
 QUANTS = ["f16", "int8"]
-LOOSER = {"gemma4_text": 0.004}
-"""Types whose bounds are lower by so much. A random model of Gemma 4, of five layers with experts and an input for each
-layer, adds three times as many normed vectors as others, and rounding turns each. Without both its cosine is 0.9991."""
+LOOSER = {"gemma4_text": 0.004, "qwen3_5_moe_text": 0.002, "qwen3_next": 0.001}
+"""Types whose bounds are lower by so much. Random models with recurrent layers and experts have 0.998 and 0.9987: a
+state keeps what was rounded, and a rounding may choose another expert. A random model of Gemma 4, of five layers with
+experts and an input for each layer, adds three times as many normed vectors as others, and rounding turns each. Without
+both its cosine is 0.9992."""
 JOBS = [Job(1, list(range(20)), 8, 10), Job(2, list(range(40, 45)), 8, 10, start=3)]
 
 
