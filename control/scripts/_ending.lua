@@ -41,8 +41,8 @@ local function count_usage(base, rid, account, prompt, state, now)
   redis.call('PEXPIRE', usage, USAGE_MS)
 end
 
--- Close a request, for every kind of end: remove it from the queue, drop its images, and its prompt unless it is kept, and set its TTL to
--- the retention, or to the time for which it is kept.
+-- Close a request, for every kind of end: remove it from the queue, drop its images, and its prompt unless it is kept,
+-- and set its TTL to the retention, or to the time for which it is kept.
 local function close_request(base, rid, state, now)
   local req = base .. 'req:' .. rid
   local was = redis.call('HMGET', req, 'state', 'priority', 'tenant', 'entry', 'prompt_tokens', 'idempotency', 'account',

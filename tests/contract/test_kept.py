@@ -42,6 +42,16 @@ def test_a_request_is_not_kept_unasked(farm: Farm) -> None:
             find_kept(farm.client, [MODEL], rid)
 
 
+def test_a_request_with_images_is_not_replayed(farm: Farm) -> None:
+    """Its pixels went with its end."""
+    ended(farm, "a", MONTH_MS)
+    params = msgspec.json.decode(farm.field("a", "params") or "")
+    params["images"] = [[0, 1, 28, 28, "d"]]
+    farm.client.hset(farm.keys.request("a"), "params", msgspec.json.encode(params).decode())
+    with pytest.raises(RequestNotFound, match="has images"):
+        find_kept(farm.client, [MODEL], "a")
+
+
 def test_a_follower_of_a_kept_request_does_not_bring_it_back(farm: Farm) -> None:
     """Its parameters are not told once it has ended: an API process would enqueue it again after a loss of data."""
     ended(farm, "a", MONTH_MS)

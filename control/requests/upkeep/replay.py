@@ -50,7 +50,8 @@ class Difference:
 
 
 def find_kept(client: SyncRedis, models: Iterable[str], rid: str) -> KeptRequest:
-    """Raises RequestNotFound where no model has the request, where it runs, or where its prompt was not kept."""
+    """Raises RequestNotFound where no model has the request, where it runs, where its prompt was not kept, or where it
+    has images."""
     named = list(models)
     found = run_every(client, [_look(model, rid) for model in named])
     for model, (state, params) in zip(named, found, strict=True):
@@ -62,8 +63,11 @@ def find_kept(client: SyncRedis, models: Iterable[str], rid: str) -> KeptRequest
             raise RequestNotFound(
                 f"The prompt of request {rid!r} was not kept. Start the API with --keep-requests SECONDS and ask again."
             )
+        decoded = decode_request(params)
+        if decoded.images:
+            raise RequestNotFound(f"Request {rid!r} has images, which are not kept. It can't be replayed.")
         entries = [entry for page in read_pages(client, model, rid) for entry in page]
-        return KeptRequest(model, rid, decode_request(params), entries)
+        return KeptRequest(model, rid, decoded, entries)
     raise RequestNotFound(f"No request {rid!r} in any model. Its time of --keep-requests may be over.")
 
 
