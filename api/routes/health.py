@@ -44,7 +44,7 @@ async def ready(request: Http) -> Response[bytes]:
     except RedisUnavailable as error:
         reason = str(error)
     models = [
-        {"id": overview.model, "state": overview.state, "detail": overview.detail}
+        {"id": overview.model, "state": overview.state, "paused": overview.paused, "detail": overview.detail}
         for overview in process.models.overviews
     ]
     redis = [{"used_bytes": server.used, "max_bytes": server.most} for server in process.completion.servers]
@@ -55,7 +55,7 @@ async def ready(request: Http) -> Response[bytes]:
 
 
 async def _obstacle(process: Process) -> str | None:
-    """The reason why no model can serve; None if one can."""
+    """The reason why no model can serve; None if one can, or is paused and takes requests into its queue."""
     overviews = process.models.overviews
     if not overviews:
         return "no model is loaded: furrow models load MODEL"
@@ -64,6 +64,8 @@ async def _obstacle(process: Process) -> str | None:
         return "no model is ready: " + "; ".join(
             f"{one.model} {state_in_words(one.state)}{f': {one.detail}' if one.detail else ''}" for one in overviews
         )
+    if any(one.paused for one in overviews if one.state == "loaded"):
+        return None
     found = [
         await process.canary.check(served) for served in await process.models.all_served() if served.name in loaded
     ]

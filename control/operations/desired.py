@@ -1,4 +1,4 @@
-"""Operations on a model's specification: load, change, restart, scale and unload."""
+"""Operations on a model's specification: load, change, restart, scale, pause and unload."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from control.errors import ModelNotFound, SettingsError
 from control.messages import ModelSpec
 from control.records import catalog
 from control.redis.clients import SyncRedis
+from control.redis.connection import run
 from control.replicas import health
 from control.requests.bounds import refusal
 
@@ -34,7 +35,10 @@ def load(client: SyncRedis, spec: ModelSpec, replicas: int | None) -> Desired:
         check_stays(known)
     if replicas is not None and (text := refusal("replicas", replicas)) is not None:
         raise SettingsError(text)
-    spec = msgspec.structs.replace(spec, replicas=replicas or (known.replicas if known is not None else 1))
+    if known is not None:
+        spec = msgspec.structs.replace(spec, replicas=known.replicas, paused=known.paused)
+    if replicas is not None:
+        spec = msgspec.structs.replace(spec, replicas=replicas)
     failed = health.overview(client, spec.name).state == "failed"
     if known is not None and catalog.same(known, spec) and not failed:
         return Desired(known.revision, known.revision, changed=False)
@@ -52,6 +56,20 @@ def scale(client: SyncRedis, name: str, replicas: int) -> None:
     if (text := refusal("replicas", replicas)) is not None:
         raise SettingsError(text)
     catalog.put_spec(client, msgspec.structs.replace(find_spec(client, name), replicas=replicas))
+
+
+def pause(client: SyncRedis, name: str, *, paused: bool) -> bool:
+    """Let leaders claim no request of the model, or claim again; False if that is so already. Raises as `find_spec`.
+
+    A paused model takes requests into its queue. Requests that run are finished.
+    """
+    spec = find_spec(client, name)
+    if spec.paused == paused:
+        return False
+    catalog.put_spec(client, msgspec.structs.replace(spec, paused=paused))
+    if not paused:
+        run(client, catalog.ring(name, "resumed"))
+    return True
 
 
 def unload(client: SyncRedis, name: str) -> None:

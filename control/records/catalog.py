@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from control import keys
+from control import constants, keys
 from control.keys import ModelKeys
 from control.messages import ModelAssets, ModelSpec
 from control.redis.clients import SyncRedis
@@ -36,6 +36,13 @@ def _know(client: SyncRedis, spec: ModelSpec) -> None:
 def _put_spec(spec: ModelSpec, mode: str) -> Call[int]:
     fields = {name: value for name, value in as_fields(spec).items() if name != "revision"}
     return Call("put_spec", (ModelKeys(spec.name).spec,), (mode, spec.revision, *_flat(fields)), int)
+
+
+def ring(model: str, why: str) -> Call[str]:
+    """Wake the model's leaders that wait for requests."""
+    return write(
+        "XADD", ModelKeys(model).bell, "MAXLEN", "~", constants.BELL_LENGTH, "*", "why", why, "rid", "", parse=str
+    )
 
 
 def get_spec(client: SyncRedis, model: str) -> ModelSpec | None:

@@ -1,5 +1,6 @@
 -- A leader takes waiting requests that it has room for. Beyond that it takes guests: requests of flows (class and tenant)
 -- that have less than their share of the leader's places, and for which it takes places from those that have more.
+-- Of a paused model it takes nothing.
 -- KEYS 1 lock (string)  2 epoch (string)  3 poison (hash)  4 the replica's last claim (string)  5 bell (stream)
 -- ARGV 1 token `owner:epoch`  2 the model's base key  3 replica id (the consumer)  4 id of this call, any text
 --      5 room for sequences (int)  6 room for prompt tokens (int)
@@ -42,6 +43,9 @@ end
 local again = repeated(base, token, KEYS[4], ARGV[4])
 if again then
   return {'OK', last_bell(KEYS[5]), again, 1, skip}
+end
+if redis.call('HGET', base .. 'spec', 'paused') == 'true' then
+  return {'OK', last_bell(KEYS[5]), {}, 0, skip}
 end
 
 local now, claimed = server_ms(), {}

@@ -3,10 +3,10 @@
 -- ARGV 1 'change', 'again' for a new revision even so, or 'restore' to write only where there is none
 --      2 revision to begin with (int)  3… field, value, …
 -- Returns the revision that stands now.
--- Fields that placement and agents apply without a new process.
+-- Fields that placement, agents and leaders apply without a new process.
 --@keys hash
 --@arguments change|again|restore count word text text=text…
-local FOLLOWED = {replicas = true, drain_s = true, surge = true}
+local FOLLOWED = {replicas = true, drain_s = true, surge = true, paused = true}
 local was, rest = {}, {}
 local flat = redis.call('HGETALL', KEYS[1])
 for i = 1, #flat, 2 do

@@ -27,7 +27,7 @@ wait_option = click.option("--wait", is_flag=True, help="Return when the desired
 
 @click.group()
 def models() -> None:
-    """Load, unload and list the models of the farm."""
+    """Load, pause, unload and list the models of the farm."""
 
 
 @models.command()
@@ -119,11 +119,38 @@ def wait_until_rolled_out(client: SyncRedis, name: str) -> None:
 @models.command()
 @click.argument("name")
 @redis_option
+def pause(name: str, redis_url: str | None) -> None:
+    """Claim no more requests of the model NAME.
+
+    New requests wait in its queue until `furrow models resume`, or until their deadline. Running ones are finished.
+    """
+    changed = desired_state.pause(connect_to_farm(redis_url), name, paused=True)
+    again = f"`furrow models resume {name}` claims them again"
+    click.echo(f"{name}: {'paused' if changed else 'was paused already'}. Its requests wait; {again}.")
+
+
+@models.command()
+@click.argument("name")
+@redis_option
+def resume(name: str, redis_url: str | None) -> None:
+    """Claim the requests of the paused model NAME again."""
+    changed = desired_state.pause(connect_to_farm(redis_url), name, paused=False)
+    click.echo(f"{name}: {'resumed' if changed else 'was not paused'}.")
+
+
+@models.command()
+@click.argument("name")
+@redis_option
 def unload(name: str, redis_url: str | None) -> None:
     """Unload the model NAME. Running requests are finished first."""
     client = connect_to_farm(redis_url)
     desired_state.unload(client, name)
     click.echo(f"{name}: unloading.")
+
+
+def _detail(overview: health.Overview, replica: health.ReplicaOverview) -> str:
+    """The detail of a replica, and that its model is paused."""
+    return "; ".join(part for part in ("paused" if overview.paused else "", replica.detail) if part)
 
 
 @models.command(name="list")
@@ -156,7 +183,7 @@ def list_models(redis_url: str | None) -> None:
                     str(replica.epoch or "-"),
                     str(replica.seq),
                     str(overview.queued),
-                    replica.detail,
+                    _detail(overview, replica),
                 )
             )
     if len(rows) == 1:

@@ -45,7 +45,7 @@ def test_the_revision_grows_with_changes_only(farm: Farm) -> None:
     assert catalog.same(found, changed)
 
 
-@pytest.mark.parametrize("followed", [{"replicas": 3}, {"drain_s": 5}, {"surge": False}])
+@pytest.mark.parametrize("followed", [{"replicas": 3}, {"drain_s": 5}, {"surge": False}, {"paused": True}])
 def test_what_replicas_can_follow_is_no_new_revision(farm: Farm, followed: dict[str, Any]) -> None:
     """It is written down all the same; with anything else, or when asked for, the revision grows once."""
     assert catalog.put_spec(farm.client, SPEC) == 1

@@ -6,6 +6,9 @@ import pytest
 
 from control import requests
 from control.errors import Fenced, Lost, Poisoned
+from control.messages import ModelSpec
+from control.operations import desired
+from control.records import catalog
 from control.replicas.health import write_poison
 from control.replicas.lease import release
 from control.requests import Emission
@@ -57,6 +60,27 @@ def test_a_claim_stops_where_the_head_does_not_fit(farm: Farm) -> None:
     lease = farm.lead()
     assert rids(farm.claim(lease, tokens=49)) == []
     assert rids(farm.claim(lease, tokens=51)) == ["big", "small"]
+
+
+def test_a_paused_model_hands_out_nothing(farm: Farm) -> None:
+    """Requests wait in the queue until it is resumed, which rings the bell; a claim that was answered is repeated."""
+    spec = ModelSpec(name=MODEL, source="/x")
+    catalog.put_spec(farm.client, spec)
+    lease = farm.lead()
+    farm.put("a")
+    before = requests.claim(lease, 10, 1000)
+    assert rids(farm.run(before)) == ["a"]
+    assert desired.pause(farm.client, MODEL, paused=True)
+    assert not desired.pause(farm.client, MODEL, paused=True)
+    farm.put("b")
+    assert rids(farm.run(before)) == ["a"]
+    held = farm.claim(lease)
+    assert (rids(held), held.more) == ([], False)
+    assert desired.pause(farm.client, MODEL, paused=False)
+    resumed = farm.claim(lease)
+    assert rids(resumed) == ["b"] and resumed.bell != held.bell
+    found = catalog.get_spec(farm.client, MODEL)
+    assert found == spec
 
 
 def test_room_for_requests_and_tokens_is_kept(farm: Farm) -> None:

@@ -7,7 +7,15 @@ from litestar import Router
 from api.access.operator import operators_only
 from api.routes.farm.access import change_limits, create_key, list_keys, revoke_key, show_usage
 from api.routes.farm.letters import drop_letter, list_letters, retry_letter, show_letter
-from api.routes.farm.models import load_model, reload_model, scale_model, show_models, unload_model
+from api.routes.farm.models import (
+    load_model,
+    pause_model,
+    reload_model,
+    resume_model,
+    scale_model,
+    show_models,
+    unload_model,
+)
 from api.routes.farm.places import drain_host, drain_replica, show_farm, show_hosts
 from api.routes.farm.running import cancel_request, list_requests
 
@@ -17,7 +25,7 @@ farm_routes = Router(
     tags=["operators"],
     route_handlers=[
         *(show_farm, show_hosts, drain_host, drain_replica),
-        *(show_models, load_model, reload_model, scale_model, unload_model),
+        *(show_models, load_model, reload_model, scale_model, pause_model, resume_model, unload_model),
         *(list_requests, cancel_request),
         *(list_letters, show_letter, retry_letter, drop_letter),
         *(list_keys, create_key, change_limits, revoke_key, show_usage),

@@ -60,6 +60,22 @@ async def scale_model(request: Http) -> Done:
     return Done(done=f"{wanted.model}: {wanted.replicas} replicas are desired.")
 
 
+@post("/models/pause", status_code=200, operation_class=taking(ModelNamed))
+async def pause_model(request: Http) -> Done:
+    """Claim no more requests of a model: new ones wait in its queue, those that run are finished."""
+    name = (await body_of(request, ModelNamed)).model
+    changed = await on_farm(request, desired.pause, name, paused=True)
+    return Done(done=f"{name}: {'paused' if changed else 'was paused already'}.")
+
+
+@post("/models/resume", status_code=200, operation_class=taking(ModelNamed))
+async def resume_model(request: Http) -> Done:
+    """Claim the requests of a paused model again."""
+    name = (await body_of(request, ModelNamed)).model
+    changed = await on_farm(request, desired.pause, name, paused=False)
+    return Done(done=f"{name}: {'resumed' if changed else 'was not paused'}.")
+
+
 @post("/models/unload", status_code=200, operation_class=taking(ModelNamed))
 async def unload_model(request: Http) -> Done:
     """Unload a model once its running requests have finished."""

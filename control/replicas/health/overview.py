@@ -43,9 +43,9 @@ class ReplicaOverview:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """`queued` requests wait for the model; `revision` is its specification's, `wanted` how many replicas that asks
-    for, and `rolled_out` how many of this revision serve. `assets` changes with the assets of the model; None while it
-    was never loaded."""
+    """`queued` requests wait for the model; leaders claim none while it is `paused`. `revision` is its specification's,
+    `wanted` how many replicas that asks for, and `rolled_out` how many of this revision serve. `assets` changes with
+    the assets of the model; None while it was never loaded."""
 
     model: str
     state: ReplicaState
@@ -56,6 +56,7 @@ class Overview:
     rolled_out: int
     assets: AssetsMark | None
     replicas: list[ReplicaOverview]
+    paused: bool = False
 
     @property
     def is_rolled_out(self) -> bool:
@@ -122,7 +123,18 @@ def _overview(about: _Model, found: Iterator[Any]) -> Overview:
     ]
     state, detail = model_state([(replica.state, replica.detail) for replica in replicas], spec.unload)
     done = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)
-    return Overview(spec.name, state, detail, about.queued, spec.revision, spec.replicas, done, about.assets, replicas)
+    return Overview(
+        model=spec.name,
+        state=state,
+        detail=detail,
+        queued=about.queued,
+        revision=spec.revision,
+        wanted=spec.replicas,
+        rolled_out=done,
+        assets=about.assets,
+        replicas=replicas,
+        paused=spec.paused,
+    )
 
 
 def _known(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) -> dict[str, tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -130,6 +131,36 @@ def test_models_are_loaded_changed_and_unloaded(operator: httpx.Client, redis_cl
     spec = catalog.get_spec(redis_client, "other")
     assert spec is not None and spec.unload
     catalog.forget(redis_client, spec)
+
+
+def test_a_paused_model_keeps_its_requests(
+    operator: httpx.Client, guarded: ApiProcess, leader: ScriptedLeader, redis_client: SyncRedis
+) -> None:
+    """The running answer is finished, a new request waits, and a resumed model answers it; the process stays ready."""
+    leader.pause()
+    headers, url = {"x-api-key": make(redis_client)}, f"{guarded.url}/v1/chat/completions"
+
+    def ask(text: str) -> str:
+        answer = httpx.post(url, json=chat(text), headers=headers, timeout=40).json()
+        return answer["choices"][0]["message"]["content"]
+
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(ask, "before")
+        until(lambda: leader.claimed)
+        assert operator.post("/farm/models/pause", json={"model": "tiny"}).json()["done"] == "tiny: paused."
+        assert "already" in operator.post("/farm/models/pause", json={"model": "tiny"}).json()["done"]
+        waiting = pool.submit(ask, "behind")
+        leader.resume()
+        assert running.result() == "you said before"
+        until(lambda: operator.get("/farm/models").json()["data"][0]["queued"] == 1)
+        assert operator.get("/farm/models").json()["data"][0]["paused"] and not waiting.done()
+        assert operator.get("/ready").status_code == 200
+        assert operator.post("/farm/models/load", json={"source": "script", "name": "tiny"}).status_code == 200
+        assert operator.get("/farm/models").json()["data"][0]["paused"]
+        assert operator.post("/farm/models/resume", json={"model": "tiny"}).json()["done"] == "tiny: resumed."
+        assert waiting.result() == "you said behind"
+    assert "not paused" in operator.post("/farm/models/resume", json={"model": "tiny"}).json()["done"]
+    assert operator.post("/farm/models/pause", json={"model": "none"}).status_code == 404
 
 
 def test_requests_are_seen_and_ended(
