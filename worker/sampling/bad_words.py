@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from worker.scheduling.sequence import Sequence as Generation
 
@@ -25,10 +26,11 @@ class BadWords:
                 node = self._next.setdefault((node, token), len(self._next) + 1)
             self._last.setdefault(node, []).append(tokens[-1])
 
-    def forbidden(self, output: Sequence[int]) -> list[int]:
-        """The tokens with which `output` would end in a forbidden sequence. Reads no more of it than matches."""
+    def forbidden(self, output: Sequence[int], guessed: Sequence[int] = ()) -> list[int]:
+        """The tokens with which `output` and `guessed` would end in a forbidden sequence. Reads no more of them than
+        matches."""
         found, node = list(self._last.get(0, ())), 0
-        for token in reversed(output):
+        for token in chain(reversed(guessed), reversed(output)):
             following = self._next.get((node, token))
             if following is None:
                 break
@@ -46,7 +48,7 @@ class BadWordsIndex:
     def forbidden(self, rows: Iterable[Generation]) -> dict[int, list[int]]:
         """By index into `rows`, the tokens that are forbidden next, of those that forbid any."""
         bound = [(index, row) for index, row in enumerate(rows) if row.sampling.bad_words]
-        found = {index: self._words(row).forbidden(row.output) for index, row in bound}
+        found = {index: self._words(row).forbidden(row.output, row.guessed) for index, row in bound}
         return {index: tokens for index, tokens in found.items() if tokens}
 
     def _words(self, row: Generation) -> BadWords:

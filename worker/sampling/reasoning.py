@@ -18,17 +18,16 @@ _BEFORE_OPENING = 8
 def forced_tokens(rows: Iterable[Sequence], decode: Decode | None) -> dict[int, int]:
     """By index into `rows`, the token of the closing mark that must come next, of those whose budget is used up."""
     found = {
-        index: closing_token(row.sampling.reasoning, row.output, decode)
+        index: closing_token(budget, [*row.output, *row.guessed], decode)
         for index, row in enumerate(rows)
-        if row.sampling.reasoning is not None
+        if (budget := row.sampling.reasoning) is not None and _may_close(budget, row.position)
     }
     return {index: token for index, token in found.items() if token is not None}
 
 
 def closing_token(budget: ReasoningBudget, output: list[int], decode: Decode | None) -> int | None:
-    """The token of the closing mark that must follow `output`; None where any may. Costs more than a comparison only at
-    the end of the budget."""
-    if len(output) < budget.tokens or len(output) > budget.tokens + _BEFORE_OPENING + 2 * _most_marks(budget):
+    """The token of the closing mark that must follow `output`; None where any may."""
+    if not _may_close(budget, len(output)):
         return None
     start = 0 if budget.begun else _opened(budget, output, decode)
     if start is None:
@@ -40,8 +39,11 @@ def closing_token(budget: ReasoningBudget, output: list[int], decode: Decode | N
     return None if _has(budget.close, budget.closing, before, decode) else budget.closing[index]
 
 
-def _most_marks(budget: ReasoningBudget) -> int:
-    return max(len(budget.opening), len(budget.closing))
+def _may_close(budget: ReasoningBudget, count: int) -> bool:
+    """True if a part of the closing mark can be due after `count` tokens: only at the end of the budget is the output
+    read."""
+    marks = max(len(budget.opening), len(budget.closing))
+    return budget.tokens <= count <= budget.tokens + _BEFORE_OPENING + 2 * marks
 
 
 def _opened(budget: ReasoningBudget, output: list[int], decode: Decode | None) -> int | None:

@@ -37,6 +37,8 @@ class SamplingRow:
     position: int
     prompt: list[int]
     output: list[int]
+    guessed: tuple[int, ...] = ()
+    """Tokens after `output` that the row supposes."""
     forbidden: Sequence[int] = ()
     """The tokens with which a bad word would be complete."""
     forced: int | None = None
@@ -151,7 +153,7 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         lambda part, its: filters.penalise_repetition(
             part,
             filters.column((row.sampling.repetition_penalty for row in its), part),
-            [row.prompt + row.output for row in its],
+            [[*row.prompt, *row.output, *row.guessed] for row in its],
         ),
     )
     _on(
@@ -162,7 +164,7 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
             part,
             filters.column((row.sampling.presence_penalty for row in its), part),
             filters.column((row.sampling.frequency_penalty for row in its), part),
-            [row.output for row in its],
+            [[*row.output, *row.guessed] for row in its],
         ),
     )
     _on(

@@ -127,15 +127,9 @@ class PendingTokens:
         """Drop the tokens that were sampled after a wrong guess. A row after a guess that could not be sampled is
         dropped too: the next step has it without a guess, and says why."""
         ids = self._outcome.ids
-        for index in range(1, len(ids)):
-            if self._follows_guess(index) and (
-                ids[index - 1] != self._rows[index].output[-1] or ids[index] == NO_TOKEN
-            ):
+        for index, row in enumerate(self._rows):
+            if row.guessed and (ids[index - 1] != row.guessed[-1] or ids[index] == NO_TOKEN):
                 ids[index] = REJECTED
-
-    def _follows_guess(self, index: int) -> bool:
-        """True if the row is a sequence of the row before it after one more guess."""
-        return index > 0 and self._rows[index].sid == self._rows[index - 1].sid
 
     def _sample_here(self) -> None:
         """Sample the rows with as many waits for the device as they need."""
@@ -187,9 +181,10 @@ class PendingTokens:
                 sampling=rows[index].sampling,
                 seed=int(rows[index].sampling.seed),
                 choice=rows[index].choice,
-                position=len(rows[index].output),
+                position=rows[index].position,
                 prompt=rows[index].prompt,
                 output=rows[index].output,
+                guessed=rows[index].guessed,
                 forbidden=wanted.forbidden.get(index, ()),
                 forced=wanted.forced.get(index),
                 allowed=wanted.allowed.get(index),
@@ -199,6 +194,6 @@ class PendingTokens:
 
     def _fail(self, index: int, why: str) -> None:
         self._outcome.failures[index] = why
-        if not self._follows_guess(index):
-            row = self._rows[index]
+        row = self._rows[index]
+        if not row.guessed:
             log.error("a row failed", rid=row.rid, choice=row.choice, error=why, action="sample")

@@ -29,6 +29,15 @@ class StepPlan:
         return self.continuing + [row.sid for row in self.change.rows if row.sample]
 
     @property
+    def logits_rows(self) -> dict[int, range]:
+        """The rows of logits of each sequence of `sampled`, by sid: one, and one after each guess."""
+        found, start = dict[int, range](), 0
+        for sid in self.sampled:
+            found[sid] = range(start, start + 1 + len(self.guesses.get(sid, ())))
+            start = found[sid].stop
+        return found
+
+    @property
     def to_sample(self) -> list[Sequence]:
         """The sequences of `sampled`; one with guesses is followed by itself as it is after each of them."""
         found: list[Sequence] = []

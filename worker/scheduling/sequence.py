@@ -87,6 +87,8 @@ class Sequence:
     """Finds guesses in its context, once it decodes."""
     second: int = 0
     """The place in the prompt where the second text of a pair begins, 0 for a single text."""
+    guessed: tuple[int, ...] = ()
+    """Tokens after `output` that have not been sampled. The scheduler's sequences have none, see `followed_by`."""
 
     @property
     def length(self) -> int:
@@ -122,10 +124,16 @@ class Sequence:
         border = len(self.prompt)
         return self.prompt[start:stop] + self.output[max(0, start - border) : max(0, stop - border)]
 
+    @property
+    def position(self) -> int:
+        """The place in the output of the token that comes next."""
+        return len(self.output) + len(self.guessed)
+
     def followed_by(self, token: int) -> Sequence:
-        """The sequence as it would be after one more token, to sample from; not for the scheduler."""
+        """The sequence as it would be after one more token, to sample from; not for the scheduler. It shares `output`,
+        whatever its length is."""
         constraint = None if self.constraint is None else self.constraint.followed_by(token)
-        return replace(self, output=[*self.output, token], constraint=constraint)
+        return replace(self, guessed=(*self.guessed, token), constraint=constraint)
 
     def identity(self, start: int, stop: int) -> list[int]:
         """As `context`, with a number below zero in the place of each placeholder of an image, which equal images alone

@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from control import requests
 from control.keys import ModelKeys
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
@@ -28,9 +30,16 @@ LONG = 300
 class LeaderScene:
     """One rank that leads itself, in a thread; requests go in and logs come out through Redis alone."""
 
-    def __init__(self, redis: ReplicaRedis, folder: Path, kv_tokens: int = KV_TOKENS, replica: str = REPLICA) -> None:
+    def __init__(
+        self,
+        redis: ReplicaRedis,
+        folder: Path,
+        kv_tokens: int = KV_TOKENS,
+        replica: str = REPLICA,
+        dtype: str = "float64",
+    ) -> None:
         self.redis, self.keys, self.replica = redis, ModelKeys(MODEL), replica
-        self.spec = ModelSpec(name=MODEL, source=str(folder), dtype="float64", kv_tokens=kv_tokens)
+        self.spec = ModelSpec(name=MODEL, source=str(folder), dtype=dtype, kv_tokens=kv_tokens)
         catalog.put_spec(redis.client, self.spec)
         self.files = validation.inspect(folder)
         self.ended: list[BaseException] = []
@@ -74,6 +83,16 @@ class LeaderScene:
 
     def log(self, rid: str) -> list[LogEntry]:
         return [entry for page in read_pages(self.redis.client, MODEL, rid) for entry in page]
+
+    def texts(self, rid: str) -> dict[int, tuple[str, str | None]]:
+        """Text and finish reason of a request so far, by choice."""
+        tokens, finish = dict[int, list[int]](), dict[int, str | None]()
+        for entry in self.log(rid):
+            tokens.setdefault(entry.choice, []).extend([] if entry.token is None else [entry.token])
+            finish[entry.choice] = entry.finish
+        assert self.files.tokenizer is not None
+        tokenizer = Tokenizer.from_file(str(self.files.tokenizer))
+        return {choice: (tokenizer.decode(its), finish[choice]) for choice, its in tokens.items()}
 
     def state(self, rid: str) -> str | None:
         return self.redis.client.hget(self.keys.request(rid), "state")

@@ -137,10 +137,12 @@ class RequestManager:
         """Give each sequence of the plan the outcome of a forward, and end the choices that end with it. It is emitted
         only after all ranks have acknowledged the step; if the step fails, it is forgotten with the epoch."""
         sequences, failed = plan.sequences, scores.failed
-        first, index = dict[int, int](), 0
-        for sid in plan.sampled:
-            first[sid], index = index, index + 1 + len(plan.guesses.get(sid, ()))
-        sampled = {sid: self._kept(plan, tokens, sid, index) for sid, index in first.items() if sid not in failed}
+        rows = plan.logits_rows
+        sampled = {
+            sid: [token for token in tokens.ids[its.start : its.stop] if token >= 0]  # none where the first row failed
+            for sid, its in rows.items()
+            if sid not in failed
+        }
         self._scheduler.applied(
             plan,
             {sid: chosen[0] for sid, chosen in sampled.items() if chosen},
@@ -152,14 +154,9 @@ class RequestManager:
             self._scored(sequences[sid], scored)
         for sid, chosen in sampled.items():
             if chosen:
-                self._sampled(sequences[sid], chosen, tokens, first[sid])
+                self._sampled(sequences[sid], chosen, tokens, rows[sid].start)
             else:
-                self._end_choice(sequences[sid], "error", tokens.failures[first[sid]])
-
-    @staticmethod
-    def _kept(plan: StepPlan, tokens: StepTokens, sid: int, index: int) -> list[int]:
-        """The tokens that a sequence has got, of the rows from `index` on; none where it has failed."""
-        return [token for token in tokens.ids[index : index + 1 + len(plan.guesses.get(sid, ()))] if token >= 0]
+                self._end_choice(sequences[sid], "error", tokens.failures[rows[sid].start])
 
     def _sampled(self, sequence: Sequence, chosen: list[int], tokens: StepTokens, index: int) -> None:
         """Note tokens that were sampled one after the other, in the rows from `index` on. Its choice may end with any

@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional
 
 from tests import gguf_models
+from tests.integration.worker.engine.parity import assert_identical, mixed, reference, solo
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import write
-from tests.integration.worker.engine.test_parity import assert_identical, mixed, reference, solo
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore

@@ -10,10 +10,10 @@ import torch
 
 from control.commands import GenerateStep
 from tests.integration.worker.engine import test_prefixes
+from tests.integration.worker.engine.parity import assert_identical, generated, mixed
 from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import write
 from tests.integration.worker.engine.stepping import command, rows
-from tests.integration.worker.engine.test_parity import assert_identical, generated, mixed
 from worker.attention import gathered
 from worker.collective import Solo
 from worker.engine.ahead import RunAhead

@@ -9,9 +9,9 @@ import pytest
 from control.commands import GenerateStep, GenerateStepWithImages, StepImage
 from control.messages import PromptImage
 from tests import image_models
+from tests.integration.worker.engine.parity import engine_of
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
-from tests.integration.worker.engine.test_parity import engine_of
 
 NEW = 8
 CHUNKS = (5, 512)

@@ -13,9 +13,9 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests import models
+from tests.integration.worker.engine.parity import LENGTHS, NEW, engine_of, mixed, prompt
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import write
-from tests.integration.worker.engine.test_parity import LENGTHS, NEW, engine_of, mixed, prompt
 from worker.repository.files import inspect
 from worker.repository.multimodal.text_part import TEXT_PARTS
 

@@ -10,10 +10,10 @@ import torch
 
 from control.errors import RankError
 from tests.integration.worker.engine import test_prefixes
+from tests.integration.worker.engine.parity import assert_identical, mixed
 from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import Job, write
 from tests.integration.worker.engine.stepping import command, rows, run
-from tests.integration.worker.engine.test_parity import assert_identical, mixed
 from worker.attention import gathered
 from worker.collective import Solo
 from worker.engine.step import Engine

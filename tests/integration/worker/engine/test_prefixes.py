@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.integration.worker.engine.parity import NEW, engine_of, prompt, reference
 from tests.integration.worker.engine.ranks import Outcome, RankGroup, play
 from tests.integration.worker.engine.script import Job, write
-from tests.integration.worker.engine.test_parity import NEW, engine_of, prompt, reference
 from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]

@@ -12,14 +12,18 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from tests import quantized
+from tests.integration.worker.engine.parity import (
+    assert_close,
+    assert_identical,
+    assert_same_bits_in_company,
+    engine_of,
+    mixed,
+    prompt,
+)
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
-from tests.integration.worker.engine.test_parity import assert_close, assert_identical, mixed, prompt
-from worker.collective import Solo
-from worker.engine.step import Engine
-from worker.kv.slabs import SlabStore
 from worker.layers.quantized.grouped import Grouped
-from worker.models.loading import load, open_checkpoint
+from worker.models.loading import open_checkpoint
 from worker.native.host import SWITCH
 from worker.native.library import library
 from worker.repository.files import inspect
@@ -37,11 +41,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
         return quantized.write(tmp_path_factory.mktemp(kind.replace(" ", "-")), kind)
 
     return functools.cache(made)
-
-
-def engine_of(folder: Path, dtype: str) -> Engine:
-    model = load(folder, collective=Solo(), dtype=dtype)
-    return Engine(model, SlabStore(model.cache_layout, 4096), Solo())
 
 
 @pytest.mark.parametrize("kind", sorted(quantized.KINDS))
@@ -92,13 +91,7 @@ def test_activations_of_eight_bits(written: Written) -> None:
 @pytest.mark.parametrize("kind", ["fp8 by block", "gptq"])
 def test_a_sequence_has_the_same_bits_in_any_company(kind: str, written: Written) -> None:
     """In C++ a sequence's logits alone, token by token, are those in chunks beside others."""
-    stored, _ = written(kind)
-    jobs = mixed()
-    together = play(engine_of(stored, "auto"), write(jobs))
-    last = jobs[-1]
-    alone = play(engine_of(stored, "auto"), write([Job(1, last.prompt, 1, last.new)]))
-    for ours, theirs in zip(alone.logits[1], together.logits[last.sid], strict=True):
-        assert torch.equal(ours, theirs)
+    assert_same_bits_in_company(written(kind)[0])
 
 
 @pytest.mark.timeout(60)

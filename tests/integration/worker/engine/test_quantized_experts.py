@@ -11,10 +11,16 @@ import torch
 from safetensors.torch import load_file
 
 from tests import quantized
+from tests.integration.worker.engine.parity import (
+    assert_close,
+    assert_identical,
+    assert_same_bits_in_company,
+    engine_of,
+    mixed,
+    prompt,
+)
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
-from tests.integration.worker.engine.test_parity import assert_close, assert_identical, mixed, prompt
-from tests.integration.worker.engine.test_quantized_checkpoints import engine_of
 from worker.layers.quantized.grouped import Grouped
 from worker.models.loading import open_checkpoint
 from worker.native.host import SWITCH
@@ -92,13 +98,7 @@ def test_logits_in_float32(
 @pytest.mark.parametrize(("family", "kind"), MIXTURES[:2])
 def test_a_sequence_has_the_same_bits_in_any_company(family: str, kind: str, written: Written) -> None:
     """In C++ a sequence's logits alone, token by token, are those in chunks beside others."""
-    stored, _ = written(family, kind)
-    jobs = mixed()
-    together = play(engine_of(stored, "auto"), write(jobs))
-    last = jobs[-1]
-    alone = play(engine_of(stored, "auto"), write([Job(1, last.prompt, 1, last.new)]))
-    for ours, theirs in zip(alone.logits[1], together.logits[last.sid], strict=True):
-        assert torch.equal(ours, theirs)
+    assert_same_bits_in_company(written(family, kind)[0])
 
 
 @pytest.mark.timeout(60)

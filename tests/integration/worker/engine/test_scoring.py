@@ -10,10 +10,10 @@ import torch
 
 from control.commands import StepRow
 from control.errors import RankError
+from tests.integration.worker.engine.parity import engine_of, prompt, reference
 from tests.integration.worker.engine.ranks import Outcome, RankGroup, play
 from tests.integration.worker.engine.script import Job, write
 from tests.integration.worker.engine.stepping import command, run
-from tests.integration.worker.engine.test_parity import engine_of, prompt, reference
 from worker.engine.scoring import ScoreTarget
 from worker.models import served
 from worker.repository.families import FAMILIES

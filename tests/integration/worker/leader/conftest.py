@@ -14,7 +14,7 @@ from tests.models import make
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("llama", tmp_path_factory.mktemp("llama"))
+    return make("llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=2048)
 
 
 @pytest.fixture

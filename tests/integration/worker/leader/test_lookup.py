@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from control.messages import Grammar, ReasoningBudget
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
-from tests.models import make
 from worker.native.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
@@ -43,17 +41,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=2048)
-
-
 @pytest.fixture
 def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
-    scene = LeaderScene(redis, folder, kv_tokens=20000)
-    scene.stop()
-    scene.spec = msgspec.structs.replace(scene.spec, dtype="float32")
-    scene.start()
+    scene = LeaderScene(redis, folder, kv_tokens=20000, dtype="float32")
     yield scene
     scene.stop()
 

@@ -46,7 +46,7 @@ def hashes(monkeypatch: pytest.MonkeyPatch) -> Hashes:
 
     def watched(self: StepSampler, rows: list[Sequence], forward: Forward) -> PendingTokens:
         for row, logits in zip(rows, forward.logits, strict=True):
-            found[row.sampling.seed, row.choice, len(row.output)] = zlib.crc32(logits.numpy().tobytes())
+            found[row.sampling.seed, row.choice, row.position] = zlib.crc32(logits.numpy().tobytes())
         return begin(self, rows, forward)
 
     monkeypatch.setattr(StepSampler, "begin", watched)
@@ -55,9 +55,7 @@ def hashes(monkeypatch: pytest.MonkeyPatch) -> Hashes:
 
 @pytest.fixture
 def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
-    scene = LeaderScene(redis, folder, kv_tokens=6000)
-    scene.stop()
-    restart(scene, dtype="float32")
+    scene = LeaderScene(redis, folder, kv_tokens=6000, dtype="float32")
     yield scene
     scene.stop()
 

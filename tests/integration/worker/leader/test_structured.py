@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
-from control.messages import Grammar, LogEntry, ReasoningBudget
+from control.messages import Grammar, ReasoningBudget
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
-from tests.models import EOS, make
+from tests.models import EOS
 from tests.waiting import until
 from worker.scheduling.scheduler import Scheduler
 
@@ -37,30 +36,11 @@ ENOUGH = 400
 """Tokens that the longest text of the schema fits into, white space included."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=2048)
-
-
 @pytest.fixture
 def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
     scene = LeaderScene(redis, folder, kv_tokens=20000)
     yield scene
     scene.stop()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
-def texts(log: list[LogEntry], tokenizer: Tokenizer) -> dict[int, tuple[str, str | None]]:
-    """Text and finish reason by choice."""
-    choices: dict[int, tuple[list[int], str | None]] = {}
-    for entry in log:
-        tokens, _ = choices.get(entry.choice, ([], None))
-        choices[entry.choice] = ([*tokens, *([] if entry.token is None else [entry.token])], entry.finish)
-    return {choice: (tokenizer.decode(tokens), finish) for choice, (tokens, finish) in choices.items()}
 
 
 def is_person(text: str) -> bool:
@@ -74,9 +54,7 @@ def is_person(text: str) -> bool:
     )
 
 
-def test_every_answer_of_a_random_model_is_valid_and_no_neighbour_is_changed(
-    scene: LeaderScene, tokenizer: Tokenizer
-) -> None:
+def test_every_answer_of_a_random_model_is_valid_and_no_neighbour_is_changed(scene: LeaderScene) -> None:
     """Thirty-two at once, half of them free: each constrained one parses, each free one is what it is when alone."""
     free = {f"free{i}": {"temperature": i % 2 * 1.0, "seed": str(i), "max_tokens": 24} for i in range(16)}
     scene.ask("alone", **free["free1"])
@@ -89,21 +67,21 @@ def test_every_answer_of_a_random_model_is_valid_and_no_neighbour_is_changed(
         scene.ask(f"free{i}", **free[f"free{i}"])
     for i in range(16):
         scene.answer(f"bound{i}")
-        [(text, finish)] = texts(scene.log(f"bound{i}"), tokenizer).values()
+        [(text, finish)] = scene.texts(f"bound{i}").values()
         assert finish == "stop" and is_person(text), text
     assert [scene.answer(f"free{i}") for i in range(16)] == without and alone == without[1]
 
 
-def test_choices_have_their_own_state(scene: LeaderScene, tokenizer: Tokenizer) -> None:
+def test_choices_have_their_own_state(scene: LeaderScene) -> None:
     """Four choices of one request differ, and each is valid."""
     scene.ask("four", grammar=SCHEMA, temperature=1.0, seed="7", n=4, max_tokens=ENOUGH, logprobs=1)
     scene.answer("four")
-    answers = texts(scene.log("four"), tokenizer)
+    answers = scene.texts("four")
     assert all(finish == "stop" and is_person(text) for text, finish in answers.values())
     assert len({text for text, _ in answers.values()}) == 4
 
 
-def test_a_grammar_goes_on_in_the_next_epoch(scene: LeaderScene, tokenizer: Tokenizer) -> None:
+def test_a_grammar_goes_on_in_the_next_epoch(scene: LeaderScene) -> None:
     """A leader that comes after another rebuilds the state from the log; the answer is the one without a crash."""
     bad_words = [[ord("a")], [ord("b"), ord("b")]]
     wants = {"grammar": Grammar("regex", "([a-f]{3} ){30}!"), "temperature": 1.0, "seed": "3", "n": 2}
@@ -114,13 +92,13 @@ def test_a_grammar_goes_on_in_the_next_epoch(scene: LeaderScene, tokenizer: Toke
     until(lambda: len(scene.log("struck")) >= 20, 40.0)
     scene.redis.lapse()
     scene.answer("struck")
-    whole, struck = (texts(scene.log(rid), tokenizer) for rid in ("whole", "struck"))
+    whole, struck = (scene.texts(rid) for rid in ("whole", "struck"))
     assert scene.epoch() > 1 and struck == whole
     assert all(re.fullmatch("([a-f]{3} ){30}!", text) and finish == "stop" for text, finish in struck.values())
     assert not any("a" in text or "bb" in text for text, _ in struck.values())
 
 
-def test_a_reasoning_ends_with_its_budget(scene: LeaderScene, tokenizer: Tokenizer) -> None:
+def test_a_reasoning_ends_with_its_budget(scene: LeaderScene) -> None:
     """Its closing mark comes after so many tokens, over a crash too; what a grammar demands follows it."""
     opening, closing = [ord(letter) for letter in "<think>"], [ord(letter) for letter in "</think>"]
     budget = ReasoningBudget(tokens=30, open="<think>", close="</think>", opening=opening, closing=closing, begun=True)
@@ -137,12 +115,10 @@ def test_a_reasoning_ends_with_its_budget(scene: LeaderScene, tokenizer: Tokeniz
         for choice in range(2):
             tokens = [entry.token for entry in scene.log(rid) if entry.choice == choice and entry.token is not None]
             assert tokens[30:38] == closing and closing[0] not in tokens[:30]
-    assert all(text.endswith("</think>yes") for text, _ in texts(scene.log("form"), tokenizer).values())
+    assert all(text.endswith("</think>yes") for text, _ in scene.texts("form").values())
 
 
-def test_a_preemption_changes_nothing(
-    redis: ReplicaRedis, folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preemption_changes_nothing(redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory runs out a sequence is computed again, and its grammar is where it was."""
     preempted: list[str] = []
     real = Scheduler._preempt
@@ -153,18 +129,18 @@ def test_a_preemption_changes_nothing(
             scene.ask(f"r{index}", grammar=Grammar("regex", "([a-f]{3} ){30}!"), max_tokens=130, seed=str(index))
         for index in range(4):
             scene.answer(f"r{index}")
-            [(text, finish)] = texts(scene.log(f"r{index}"), tokenizer).values()
+            [(text, finish)] = scene.texts(f"r{index}").values()
             assert re.fullmatch("([a-f]{3} ){30}!", text) and finish == "stop"
         assert preempted
     finally:
         scene.stop()
 
 
-def test_what_is_cut_short_says_so(scene: LeaderScene, tokenizer: Tokenizer) -> None:
+def test_what_is_cut_short_says_so(scene: LeaderScene) -> None:
     """With too few tokens the text is the beginning of a valid one, and the reason is the length."""
     scene.ask("cut", grammar=Grammar("regex", "[a-c]{50}"), max_tokens=20)
     scene.answer("cut")
-    [(text, finish)] = texts(scene.log("cut"), tokenizer).values()
+    [(text, finish)] = scene.texts("cut").values()
     assert finish == "length" and re.fullmatch("[a-c]{20}", text)
 
 
@@ -182,13 +158,13 @@ BOUND: list[tuple[Grammar, dict[str, Any], str]] = [
 """Each response format, and a pattern of the text that it allows."""
 
 
-def test_other_parameters_do_not_lead_out_of_it(scene: LeaderScene, tokenizer: Tokenizer) -> None:
+def test_other_parameters_do_not_lead_out_of_it(scene: LeaderScene) -> None:
     """Penalties, filters, min_tokens and the absence of a stop id: the text matches, and its end is a stop."""
     for index, (grammar, sampling, _) in enumerate(BOUND):
         scene.ask(f"r{index}", grammar=grammar, seed="5", **sampling)
     for index, (_, _, expected) in enumerate(BOUND):
         scene.answer(f"r{index}")
-        [(text, finish)] = texts(scene.log(f"r{index}"), tokenizer).values()
+        [(text, finish)] = scene.texts(f"r{index}").values()
         assert re.fullmatch(expected, text) and finish == "stop", (index, text, finish)
 
 

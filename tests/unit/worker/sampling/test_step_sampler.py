@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import structlog
 import torch
 
-from control.messages import Sampling
+from control.messages import ReasoningBudget, Sampling
 from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling.sampler import Sampler
 from worker.sampling.step_sampler import StepSampler, StepTokens
@@ -124,3 +126,29 @@ def test_bad_words_that_leave_no_token_fail_their_row_only() -> None:
     tokens = sampled(StepSampler(), batch, logits(2))
     assert tokens.ids == [NO_TOKEN, 1]
     assert "'bad_words' forbids every token" in tokens.failures[0]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"presence_penalty": 1.0},
+        {"frequency_penalty": 1.0},
+        {"repetition_penalty": 5.0},
+        {"bad_words": [[2, 3, 0, 0]]},
+        {"min_tokens": 3, "stop_ids": [0]},
+        {"temperature": 2.0, "seed": "5"},
+        {"reasoning": ReasoningBudget(tokens=3, open="", close="", opening=[9], closing=[4], begun=True)},
+    ],
+    ids=lambda wish: "-".join(wish),
+)
+def test_a_row_after_a_guess_is_that_of_the_longer_output(wish: dict[str, object]) -> None:
+    """Whatever reads the output reads the guess too, and the guess costs no copy of the output."""
+    batch = rows(1, **wish)
+    batch[0].output = [2, 3]
+    scores = torch.tensor([[0.9, 0.5, 0.0, 0.0, 0.2]])
+    [first] = sampled(StepSampler(), batch, scores).ids
+    guessed = batch[0].followed_by(first)
+    longer = replace(batch[0], output=[2, 3, first])
+    [second] = sampled(StepSampler(), [longer], scores).ids
+    assert sampled(StepSampler(), [batch[0], guessed], scores.expand(2, -1)).ids == [first, second]
+    assert second != first and guessed.output is batch[0].output and guessed.position == 3

@@ -70,6 +70,11 @@ def test_answers_are_those_without_guesses_in_fewer_steps() -> None:
         while subject.has_work:
             plan = subject.plan()
             assert sum(plan.fed.values()) <= 24
+            sampled = [(one.sid, one.guessed) for one in plan.to_sample]
+            told = {sid: [(sid, tuple(its[:n])) for n in range(len(its) + 1)] for sid, its in plan.guesses.items()}
+            for sid, its in plan.logits_rows.items():
+                assert [sampled[index] for index in its] == told.get(sid, [(sid, ())])
+            assert sum(map(len, plan.logits_rows.values())) == len(sampled)
             assert not any(running[1].sid == sid for sid in plan.guesses)
             verify(plan, subject)
             steps[lookup] += 1
