@@ -119,6 +119,10 @@ class ModelKeys:
         return f"{self.base}weights"
 
     @property
+    def backends(self) -> str:  # hash replica -> JSON Backend: leader -> api; until it is retired
+        return f"{self.base}backends"
+
+    @property
     def assets(self) -> str:  # hash: leader -> api (tokenizer, template, generation config, context length)
         return f"{self.base}assets"
 

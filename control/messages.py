@@ -156,6 +156,8 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt: list[PromptToken] | None = None
     vector: bytes | None = None
     """The result of a choice that is an input: little-endian float32 numbers, in JSON as base64."""
+    fingerprint: str | None = None
+    """That of the replica's backend, in a request's first entry and in the first one of a replica with another."""
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -31,12 +31,26 @@ class NcclSanityResult(Reply, tag="nccl_sanity_result", frozen=True):
     observed_sum: float
 
 
+class RankBackend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The circumstances on a rank that the bits of logits depend on."""
+
+    dtype: str
+    kernels: str
+    """The code that computes, with its versions."""
+    collective: str = ""
+    """The transport of the ranks' sums; "" for a rank alone."""
+    batch_invariant: bool = False
+    """True if a token's logits have the same bits in any batch and chunk, and with any number of threads."""
+
+
 class LoadDenseShardOk(Reply, tag="load_dense_shard_ok", frozen=True):
     kv_tokens: int
     """Tokens of KV memory that this rank can hold; the leader admits by the tightest rank."""
     weight_bytes: int
     verifies_guesses: bool = False
     """True if rows may have guesses on this rank."""
+    backend: RankBackend | None = None
+    """None from a rank of an older version."""
 
 
 class GenerateStepOk(Reply, tag="generate_step_ok", frozen=True):

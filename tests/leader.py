@@ -51,6 +51,8 @@ class ScriptedLeader(scripted_leader.ScriptedLeader):
         super().__init__(connect(url), model, "r0", self.tokenizer.decode, self._script)
         self.reply: Callable[[str], str] = echo
         self.claiming = True
+        self.fingerprint: str | None = None
+        """That of the backend, for the requests that are claimed from now on."""
         self.claimed: list[Held] = []
         self._allowed = -1  # steps that may still be made; -1: no limit
         self._changed = threading.Condition()
@@ -97,13 +99,14 @@ class ScriptedLeader(scripted_leader.ScriptedLeader):
 
     def reset(self) -> None:
         """Back to the default script, nothing paused."""
-        self.reply, self.claiming, self.fail_at, self.cached = echo, True, None, 0
+        self.reply, self.claiming, self.fail_at, self.cached, self.fingerprint = echo, True, None, 0, None
         self.claimed.clear()
         self.resume()
 
     # --- the loop ---
 
     def on_claim(self, claimed: Claimed, request: RunningRequest) -> None:
+        request.fingerprint = self.fingerprint
         self.claimed.append(Held(claimed.rid, claimed.tenant, claimed.priority, request.params, list(request.history)))
 
     def _script(self, params: GenerationRequest) -> list[int]:

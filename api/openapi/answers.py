@@ -129,6 +129,7 @@ class ChatCompletion(Shape):
     usage: TokenUsage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
 
 
 class Delta(Shape):
@@ -160,6 +161,7 @@ class ChatCompletionChunk(Shape):
     choices: list[ChatChunkChoice]
     usage: TokenUsage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
 
 
 # --- completions ---
@@ -189,6 +191,7 @@ class Completion(Shape):
     model: str
     choices: list[CompletionChoice]
     usage: TokenUsage
+    system_fingerprint: str | UnsetType = UNSET
 
 
 class CompletionChunkChoice(Shape):
@@ -207,6 +210,7 @@ class CompletionChunk(Shape):
     model: str
     choices: list[CompletionChunkChoice]
     usage: TokenUsage | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
 
 
 # --- infill ---

@@ -49,10 +49,23 @@ class Writer:
         self._id = answer_id(rid, view)
         self._view = view
         self._vocabulary = vocabulary
-        head = {"id": self._id, "object": self.chunk_object, "created": view.created, "model": view.model}
-        self._head = b"data: " + _json(head)[:-1] + b',"choices":['
+        self._about: dict[str, Any] = {"created": view.created, "model": view.model}
+        self._fingerprint: str | None = None
+        self._head = self._begin()
         self._prompt_tokens = prompt_tokens
         self._tail = b',"usage":null}\n\n' if view.include_usage else b"}\n\n"
+
+    def computed_by(self, fingerprint: str | None) -> None:
+        """From now on `system_fingerprint` is this one; None: the answer has no such field."""
+        if fingerprint != self._fingerprint:
+            self._fingerprint = fingerprint
+            self._about.pop("system_fingerprint", None)
+            self._about |= {} if fingerprint is None else {"system_fingerprint": fingerprint}
+            self._head = self._begin()
+
+    def _begin(self) -> bytes:
+        """The beginning of each chunk."""
+        return b"data: " + _json({"id": self._id, "object": self.chunk_object} | self._about)[:-1] + b',"choices":['
 
     def opening(self, index: int, text: str) -> bytes:
         """The chunk that opens a choice, with `text`; empty where there is nothing to say."""
@@ -100,8 +113,7 @@ class Writer:
             {
                 "id": self._id,
                 "object": self.whole_object,
-                "created": self._view.created,
-                "model": self._view.model,
+                **self._about,
                 "choices": [self._whole_choice(index, piece) for index, piece in enumerate(pieces)],
                 "usage": usage.encode(),
             }

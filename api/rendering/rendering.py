@@ -68,9 +68,15 @@ class StreamRenderer:
 
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
         """The events for new entries of one member; neighbouring tokens of one choice become one chunk."""
+        self._computed_by(self.answers[member].fingerprint or (entries[0].fingerprint if entries else None))
         events: list[bytes] = [] if self._opened else self._open()
         pending: Piece | None = None
         for entry in entries:
+            if entry.fingerprint is not None:
+                if pending is not None:
+                    self._write(member, pending, events)
+                    pending = None
+                self._computed_by(entry.fingerprint)
             piece = self.answers[member].feed(entry)
             if (piece.seq, _TEXT) <= self._had[member]:
                 piece.mute()
@@ -96,13 +102,21 @@ class StreamRenderer:
         events.append(b"id: " + self._cursor.encode() + b"\n" + DONE)
         return b"".join(events)
 
+    def _computed_by(self, fingerprint: str | None) -> None:
+        """Show this fingerprint from now on, where one is known."""
+        if fingerprint is not None:
+            self._writer.computed_by(fingerprint)
+
     def empty_pieces(self) -> list[Piece]:
         """One piece per choice over all members, to collect an answer that is not streamed."""
         view = self._view
         return [Piece(0, choice, view.opening(member)) for member in range(view.members) for choice in range(view.n)]
 
     def whole(self, pieces: list[Piece]) -> bytes:
-        """The body of an answer that is not streamed: one piece per choice."""
+        """The body of an answer that is not streamed: one piece per choice. It has a fingerprint where all members have
+        the same."""
+        told = {answer.fingerprint for answer in self.answers}
+        self._writer.computed_by(told.pop() if len(told) == 1 else None)
         return self._writer.whole(pieces, self.usage)
 
     @property

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from litestar import get
 from litestar.params import FromPath
 
 from api.access.headers import moment
 from api.routes.generation import Http, identity_of, process_of
-from api.schemas.state import ModelCard, ModelList
+from api.schemas.state import ModelBackend, ModelCard, ModelList
 from control.errors import ModelNotFound
+from control.replicas.health import Overview
 
 
 @get("/v1/models")
@@ -37,6 +40,27 @@ async def retrieve_model(request: Http, model: FromPath[str]) -> ModelCard:
     return _card(request, name)
 
 
+def _backends(overview: Overview) -> list[ModelBackend]:
+    """The distinct backends of the replicas, the most frequent one first."""
+    counts = Counter(replica.backend.fingerprint for replica in overview.replicas if replica.backend is not None)
+    named = {one.backend.fingerprint: one.backend for one in overview.replicas if one.backend is not None}
+    return [
+        ModelBackend(
+            system_fingerprint=fingerprint,
+            replicas=count,
+            weights=(backend := named[fingerprint]).weights,
+            dtype=backend.dtype,
+            quant=backend.quant,
+            dequantize=backend.dequantize,
+            tp=backend.tp,
+            collective=backend.collective or None,
+            kernels=backend.kernels,
+            batch_invariant=backend.batch_invariant,
+        )
+        for fingerprint, count in counts.most_common()
+    ]
+
+
 def _card(request: Http, name: str) -> ModelCard:
     models = process_of(request).models
     assets, overview = models.assets(name), models.overview(name)
@@ -56,4 +80,6 @@ def _card(request: Http, name: str) -> ModelCard:
     if overview is not None:
         card.state, card.detail, card.revision = overview.state, overview.detail or None, overview.revision
         card.replicas, card.rolled_out = overview.wanted, overview.rolled_out
+        card.backends = _backends(overview)
+        card.system_fingerprint = card.backends[0].system_fingerprint if len(card.backends) == 1 else None
     return card

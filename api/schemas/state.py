@@ -50,6 +50,26 @@ def request_status(rid: str, model: str, fields: dict[str, str], position: int |
     )
 
 
+class ModelBackend(msgspec.Struct, kw_only=True):
+    """The circumstances that the bits of an answer depend on. Where `batch_invariant` they are the only ones beside the
+    request: neither other requests, nor chunks, nor threads change a token."""
+
+    system_fingerprint: str
+    replicas: int
+    """The number of replicas with this backend."""
+    weights: str
+    """The fingerprint of the model's files."""
+    dtype: str
+    quant: str | None
+    dequantize: bool
+    tp: int
+    collective: str | None
+    """The transport of sums over ranks."""
+    kernels: list[str]
+    """Of each rank; one where all have the same."""
+    batch_invariant: bool
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     """A model and its state on the farm. During a change `rolled_out` of the wanted `replicas` serve its `revision`;
     `detail` says why a model is not loaded. OpenAI's clients read `created`, Anthropic's `created_at` and
@@ -75,6 +95,10 @@ class ModelCard(msgspec.Struct, kw_only=True):
     revision: int | None = None
     replicas: int | None = None
     rolled_out: int | None = None
+    system_fingerprint: str | None = None
+    """That of all replicas; null where they differ, or none has loaded yet."""
+    backends: list[ModelBackend] = []
+    """Those of the replicas; one where all are equal."""
 
 
 class Deleted(msgspec.Struct, kw_only=True):

@@ -73,7 +73,7 @@ def forget(client: SyncRedis, spec: ModelSpec) -> None:
     names = {*run(client, replicas(spec.name)), *(f"r{index}" for index in range(spec.replicas))}
     statuses = [model_keys.replica(replica).status for replica in sorted(names)]
     run(client, read("SREM", keys.MODELS, spec.name, parse=int))
-    known = (model_keys.spec, model_keys.assets, model_keys.replicas, model_keys.weights)
+    known = (model_keys.spec, model_keys.assets, model_keys.replicas, model_keys.weights, model_keys.backends)
     run(client, read("DEL", *known, *statuses, parse=int))
 
 
@@ -125,7 +125,7 @@ def retire_batch(model: str, replica: str, heir: str = "") -> Call[tuple[int, in
     """
     model_keys = ModelKeys(model)
     replica_keys = model_keys.replica(replica)
-    named = (replica_keys.lock, replica_keys.epoch, model_keys.replicas, model_keys.weights)
+    named = (replica_keys.lock, replica_keys.epoch, model_keys.replicas, model_keys.weights, model_keys.backends)
     return Call("retire", named, (model_keys.base, replica_keys.base, replica, heir), _pair)
 
 

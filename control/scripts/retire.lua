@@ -1,12 +1,12 @@
 -- A replica that no host has any more is forgotten, and what it left goes back to the queue. Where it left anything its
 -- epoch moves on, so that its leader, should it wake, is fenced.
--- KEYS 1 its lock (string)  2 its epoch (string)  3 replicas (hash)  4 weights (hash)
+-- KEYS 1 its lock (string)  2 its epoch (string)  3 replicas (hash)  4 weights (hash)  5 backends (hash)
 -- ARGV 1 the model's base key  2 the replica's base key  3 replica id
 --      4 another replica of the model that was seen with a leader, '' for none
 -- Returns {the number of requests that wait again, 1 while there are more}, or {-1, 0} while it holds its lock, or while
 --      another replica may inherit what it suspects: back in the queue that could crash every replica.
 -- At most HAND_OUT requests a call; the replica is forgotten with the last.
---@keys string string hash hash
+--@keys string string hash hash hash
 --@arguments base prefix word text
 --@model load bell classes
 --@include clock
@@ -47,6 +47,7 @@ if more == 1 then
 end
 redis.call('HDEL', KEYS[3], replica)
 redis.call('HDEL', KEYS[4], replica)
+redis.call('HDEL', KEYS[5], replica)
 redis.call('UNLINK', ARGV[2] .. 'status', ARGV[2] .. 'claim')
 redis.call('HDEL', base .. 'docket', replica)
 return {returned, 0}

@@ -105,7 +105,9 @@ def enqueued() -> Call[Any]:
 
 def retire() -> Call[Any]:
     keys = KEYS.replica("r1")
-    return plain("retire", (keys.lock, keys.epoch, KEYS.replicas, KEYS.weights), KEYS.base, keys.base, "r1", "r0")
+    return plain(
+        "retire", (keys.lock, keys.epoch, KEYS.replicas, KEYS.weights, KEYS.backends), KEYS.base, keys.base, "r1", "r0"
+    )
 
 
 def repair(how: str, *words: Any) -> Call[Any]:

@@ -23,7 +23,7 @@ Make = Callable[[Any], Call[Any]]
 
 WAITS_A_WHILE = 600_000
 OWNER = ResponseKeys("o")
-R1_KEYS = (KEYS.replica("r1").lock, KEYS.replica("r1").epoch, KEYS.replicas, KEYS.weights)
+R1_KEYS = (KEYS.replica("r1").lock, KEYS.replica("r1").epoch, KEYS.replicas, KEYS.weights, KEYS.backends)
 
 
 class Crowd(Scene):

@@ -15,6 +15,8 @@ class Collective(Protocol):
 
     rank: int
     world_size: int
+    name: str
+    """The transport, which decides the order of sums; "" for a group of one."""
     count: int
     """Collectives called so far by this rank; equal on every rank between steps."""
 
@@ -39,7 +41,7 @@ class Solo:
     """A group of one: nothing to exchange, and nothing is counted."""
 
     def __init__(self) -> None:
-        self.rank, self.world_size, self.count = 0, 1, 0
+        self.rank, self.world_size, self.name, self.count = 0, 1, "", 0
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor

@@ -26,8 +26,8 @@ class ProcessGroupCollective:
     group's own methods are called, because torch.distributed's functions accept only registered groups, which must not
     outlive an epoch."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup, name: str = "gloo") -> None:
+        self._group, self.name = group, name
         self.rank: int = group.rank()
         self.world_size: int = group.size()
         self.count = 0

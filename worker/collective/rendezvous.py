@@ -81,7 +81,7 @@ def join(store: Store, rank: int, world_size: int, device: str, abort: Abort, sh
     limit = timedelta(seconds=COLLECTIVE_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
     kind = HostCollective if through_host else ProcessGroupCollective
-    return kind(cast(dist.ProcessGroup, dist.group.WORLD))
+    return kind(cast(dist.ProcessGroup, dist.group.WORLD), backend)
 
 
 def card_of(device: str, shared: bool) -> Card:

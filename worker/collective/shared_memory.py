@@ -25,7 +25,7 @@ class SharedMemoryCollective:
     """See Collective. Sums are taken in the order of the ranks, so every rank gets the same bits."""
 
     def __init__(self, exchange: Exchange, rank: int, world_size: int) -> None:
-        self.rank, self.world_size, self.count = rank, world_size, 0
+        self.rank, self.world_size, self.name, self.count = rank, world_size, "shared memory", 0
         self._exchange: Exchange | None = exchange
         self._why_closed = CollectiveFailed("this rank has left its group")
 

@@ -15,6 +15,7 @@ from control.commands import LoadDenseShard
 from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable
 from control.messages import Assignment, ModelAssets
 from control.records import catalog
+from control.records.backend import Backend, backend_of, put_backend
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.redis.outage import outage
@@ -30,7 +31,7 @@ from worker.leader.dead_replicas import DeadReplicas
 from worker.leader.requests.redis_exchange import LOOP, RedisExchange
 from worker.leader.requests.request_manager import RequestManager
 from worker.leader.serving import PEER_FAILED, STEP_FAILED, Serving
-from worker.repository.fingerprint import fingerprint
+from worker.repository.fingerprint import fingerprints
 from worker.repository.pooling.description import pooling_of
 from worker.repository.pooling.gate import is_whole
 from worker.repository.validation import ModelFiles
@@ -87,7 +88,8 @@ class Leader:
         self._steps = 0
         self._trying = False
         self._epoch = 0
-        self._weights = fingerprint(files, self._spec.dtype, self._spec.quant, self._spec.dequantize)
+        spec, self._backend = assignment.spec, None
+        self._stored, self._weights = fingerprints(files, spec.dtype, spec.quant, spec.dequantize)
         self.draining = False
         """True if the leader claims nothing more and stops once its requests are finished."""
         self.stopping = False
@@ -160,6 +162,7 @@ class Leader:
             try:
                 with ranks as group:
                     kv_tokens, formation = group.form(self._load_command)
+                    self._backend = self._backend_of(group)
                     self._publish(kv_tokens, formation)
                     self._work(lease, group, kv_tokens, progress, heartbeat)
             except GroupError as error:
@@ -182,7 +185,8 @@ class Leader:
         progress.kv = scheduler.kv_tokens
         exchange = RedisExchange(self._client, self._blocking, lease, heartbeat.check)
         finisher, images = Finisher(self._decode), self._rank_worker.images
-        manager = RequestManager(lease, exchange, scheduler, finisher, self._grammars, images)
+        fingerprint = None if self._backend is None else self._backend.fingerprint
+        manager = RequestManager(lease, exchange, scheduler, finisher, self._grammars, images, fingerprint)
         dead_replicas = DeadReplicas(self._client, lease)
         counting = BackgroundCall[bool]("recount")
         serving = Serving(
@@ -232,6 +236,10 @@ class Leader:
             kv_tokens=self._spec.kv_tokens,
         )
 
+    def _backend_of(self, group: Group) -> Backend | None:
+        spec = self._spec
+        return backend_of(self._stored, spec.quant, spec.dequantize, [rank.backend for rank in group.loaded])
+
     def _publish(self, kv_tokens: int, formation: health.Formation) -> None:
         """Write the model's assets to the catalog, from when on it counts as served, and what other replicas must know
         of this one before it claims."""
@@ -242,6 +250,7 @@ class Leader:
         words = [
             catalog.put_replica(name, self._replica, assigned),
             catalog.put_weights(name, self._replica, self._weights),
+            put_backend(name, self._replica, self._backend),
             catalog.put_assets(name, assets),
             health.note_formation(name, self._replica, formation),
         ]

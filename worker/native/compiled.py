@@ -90,6 +90,15 @@ def was_compiled(stem: str) -> bool:
     return any(cache_files.folder("compiled").glob(f"{stem}-*.so"))
 
 
+def source_digest(source: Path) -> str:
+    """Twelve hexadecimal digits of a source with its headers."""
+    return hashlib.sha256(b"|".join(_sources(source))).hexdigest()[:12]
+
+
+def _sources(source: Path) -> list[bytes]:
+    return [source.read_bytes(), *(header.read_bytes() for header in sorted(source.parent.rglob("*.h")))]
+
+
 def _first(source: Path, variants: Mapping[str, tuple[str, ...]], parts: int | None) -> tuple[int, ctypes.CDLL | None]:
     """The first of the variants (instructions → the compiler's flags) that compiles and passes its check, after its
     parts."""
@@ -116,8 +125,7 @@ def _load(source: Path, more_flags: tuple[str, ...], parts: int | None) -> tuple
     """Raises CheckFailed, OSError or SubprocessError; None without a compiler."""
     compiler = compiler_command()
     words = (
-        source.read_bytes(),
-        *(header.read_bytes() for header in sorted(source.parent.rglob("*.h"))),
+        *_sources(source),
         " ".join(FLAGS + more_flags).encode(),
         (_processor() if more_flags else platform.machine()).encode(),
         platform.libc_ver()[1].encode(),

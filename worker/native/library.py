@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Iterable
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import NamedTuple
@@ -12,7 +13,8 @@ import torch
 
 from worker.formats.blocks import BlockFormat
 from worker.formats.kinds import NUMBERS
-from worker.native.build import build
+from worker.native.build import SOURCE, build
+from worker.native.compiled import source_digest
 
 log = structlog.get_logger()
 
@@ -210,6 +212,7 @@ def declare_products(loaded: ctypes.CDLL) -> None:
     """The types of the functions that pack weights and multiply."""
     address, number = c_void_p, c_int64
     loaded.furrow_kinds.restype = c_uint32
+    loaded.furrow_build.restype = ctypes.c_char_p
     loaded.furrow_pool.argtypes, loaded.furrow_pool.restype = [c_int32], c_void_p
     loaded.furrow_pool_end.argtypes, loaded.furrow_pool_end.restype = [address], None
     loaded.furrow_pool_progress.argtypes, loaded.furrow_pool_progress.restype = [address], address
@@ -234,6 +237,12 @@ class Threads:
     def progress(self) -> int:
         """A number that changes with every part of a job that is done; for any thread, while a job runs too."""
         return self._progress.value
+
+    @property
+    def kernels(self) -> str:
+        """The library's source, instructions, compiler and mathematical functions: all that its bits depend on."""
+        built = self.library.furrow_build().decode()
+        return f"C++ {source_digest(SOURCE)}, {built}, {' '.join(platform.libc_ver())}"
 
     def number(self, kind: Kept) -> int:
         """The kind's number in the library. Raises KindMissing."""

@@ -7,7 +7,7 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from worker.repository.files import ModelFiles, is_gguf
 from worker.repository.gguf.header import read_header
@@ -17,20 +17,36 @@ SAMPLES, SAMPLE_BYTES = 8, 32
 """Places in each tensor that are read, evenly apart, and how much at each."""
 
 
+class Fingerprints(NamedTuple):
+    """16 hexadecimal digits each."""
+
+    stored: str
+    """Of the files alone."""
+    packed: str
+    """Of the files and the packing."""
+
+
 def fingerprint(files: ModelFiles, dtype: str, quant: str | None = None, dequantize: bool = False) -> str:
-    """16 hexadecimal digits of the configuration, the types, and samples of every tensor. Training, merging or
-    quantizing changes nearly every sample. Raises OSError if a file went away."""
+    """`Fingerprints.packed`."""
+    return fingerprints(files, dtype, quant, dequantize).packed
+
+
+def fingerprints(files: ModelFiles, dtype: str, quant: str | None = None, dequantize: bool = False) -> Fingerprints:
+    """Of the configuration, the types, and samples of every tensor. Training, merging or quantizing changes nearly
+    every sample. Raises OSError if a file went away."""
     packing = [quant, "dequantized"] if dequantize else quant
     config, pooling = files.config, pooling_of(files.config)
     weights = sorted(files.weights, key=lambda one: one.name)
     if pooling is not None:
         weights += [Path(dense.weights) for dense in pooling.dense]
         config = without_places(config)
-    digest = hashlib.sha256(json.dumps([config, dtype, packing], sort_keys=True).encode())
+    stored = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    packed = hashlib.sha256(json.dumps([config, dtype, packing], sort_keys=True).encode())
     for path in weights:
         for sample in _gguf_samples(path) if is_gguf(path) else _samples(path):
-            digest.update(sample)
-    return digest.hexdigest()[:16]
+            stored.update(sample)
+            packed.update(sample)
+    return Fingerprints(stored.hexdigest()[:16], packed.hexdigest()[:16])
 
 
 def _samples(path: Path) -> Iterator[bytes]:

@@ -86,6 +86,8 @@ class Group:
         self._seq = 0
         self.verifies_guesses = False
         """True if rows may have guesses, on every rank."""
+        self.loaded: list[LoadDenseShardOk] = []
+        """The ranks' replies to the load, in their order; empty before."""
         self.last_seconds = 0.0
         """Duration of the last command, from its sending to its last reply."""
 
@@ -129,7 +131,7 @@ class Group:
         self._progress.phase = "loading"
         loaded = self._together("load", load(epoch=self._lease.epoch, seq=self._next()), LOAD_STALL_S)
         self._progress.phase = "ready"
-        replies = self._all(LoadDenseShardOk, loaded)
+        self.loaded = replies = self._all(LoadDenseShardOk, loaded)
         self.verifies_guesses = all(reply.verifies_guesses for reply in replies)
         kv_tokens = min(reply.kv_tokens for reply in replies)
         return kv_tokens, Formation(self._lease.epoch, led, gathered, joined, loaded=now_ms())

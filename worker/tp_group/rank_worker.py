@@ -52,6 +52,7 @@ from worker.health.page_faults import progress_of_load
 from worker.health.progress import Progress
 from worker.kv.base import KVStore
 from worker.kv.stores import store_for
+from worker.models.backend import describe
 from worker.models.loading import ServedModel, load
 from worker.models.packed.cache import WeightCache
 from worker.repository.files import ModelFiles
@@ -252,6 +253,7 @@ class RankWorker:
             kv_tokens=self._engine.store.capacity_tokens,
             weight_bytes=self._model.weight_bytes,
             verifies_guesses=self._engine.verifies_guesses,
+            backend=describe(self._model),
         )
 
     def _all_loaded(self, loaded: bool) -> bool:

@@ -12,6 +12,7 @@ from control.keys import ModelKeys
 from control.messages import ModelSpec
 from control.placement.rollout import free_names, in_order
 from control.records import catalog
+from control.records.backend import Backend, backends
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run_every
 from control.replicas.health.beats import Beat
@@ -28,7 +29,8 @@ AssetsMark = tuple[str | None, ...]
 @dataclass(frozen=True, slots=True)
 class ReplicaOverview:
     """`seq` is the leader's last completed step; `devices` and `beats` are by rank, as far as they are heard; `host`
-    names the hosts of those that are, comma between. `revision` is that of the specification which it runs."""
+    names the hosts of those that are, comma between. `revision` is that of the specification which it runs, `backend`
+    what its answers depend on, once it has loaded."""
 
     replica: str
     revision: int
@@ -39,6 +41,7 @@ class ReplicaOverview:
     epoch: int
     seq: int
     beats: list[Beat | None]
+    backend: Backend | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def overview(client: SyncRedis, model: str) -> Overview:
 def _overviews(client: SyncRedis, specs: Sequence[ModelSpec]) -> list[Overview]:
     """Of a few models, in two round trips."""
     about = iter(run_every(client, [call for spec in specs for call in _about(spec)]))
-    models = [_Model(spec, *islice(about, 3)) for spec in specs]
+    models = [_Model(spec, *islice(about, 4)) for spec in specs]
     found = iter(run_every(client, [call for model in models for call in _of_replicas(model)]))
     return [_overview(model, found) for model in models]
 
@@ -95,6 +98,7 @@ class _Model:
     queued: int
     assets: AssetsMark | None
     assigned: dict[str, catalog.Assigned]
+    backends: dict[str, Backend]
 
 
 def _about(spec: ModelSpec) -> list[Call[Any]]:
@@ -104,6 +108,7 @@ def _about(spec: ModelSpec) -> list[Call[Any]]:
         read("HGET", model.load, "queued", parse=_count),
         read("HMGET", model.assets, "created", "kv_tokens", "context_length", "vocab_size", parse=_mark),
         catalog.replicas(spec.name),
+        backends(spec.name),
     ]
 
 
@@ -119,7 +124,8 @@ def _of_replicas(model: _Model) -> list[Call[Any]]:
 def _overview(about: _Model, found: Iterator[Any]) -> Overview:
     spec, served, known = about.spec, about.assets is not None, _known(about.spec, about.assigned)
     replicas = [
-        _replica(spec, served, name, revision, list(islice(found, 4 + tp))) for name, (revision, tp) in known.items()
+        _replica(spec, served, name, revision, list(islice(found, 4 + tp)), about.backends.get(name))
+        for name, (revision, tp) in known.items()
     ]
     state, detail = model_state([(replica.state, replica.detail) for replica in replicas], spec.unload)
     done = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)
@@ -145,7 +151,9 @@ def _known(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) -> dict[str, 
     return known | dict.fromkeys(islice(free_names(known), missing), (spec.revision, spec.tp))
 
 
-def _replica(spec: ModelSpec, served: bool, name: str, revision: int, found: list[Any]) -> ReplicaOverview:
+def _replica(
+    spec: ModelSpec, served: bool, name: str, revision: int, found: list[Any], backend: Backend | None
+) -> ReplicaOverview:
     token, look = found[0], Look.of(found[1:])
     status, epoch, beats = look.status, look.epoch, look.beats
     view = ReplicaView(spec.unload, served, status, epoch, token is not None, look.poison, beats)
@@ -162,6 +170,7 @@ def _replica(spec: ModelSpec, served: bool, name: str, revision: int, found: lis
         epoch=epoch,
         seq=leader.seq if leader is not None and leader.epoch == epoch else 0,
         beats=beats,
+        backend=backend,
     )
 
 

@@ -94,6 +94,11 @@ def differences(kept: KeptRequest, entries: list[LogEntry]) -> list[Difference]:
     return found
 
 
+def fingerprints(entries: list[LogEntry]) -> list[str]:
+    """The backends that computed the entries, in their order."""
+    return [entry.fingerprint for entry in entries if entry.fingerprint is not None]
+
+
 def _of_choice(entries: list[LogEntry], choice: int) -> list[LogEntry]:
     return [entry for entry in entries if entry.choice == choice]
 

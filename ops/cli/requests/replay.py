@@ -16,7 +16,7 @@ from control.operations.options import connect_to_farm, redis_option
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.requests.upkeep.replay import TENANT, Difference, KeptRequest, differences, find_kept, replay
+from control.requests.upkeep.replay import TENANT, Difference, KeptRequest, differences, find_kept, fingerprints, replay
 
 TICK_S = 0.1
 _PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
@@ -42,12 +42,14 @@ def replay_request(rid: str, times: int, redis_url: str | None) -> None:
         for _ in range(times):
             copies.append(uuid.uuid4().hex)
             replay(client, kept, copies[-1])
-        differing = [_compare(kept, _answer(client, kept.model, copy)) for copy in copies]
+        outcomes = [compare(kept, _answer(client, kept.model, copy)) for copy in copies]
     finally:
         for copy in copies:
             with suppress(RequestNotFound):  # it could not be enqueued
                 run(client, requests.cancel(kept.model, copy, TENANT))
-    if any(differing):
+    for _, lines in outcomes:
+        click.echo("\n".join(lines))
+    if any(differs for differs, _ in outcomes):
         sys.exit(1)
 
 
@@ -58,15 +60,17 @@ def _answer(client: SyncRedis, model: str, rid: str) -> list[LogEntry]:
     return [entry for page in requests.read_pages(client, model, rid) for entry in page]
 
 
-def _compare(kept: KeptRequest, entries: list[LogEntry]) -> bool:
-    """Print the outcome of one copy; True if it differs."""
-    found = differences(kept, entries)
-    for one in found:
-        click.echo(_describe(one))
+def compare(kept: KeptRequest, entries: list[LogEntry]) -> tuple[bool, list[str]]:
+    """True if one copy differs; and the outcome in lines."""
+    found, then, now = differences(kept, entries), fingerprints(kept.entries), fingerprints(entries)
+    lines = [_describe(one) for one in found]
+    if then != now:
+        known = [", ".join(names) or "unknown" for names in (then, now)]
+        lines.insert(0, f"Another backend: {known[0]} then, {known[1]} now. The bits may differ.")
     if not found:
         tokens = sum(entry.token is not None for entry in entries)
-        click.echo(f"The same {tokens} tokens in {kept.params.sampling.n} choices.")
-    return bool(found)
+        lines.append(f"The same {tokens} tokens in {kept.params.sampling.n} choices.")
+    return bool(found), lines
 
 
 def _describe(one: Difference) -> str:

@@ -33,9 +33,11 @@ class RequestManager:
         finisher: Finisher,
         grammars: Grammars,
         images: EngineImages | None = None,
+        fingerprint: str | None = None,
     ) -> None:
-        """`images`: those of the leader's rank; None where the model takes text only."""
-        self._images = images
+        """`images`: those of the leader's rank; None where the model takes text only. `fingerprint`: that of the
+        replica's backend, for the logs of its requests."""
+        self._images, self._fingerprint = images, fingerprint
         self._exchange, self._scheduler = exchange, scheduler
         self._finisher, self._grammars = finisher, grammars
         self._running: dict[str, RunningRequest] = {}
@@ -53,6 +55,7 @@ class RequestManager:
 
     def add(self, request: RunningRequest) -> None:
         """Let a request run that has been read, unless others are on trial."""
+        request.fingerprint = self._fingerprint
         self._running[request.rid] = request
         self.isolation.arrived(request)
         if self.isolation.may_run(request.rid):

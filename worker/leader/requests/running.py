@@ -41,6 +41,10 @@ class RunningRequest:
     times: dict[str, int] = field(default_factory=dict)
     """More fields for the request's hash, in ms since the epoch."""
     prefilled: bool = False
+    fingerprint: str | None = None
+    """That of this leader's backend."""
+    told_fingerprint: str | None = None
+    """The last one that the log has."""
 
     @classmethod
     def begin(cls, claimed: Claimed, params: GenerationRequest) -> RunningRequest:
@@ -64,6 +68,7 @@ class RunningRequest:
         self.history.extend(entries)
         self.accepted += len(entries)
         for entry in entries:
+            self.told_fingerprint = entry.fingerprint or self.told_fingerprint
             sequence = self.sequences[entry.choice]
             if sequence is None:
                 raise RuntimeError(f"request {self.rid}: its log goes on after the end of choice {entry.choice}")
@@ -115,20 +120,21 @@ class RunningRequest:
         vector: bytes | None = None,
     ) -> None:
         """Note a token, the end of a choice, or both. Raises RuntimeError for a choice that has ended."""
-        seq, cached = self._next(choice)
-        self.history.append(LogEntry(seq, choice, token, finish, cause, logprobs, cached, vector=vector))
+        seq, cached, fingerprint = self._next(choice)
+        told = LogEntry(seq, choice, token, finish, cause, logprobs, cached, vector=vector, fingerprint=fingerprint)
+        self.history.append(told)
         if finish is not None:
             self.sequences[choice] = None
 
     def append_prompt(self, choice: int, tokens: list[PromptToken]) -> None:
         """Note the next tokens of a choice's prompt. Raises RuntimeError for a choice that has ended."""
         for start in range(0, len(tokens), PROMPT_TOKENS_AN_ENTRY):
-            seq, cached = self._next(choice)
+            seq, cached, fingerprint = self._next(choice)
             part = tokens[start : start + PROMPT_TOKENS_AN_ENTRY]
-            self.history.append(LogEntry(seq, choice, None, cached=cached, prompt=part))
+            self.history.append(LogEntry(seq, choice, None, cached=cached, prompt=part, fingerprint=fingerprint))
 
-    def _next(self, choice: int) -> tuple[int, int | None]:
-        """Of the next entry: its seq, and what it says of cached tokens."""
+    def _next(self, choice: int) -> tuple[int, int | None, str | None]:
+        """Of the next entry: its seq, the number of cached tokens, and the fingerprint where the log has another."""
         sequence = self.sequences[choice]
         if sequence is None:
             raise RuntimeError(f"request {self.rid}: choice {choice} has ended and can't go on")
@@ -136,7 +142,10 @@ class RunningRequest:
         cached = sequence.cached_prompt_tokens or None if seq == 1 else None
         if cached:
             self.times["cached_tokens"] = cached
-        return seq, cached
+        if self.fingerprint == self.told_fingerprint or self.fingerprint is None:
+            return seq, cached, None
+        self.told_fingerprint = self.fingerprint
+        return seq, cached, self.fingerprint
 
     def end(self, finish: FinishReason, cause: str) -> None:
         """End every choice that still runs, without a token."""

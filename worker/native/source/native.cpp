@@ -18,6 +18,21 @@ int32_t furrow_panel() { return PANEL; }
 // The kinds of weights in this library, by bit.
 uint32_t furrow_kinds() { return FURROW_KINDS; }
 
+// The instructions that the order of sums follows from, and the compiler.
+const char* furrow_build() {
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define FURROW_VECTORS "AVX-512"
+#else
+#define FURROW_VECTORS "AVX2"
+#endif
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define FURROW_BYTES " with VNNI"
+#else
+#define FURROW_BYTES ""
+#endif
+  return FURROW_VECTORS FURROW_BYTES ", compiler " __VERSION__;
+}
+
 Pool* furrow_pool(int32_t threads) { return new Pool(threads); }
 void furrow_pool_end(Pool* pool) { delete pool; }
 const void* furrow_pool_progress(const Pool* pool) { return pool->progress(); }

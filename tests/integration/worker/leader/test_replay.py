@@ -13,8 +13,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from control.requests.upkeep.replay import differences, find_kept, replay
-from ops.cli.requests.replay import replay_request
+from control.messages import GenerationRequest, LogEntry, Sampling
+from control.requests.upkeep.replay import KeptRequest, differences, find_kept, replay
+from ops.cli.requests.replay import compare, replay_request
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
@@ -114,4 +115,16 @@ def test_the_command_says_what_differs(scene: LeaderScene, monkeypatch: pytest.M
     scene.redis.client.xadd(log, {"e": msgspec.json.encode(changed).decode()}, id="12-1")
     told = CliRunner().invoke(replay_request, ["kept"])
     assert told.exit_code == 1
+    assert "Another backend" not in told.output
     assert told.output.startswith(f"choice 0 differs at entry 11: token {(answered[-1] or 0) + 1}, length then, token ")
+
+
+def test_another_backend_is_named() -> None:
+    """By both fingerprints; tokens may be the same all the same."""
+    then = [LogEntry(1, 0, 5, fingerprint="fp_a"), LogEntry(2, 0, 6, "length")]
+    kept = KeptRequest("m", "a", GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=2)), then)
+    now = [msgspec.structs.replace(then[0], fingerprint="fp_b"), then[1]]
+    assert [compare(kept, entries)[1] for entries in (now, then)] == [
+        ["Another backend: fp_a then, fp_b now. The bits may differ.", "The same 2 tokens in 1 choices."],
+        ["The same 2 tokens in 1 choices."],
+    ]

@@ -157,3 +157,48 @@ def test_ids_of_a_completion() -> None:
         renderer.collect(pieces, member, log)
     whole = msgspec.json.decode(renderer.whole(pieces))["choices"]
     assert [(choice["prompt_token_ids"], choice["token_ids"]) for choice in whole] == [([7], tokens), ([8, 9], tokens)]
+
+
+def computed_by(log: list[LogEntry], *fingerprints: str) -> list[LogEntry]:
+    """The first entry names the first fingerprint, the middle one the second."""
+    places = dict(zip((0, len(log) // 2), fingerprints, strict=False))
+    return [msgspec.structs.replace(entry, fingerprint=places.get(at)) for at, entry in enumerate(log)]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_every_chunk_names_the_replica_that_computed_it(endpoint: str) -> None:
+    """From the middle on another one, however the entries are fed; the last ones, of end and usage, the last one."""
+    view = msgspec.structs.replace(VIEW, endpoint=endpoint, n=1, members=1)
+    log = computed_by(log_of(["one two three"]), "fp_a", "fp_b")
+    middle = len(log) // 2
+    for parts in ([log], [[entry] for entry in log], [log[: middle + 1], log[middle + 1 :]]):
+        renderer = StreamRenderer("abc", view, VOCABULARY, 5)
+        data = b"".join(renderer.feed(0, part) for part in parts) + renderer.end()
+        told = [event.data for event in events(data.decode().splitlines()) if event.data]
+        texts = {"fp_a": "", "fp_b": ""}
+        for chunk in told:
+            for choice in chunk["choices"]:
+                texts[chunk["system_fingerprint"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+        assert texts == {"fp_a": "one two three"[:middle], "fp_b": "one two three"[middle:]}
+        assert told[-1]["usage"] and told[-1]["system_fingerprint"] == "fp_b"
+
+
+def test_a_body_names_the_last_replica_and_no_name_of_several() -> None:
+    """An answer that moved has the fingerprint under which it ended; prompts that differ have none; without entries
+    that name one there is no such field."""
+
+    def whole(*logs: list[LogEntry]) -> str | None:
+        view = msgspec.structs.replace(VIEW, endpoint="completions", n=1, members=len(logs))
+        renderer = StreamRenderer("abc", view, VOCABULARY, 5)
+        pieces = renderer.empty_pieces()
+        for member, log in enumerate(logs):
+            renderer.collect(pieces, member, log)
+        body = msgspec.json.decode(renderer.whole(pieces))
+        assert body.get("system_fingerprint", "") is not None
+        return body.get("system_fingerprint")
+
+    log = log_of(["one"])
+    assert whole(computed_by(log, "fp_a")) == whole(*[computed_by(log, "fp_a")] * 2) == "fp_a"
+    assert whole(computed_by(log, "fp_a", "fp_b")) == "fp_b"
+    assert whole(computed_by(log, "fp_a"), computed_by(log, "fp_b")) is None
+    assert whole(log) is None

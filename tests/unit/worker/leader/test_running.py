@@ -123,3 +123,18 @@ def test_all_logs_that_redis_lost_are_offered_in_bounded_parts() -> None:
             assert (emission.done is not None) == (request.accepted + len(emission.entries) == long + 1)
             request.emitted(emission)
     assert brought == 20 * (long + 1)
+
+
+def test_the_log_names_each_backend_once() -> None:
+    """In the first entry; after an adoption only where the leader's backend is another one."""
+    request = claimed([])
+    request.fingerprint = "fp_a"
+    for token in (5, 6):
+        request.append(0, token)
+    assert [entry.fingerprint for entry in request.history] == ["fp_a", None]
+    for own, told in (("fp_a", None), ("fp_b", "fp_b"), (None, None)):
+        again = claimed(request.history[:])
+        again.fingerprint = own
+        again.append(0, 7)
+        again.append(0, 8)
+        assert [entry.fingerprint for entry in again.history] == ["fp_a", None, told, None]
