@@ -18,6 +18,7 @@ from worker.layers.int8 import Int8Linear
 from worker.layers.linear import NativeLinear, threads_here
 from worker.layers.prepacked import PrepackedLinear
 from worker.layers.quantized.grouped import INT8, Grouped, GroupedLinear
+from worker.native.build import reason_missing
 from worker.native.host import INSTEAD, check_host
 from worker.native.library import Groups, Kept, Threads
 
@@ -86,9 +87,7 @@ def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device, 
         )
     if quant in BLOCK_QUANTS:
         check_host(f"--quant {quant}", INSTEAD)
-        raise SettingsError(
-            f"--quant {quant} is computed in C++ only, which did not compile or was switched off here. {INSTEAD}"
-        )
+        raise SettingsError(f"--quant {quant} is computed in C++ only, but {_without_cpp()}. {INSTEAD}")
     if quant is not None:
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             raise SettingsError(f"--quant {quant} needs an x86 processor with AVX2; leave it out on this host")
@@ -105,6 +104,11 @@ def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device, 
     if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
         return Packing(prepacked, packed=True, quantized=False)
     return Packing(dense, packed=False, quantized=False)
+
+
+def _without_cpp() -> str:
+    """Why the layers of this process are not computed in C++."""
+    return reason_missing() or "this model is not served in float32 on a CPU with AVX2"
 
 
 def _kept_as(part: Weights | Grouped, quant: str | None) -> Kept:
@@ -127,8 +131,8 @@ def _tensors(parts: Sequence[Weights]) -> list[Tensor]:
     for part in parts:
         if isinstance(part, Blocks):
             raise SettingsError(
-                f"weights in {part.format.name} need a CPU with AVX2, a C++ compiler and float32; "
-                "serve them with --dequantize on this host"
+                f"weights in {part.format.name} are computed in C++ only, but {_without_cpp()}. Serve them with "
+                "--dequantize on this host."
             )
         tensors.append(part)
     return tensors

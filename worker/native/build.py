@@ -21,3 +21,10 @@ def build(kinds: Iterable[str] | None = None) -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0" or switches.reason_off("cpp"):
         return None
     return compiled.library(SOURCE, for_this_processor=True, parts=ALL if kinds is None else bits_of(kinds))
+
+
+def reason_missing() -> str:
+    """Why `build` returned None, as part of a sentence; "" where it did not, or was not called."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH} is 0"
+    return switches.reason_off("cpp") or compiled.reason(SOURCE)

@@ -40,7 +40,9 @@ class Hand {
   // `part(from, to)` for pieces of 0 … count, by whoever is free; it returns when all are done. The numbers must be the
   // same on every thread. A thread that has given up returns at once, from this and all that follow.
   template <typename Part>
-  void each(int64_t count, int64_t piece, const Part& part);
+  void each(int64_t count, int64_t piece, const Part& part) {
+    share(count, piece, &part, [](const void* one, int64_t from, int64_t to) { (*static_cast<const Part*>(one))(from, to); });
+  }
 
   int threads() const;
 
@@ -48,6 +50,10 @@ class Hand {
 
  private:
   friend class Pool;
+
+  // Compiled once, not for every kind of part.
+  using Call = void (*)(const void* part, int64_t from, int64_t to);
+  void share(int64_t count, int64_t piece, const void* part, Call call);
 
   Pool& pool_;
   uint32_t phase_;
@@ -184,16 +190,15 @@ class Pool {
 
 inline int Hand::threads() const { return pool_.threads(); }
 
-template <typename Part>
-void Hand::each(int64_t count, int64_t piece, const Part& part) {
+__attribute__((noinline)) inline void Hand::share(int64_t count, int64_t piece, const void* part, Call call) {
   if (pool_.threads() == 1) {
-    part(0, count);
+    call(part, 0, count);
     return pool_.next_phase();
   }
   if (gone_ || count == 0) return;
   const int64_t pieces = (count + piece - 1) / piece;
   for (int64_t number; (number = pool_.take(phase_, pieces)) >= 0; pool_.done(phase_, pieces))
-    part(number * piece, std::min(count, (number + 1) * piece));
+    call(part, number * piece, std::min(count, (number + 1) * piece));
   gone_ = !pool_.over(phase_, thread == 0);
   ++phase_;
 }

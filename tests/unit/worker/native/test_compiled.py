@@ -9,9 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 
-from worker.native import compiled
+from control.errors import SettingsError
+from worker.layers.packing import packing
+from worker.native import build, compiled
 from worker.native.build import SOURCE as NATIVE
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
@@ -64,6 +67,22 @@ def test_a_source_that_does_not_compile_is_one_line(source: Path) -> None:
         assert compiled.library(source) is None
     [line] = logs
     assert "error" in line["output"] and line["source"] == "small.cpp"
+
+
+def test_a_slow_compiler_is_named_as_the_reason(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy host is no host without a compiler: the message says to start again."""
+    slow = source.parent / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow))
+    monkeypatch.setattr(compiled, "COMPILE_WITHIN_S", 0.1)
+    monkeypatch.setattr(build, "SOURCE", source)
+    assert build.build() is None
+    assert "did not end within 0.1 s; start it again" in build.reason_missing()
+    with pytest.raises(
+        SettingsError, match=r"--quant q4k is computed in C\+\+ only, but the C\+\+ compiler did not end"
+    ):
+        packing("q4k", torch.float32, torch.device("cpu"))
 
 
 @needs_compiler
