@@ -50,11 +50,13 @@ class LoadDenseShard(Command, tag="load_dense_shard", frozen=True):
 
 
 class Prefix(msgspec.Struct, frozen=True, array_like=True):
-    """Sequence `sid` begins with the first `count` positions of `donor`'s KV: a copy, unless the donor leaves."""
+    """Sequence `sid` begins with the first `count` positions of `donor`'s KV: a copy, unless the donor leaves. With
+    `snapshots` it takes over the donor's copies of its recurrent state up to there too."""
 
     sid: int
     donor: int
     count: int
+    snapshots: bool = False
 
 
 class StepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -64,7 +66,7 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     [start, stop) of the row, beside that one, whose logits are computed, in windows of equal size on every rank.
     `guesses` of its last tokens have not been sampled: the position before each is sampled too, and only guesses that
     equal what was sampled before them are cached. `second` is the position at which the second text of a pair begins, 0
-    for a single text.
+    for a single text. `snapshot` keeps a copy of the recurrent state behind the row, where others may begin.
     """
 
     sid: int
@@ -74,6 +76,7 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     scored: tuple[int, int] | None = None
     guesses: int = 0
     second: int = 0
+    snapshot: bool = False
 
 
 class BatchChange(msgspec.Struct, omit_defaults=True):
@@ -84,7 +87,8 @@ class BatchChange(msgspec.Struct, omit_defaults=True):
     forgotten before the step. `paused` are sequences that sit this step out, KV kept. `kept` have ended; their KV stays
     until they are in `left`, because others may begin with it: `prefixes` says which ones do, before any leaves. The
     row of such a sequence has the prefix's count as its offset. A donor in `left` hands its KV over, cut to the last
-    prefix that is taken of it.
+    prefix that is taken of it. The copies of the states of `dropped_snapshots` are forgotten once the prefixes have
+    begun, and before the step.
     """
 
     rows: list[StepRow] = []
@@ -92,6 +96,7 @@ class BatchChange(msgspec.Struct, omit_defaults=True):
     paused: list[int] = []
     kept: list[int] = []
     prefixes: list[Prefix] = []
+    dropped_snapshots: list[int] = []
 
 
 class GenerateStep(Command, tag="generate_step", frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from control.commands import BatchChange, GenerateStepWithImages, StepRow
 from control.errors import RankError, RankErrorKind
@@ -61,9 +61,33 @@ class CommandCheck:
             )
         return positions
 
-    def room(self, rows: list[Row], left: Set[int] = frozenset()) -> None:
-        """That `rows` fit, once `left` have gone."""
+    def rows(self, change: BatchChange, begun: Mapping[int, int], verifies: bool) -> list[Row]:
+        """The change's rows. `begun` are the positions of sequences that begin with another's; `verifies` is True where
+        guesses are possible."""
+        rows: list[Row] = []
+        for given in change.rows:
+            row = Row(
+                given.sid,
+                given.tokens,
+                given.offset,
+                given.sample,
+                self.scored(given),
+                given.guesses,
+                given.second,
+                given.snapshot,
+            )
+            cached = None if row.sid in change.left else self._store.length(row.sid)
+            self.row(row, begun.get(row.sid, cached))
+            self.guesses(row, verifies)
+            if row.snapshot and not self._store.state_tokens:
+                raise self._error("bad_request", f"sequence {row.sid} has no recurrent state to keep a copy of")
+            rows.append(row)
+        return rows
+
+    def room(self, rows: list[Row], left: Set[int] = frozenset(), dropped: Iterable[int] = ()) -> None:
+        """That `rows` fit, once `left` and the copies of the states of `dropped` have gone."""
         needed = self.needed(rows, left)
+        needed -= sum(self._store.held(sid) - self._store.rounded(self._store.length(sid) or 0) for sid in dropped)
         if needed > self._store.capacity_tokens:
             raise self._error(
                 "forward_failed",
@@ -72,9 +96,11 @@ class CommandCheck:
 
     def needed(self, rows: list[Row], left: Set[int] = frozenset()) -> int:
         """Of the store's capacity, once `left` have gone and `rows` are there."""
-        store, changed = self._store, left | {row.sid for row in rows}
-        kept = store.used_tokens - sum(store.rounded(store.length(sid) or 0) for sid in changed)
-        return kept + sum(store.rounded(row.extent.end) for row in rows)
+        store = self._store
+        kept = store.used_tokens - sum(store.held(sid) for sid in left)
+        kept -= sum(store.rounded(store.length(row.sid) or 0) for row in rows if row.sid not in left)
+        states = store.state_tokens * sum(row.snapshot for row in rows)
+        return kept + states + sum(store.rounded(row.extent.end) for row in rows)
 
     def images(self, command: GenerateStepWithImages, images: EngineImages) -> None:
         """That the command's images fit its rows; `images` are those of the engine."""
@@ -112,6 +138,8 @@ class CommandCheck:
                 fault = f"it has {own} cached tokens already"
             elif count < 1 or not (again or (has is not None and count <= has)):
                 fault = f"that has {has or 0} cached tokens"
+            elif not again and not self._store.can_fork(donor, count):
+                fault = "no recurrent state was kept there"
             if fault is not None:
                 raise self._error(
                     "bad_request", f"sequence {sid} can't begin with {count} tokens of sequence {donor}: {fault}"

@@ -62,7 +62,7 @@ class Engine:
     def verifies_guesses(self) -> bool:
         """True if a row may have guesses: its logits have the same bits as those of its tokens one by one, and cached
         positions that were guessed wrong can be overwritten."""
-        return self.model.is_native and self.store.supports_prefix_sharing
+        return self.model.is_native and not self.store.state_tokens
 
     # --- an epoch ----------------------------------------------------------------------------------------------------
 
@@ -117,13 +117,8 @@ class Engine:
         begun = self._check.prefixes(change)
         left, explicit = set(change.left), [row.sid for row in change.rows]
         rows = self._continuing(left.union(change.paused, change.kept, explicit))
-        for given in change.rows:
-            places = self._check.scored(given)
-            row = Row(given.sid, given.tokens, given.offset, given.sample, places, given.guesses, given.second)
-            self._check.row(row, begun.get(row.sid, None if row.sid in left else self.store.length(row.sid)))
-            self._check.guesses(row, self.verifies_guesses)
-            rows.append(row)
-        self._check.room(rows, left)
+        rows += self._check.rows(change, begun, self.verifies_guesses)
+        self._check.room(rows, left, set(change.dropped_snapshots) - left)
         return rows
 
     def _continuing(self, others: Set[int]) -> list[Row]:
@@ -150,7 +145,10 @@ class Engine:
         for prefix in change.prefixes:
             if self.store.length(prefix.sid) is None:  # else a run of this command that failed has done it
                 take_over = prefix.donor in left and donors[prefix.donor] == prefix
-                self.store.fork(prefix.sid, prefix.donor, prefix.count, take_over=take_over)
+                whole = {"take_over": take_over, "snapshots": prefix.snapshots}
+                self.store.fork(prefix.sid, prefix.donor, prefix.count, **whole)
+        for sid in change.dropped_snapshots:
+            self.store.drop_snapshots(sid)
 
     # --- a forward ---------------------------------------------------------------------------------------------------
 
@@ -172,6 +170,8 @@ class Engine:
         self.forwards += 1
         for row in rows:
             self._pending.pop(row.sid, None)
+            if row.snapshot:
+                self.store.snapshot(row.sid)
         if early is not None:
             logits = early if logits is None else merged(rows, covered, early, logits)
         assert logits is not None, "there is at least one row"

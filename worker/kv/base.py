@@ -1,5 +1,5 @@
 """The interface of a cache store. No sequence is ever rewound: a recurrent state could not follow. Another sequence
-may begin with the start of its cache, where the store can cut one."""
+may begin with the start of its cache; of a model with recurrent layers, where a copy of the state was kept."""
 
 from __future__ import annotations
 
@@ -135,8 +135,7 @@ class KVStore(Protocol):
     state_tokens: int
     """The part of `capacity_tokens` that each sequence takes for its recurrent state."""
     supports_prefix_sharing: bool
-    """True if `fork` is possible: each position of attention's cache stands alone, of a recurrent state only the end
-    is there."""
+    """True if `fork` is possible."""
 
     @property
     def used_tokens(self) -> int:
@@ -145,6 +144,24 @@ class KVStore(Protocol):
 
     def rounded(self, tokens: int) -> int:
         """The part of `capacity_tokens` that a sequence of `tokens` takes, its state included; 0 for no tokens."""
+        ...
+
+    def held(self, sid: int) -> int:
+        """The part of `capacity_tokens` that a sequence holds, copies of its state included; 0 for an unknown one."""
+        ...
+
+    def snapshot(self, sid: int) -> None:
+        """Keep a copy of the recurrent state of a sequence as it is now, until the sequence or its copies are dropped.
+        Raises RuntimeError where there are no states."""
+        ...
+
+    def drop_snapshots(self, sid: int) -> None:
+        """Forget the copies of a sequence's state; an unknown one is no error."""
+        ...
+
+    def can_fork(self, donor: int, count: int) -> bool:
+        """True if another sequence can begin with the first `count` cached positions of `donor`: any, or those with a
+        state."""
         ...
 
     def length(self, sid: int) -> int | None:
@@ -161,9 +178,10 @@ class KVStore(Protocol):
         missing: guesses that were wrong."""
         ...
 
-    def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
+    def fork(self, sid: int, donor: int, count: int, *, take_over: bool, snapshots: bool = False) -> None:
         """Let the unknown sequence `sid` begin with a copy of the first `count` cached positions of `donor`.
-        `take_over` gives it the donor's own memory instead, and removes the donor."""
+        `take_over` gives it the donor's own memory instead, and removes the donor. `snapshots` gives it the donor's
+        copies of its state up to there."""
         ...
 
     def drop(self, sid: int) -> None:
@@ -173,3 +191,21 @@ class KVStore(Protocol):
     def clear(self) -> None:
         """Forget every sequence."""
         ...
+
+
+class Stateless:
+    """The part of a store that is about recurrent states, for one without them."""
+
+    state_tokens = 0
+
+    def held(self: KVStore, sid: int) -> int:
+        return self.rounded(self.length(sid) or 0)
+
+    def snapshot(self, sid: int) -> None:
+        raise RuntimeError(f"sequence {sid} has no recurrent state of which a copy could be kept")
+
+    def drop_snapshots(self, sid: int) -> None:
+        pass
+
+    def can_fork(self, donor: int, count: int) -> bool:
+        return True

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.paging import PagedAttention
-from worker.kv.base import CacheLayout, Extent
+from worker.kv.base import CacheLayout, Extent, Stateless
 from worker.kv.blocks import Blocks
 from worker.kv.page_step import PagedStep, paged_batch
 
@@ -28,12 +28,11 @@ def tokens_that_fit(free_bytes: int, layout: CacheLayout, block_tokens: int = BL
     return max(0, free_bytes) // (block_tokens * layout.bytes_per_token) * block_tokens
 
 
-class PagedStore:
+class PagedStore(Stateless):
     """Cached keys and values on one device, bounded by `capacity_tokens`, a whole number of blocks. `max_context` is
     the most positions of a sequence. Raises ValueError if not one block fits."""
 
     supports_prefix_sharing = True
-    state_tokens = 0
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class PagedStore:
         for extent in extents:
             self._lengths[extent.sid] = extent.end
 
-    def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
+    def fork(self, sid: int, donor: int, count: int, *, take_over: bool, snapshots: bool = False) -> None:
         """Let `sid` begin with the first `count` positions of `donor`: it holds the same blocks, and a copy of the one
         that it goes on writing. `take_over` gives it the donor's own instead, and the donor is unknown from then on."""
         blocks = self._blocks

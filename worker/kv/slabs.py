@@ -25,12 +25,12 @@ class SlabStore:
     """Cached keys and values on one device, bounded by `capacity_tokens`."""
 
     block_tokens = 1
+    supports_prefix_sharing = True
 
     def __init__(self, layout: CacheLayout, capacity_tokens: int) -> None:
         self.layout, self.capacity_tokens = layout, capacity_tokens
         self.state_tokens = layout.state_tokens
         self._states = None if layout.state is None else States(layout)
-        self.supports_prefix_sharing = self._states is None
         self._pools: dict[int, list[Pool]] = {}
         """The pools by capacity."""
         self._slabs: dict[int, Slab] = {}
@@ -38,7 +38,7 @@ class SlabStore:
 
     @property
     def used_tokens(self) -> int:
-        return sum(self._lengths.values()) + self.state_tokens * len(self._lengths)
+        return sum(self.held(sid) for sid in self._lengths)
 
     @property
     def reserved_bytes(self) -> int:
@@ -48,6 +48,22 @@ class SlabStore:
 
     def rounded(self, tokens: int) -> int:
         return tokens + self.state_tokens if tokens else 0
+
+    def held(self, sid: int) -> int:
+        copies = 0 if self._states is None else self._states.snapshots(sid)
+        return self.rounded(self._lengths.get(sid, 0)) + self.state_tokens * copies
+
+    def snapshot(self, sid: int) -> None:
+        if self._states is None:
+            raise RuntimeError("this model has no recurrent states")
+        self._states.snapshot(sid, self._lengths[sid])
+
+    def drop_snapshots(self, sid: int) -> None:
+        if self._states is not None:
+            self._states.drop_snapshots(sid)
+
+    def can_fork(self, donor: int, count: int) -> bool:
+        return self._states is None or self._states.at(donor, count, self._lengths[donor]) is not None
 
     def length(self, sid: int) -> int | None:
         return self._lengths.get(sid)
@@ -68,8 +84,12 @@ class SlabStore:
             if self._states is not None:
                 self._states.commit(extent.sid)
 
-    def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
+    def fork(self, sid: int, donor: int, count: int, *, take_over: bool, snapshots: bool = False) -> None:
         slab = self._slabs[donor]
+        if self._states is not None:
+            self._states.fork(sid, donor, count, self._lengths[donor], snapshots=snapshots)
+            if take_over:
+                self._states.drop(donor)
         if take_over:
             self._slabs[sid] = self._slabs.pop(donor)
             del self._lengths[donor]

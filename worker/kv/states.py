@@ -35,6 +35,8 @@ class States:
         assert layout.state is not None
         self._layout, self._shape = layout, layout.state
         self._states: dict[int, State] = {}
+        self._snapshots: dict[int, dict[int, State]] = {}
+        """Sequence → position → a copy of its state there."""
         self._unused: list[State] = []
         self._begun: set[int] = set()
         """Sequences of a step that is not committed: their states may have taken its tokens."""
@@ -56,17 +58,55 @@ class States:
         """The step is done."""
         self._begun.discard(sid)
 
+    def snapshot(self, sid: int, position: int) -> None:
+        """Keep a copy of a state, which holds the first `position` tokens."""
+        self._snapshots.setdefault(sid, {})[position] = self._copy(self._states[sid])
+
+    def snapshots(self, sid: int) -> int:
+        """The number of copies of a sequence's state."""
+        return len(self._snapshots.get(sid, ()))
+
+    def drop_snapshots(self, sid: int) -> None:
+        """Forget the copies of a sequence's state; an unknown one is no error."""
+        self._unused += self._snapshots.pop(sid, {}).values()
+
+    def at(self, sid: int, position: int, length: int) -> State | None:
+        """The state behind the first `position` of a sequence's `length` tokens; None where there is none."""
+        if position == length and sid not in self._begun:
+            return self._states[sid]
+        return self._snapshots.get(sid, {}).get(position)
+
+    def fork(self, sid: int, donor: int, count: int, length: int, *, snapshots: bool) -> None:
+        """Let the unknown sequence `sid` begin with a copy of the state behind the first `count` of the donor's
+        `length` tokens. `snapshots` gives it the donor's copies up to there. Raises RuntimeError where no state was
+        kept."""
+        state = self.at(donor, count, length)
+        if state is None:
+            raise RuntimeError(f"no recurrent state of sequence {donor} was kept at {count}")
+        self._states[sid] = self._copy(state)
+        if snapshots:
+            theirs = self._snapshots.get(donor, {})
+            ours = {position: theirs.pop(position) for position in list(theirs) if position <= count}
+            self._snapshots |= {sid: ours} if ours else {}
+
     def drop(self, sid: int) -> None:
-        """Forget a state; an unknown one is no error."""
+        """Forget a state and its copies; an unknown one is no error."""
         self._begun.discard(sid)
+        self.drop_snapshots(sid)
         if (state := self._states.pop(sid, None)) is not None:
             self._unused.append(state)
 
     def clear(self) -> None:
         """Forget every state, and give the memory back."""
         self._states.clear()
+        self._snapshots.clear()
         self._unused.clear()
         self._begun.clear()
+
+    def _copy(self, state: State) -> State:
+        copy = self._take()
+        copy.memory.copy_(state.memory)
+        return copy
 
     def _take(self) -> State:
         if self._unused:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from worker.kernels.variant import Variant
-from worker.kv.base import Extent
+from worker.kv.base import Extent, Stateless
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,11 @@ class WholeStep:
         return known
 
 
-class WholeStore:
+class WholeStore(Stateless):
     """The lengths of the sequences, and no memory: a row is computed at once, and never continued."""
 
     supports_prefix_sharing = False
     block_tokens = 1
-    state_tokens = 0
 
     def __init__(self, layout: WholeLayout, capacity_tokens: int) -> None:
         self._layout, self.capacity_tokens = layout, capacity_tokens
@@ -94,7 +93,7 @@ class WholeStore:
     def commit(self, extents: list[Extent]) -> None:
         self._lengths.update({extent.sid: extent.end for extent in extents})
 
-    def fork(self, sid: int, donor: int, count: int, *, take_over: bool) -> None:
+    def fork(self, sid: int, donor: int, count: int, *, take_over: bool, snapshots: bool = False) -> None:
         raise RuntimeError("this model has no cache that another sequence could begin with")
 
     def drop(self, sid: int) -> None:

@@ -39,7 +39,7 @@ from worker.sampling.grammars import Grammars
 from worker.sampling.step_sampler import StepSampler
 from worker.sampling.vectors import VectorSampler
 from worker.scheduling.finish import Finisher
-from worker.scheduling.prefixes import BLOCK_TOKENS
+from worker.scheduling.prefixes.prefix_cache import BLOCK_TOKENS
 from worker.scheduling.scheduler import Scheduler
 from worker.tp_group.background_call import BackgroundCall
 from worker.tp_group.group import Group

@@ -25,6 +25,8 @@ class Row:
     """How many of its last tokens are guesses, which the logits before them confirm or not."""
     second: int = 0
     """The position at which the second text of a pair begins, 0 for a single text."""
+    snapshot: bool = False
+    """True if the recurrent state behind it is kept, for others to begin with."""
 
     @property
     def extent(self) -> Extent:

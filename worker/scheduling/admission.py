@@ -85,6 +85,9 @@ class Admission:
                 sequence = head
             count = sequence.length - sequence.cached
             count = count if self._whole else min(budget, count)
+            if not self._whole and (due := self._memory.until_snapshot(sequence, count, spare=self._spare())):
+                closed |= {flow} if due < count else set()  # the rest of the prompt comes before the flow's next one
+                count = due
             plan.feed(sequence, count)
             self._turns.fed(flow, count)
             budget -= count

@@ -14,16 +14,23 @@ class KVAccount:
         self.capacity = capacity // block_tokens * block_tokens
         self._block, self.state_tokens = block_tokens, state_tokens
         self._held: dict[int, int] = {}
+        self._snapshots: dict[int, int] = {}
+        """Sequence → the number of copies of its recurrent state."""
         self._kept: set[int] = set()
         self.used = 0
-        """Tokens reserved by all holders together."""
+        """Tokens reserved by all holders together, copies of states included."""
         self.kept = 0
-        """Tokens of holders that can be released when room is needed."""
+        """Tokens of holders that can be released when room is needed, and of all copies of states."""
 
     @property
     def free(self) -> int:
         """Tokens that can be reserved: those that no sequence holds, and those that are only kept."""
         return self.capacity - self.used + self.kept
+
+    @property
+    def snapshots(self) -> dict[int, int]:
+        """The number of copies of states by holder."""
+        return dict(self._snapshots)
 
     @property
     def holders(self) -> dict[int, int]:
@@ -56,12 +63,35 @@ class KVAccount:
         more = sum(max(0, self.rounded(count) - self._held.get(sid, 0)) for sid, count in tokens.items())
         return more <= self.capacity - self.used
 
+    def add_snapshot(self, sid: int) -> bool:
+        """Let `sid` hold one more copy of its state; False, and nothing changed, where something must be let go for
+        that first."""
+        if self.state_tokens > self.capacity - self.used:
+            return False
+        self._change_snapshots(sid, 1)
+        return True
+
+    def move_snapshots(self, sid: int, heir: int, count: int) -> None:
+        """Give `count` of the copies that `sid` holds to `heir`."""
+        self._change_snapshots(sid, -count)
+        self._change_snapshots(heir, count)
+
+    def drop_snapshots(self, sid: int) -> None:
+        self._change_snapshots(sid, -self._snapshots.get(sid, 0))
+
+    def _change_snapshots(self, sid: int, more: int) -> None:
+        count = self._snapshots.pop(sid, 0) + more
+        self._snapshots |= {sid: count} if count else {}
+        self.used += more * self.state_tokens
+        self.kept += more * self.state_tokens
+
     def keep(self, sid: int) -> None:
         """Mark the tokens of `sid` as kept: they may be released for others."""
         self._kept.add(sid)
         self.kept += self._held.get(sid, 0)
 
     def release(self, sid: int) -> None:
+        self.drop_snapshots(sid)
         held = self._held.pop(sid, 0)
         self.used -= held
         if sid in self._kept:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
+import msgspec
+
 from control.commands import BatchChange, StepImage, StepRow
 from worker.scheduling.sequence import Sequence
 
@@ -76,6 +78,13 @@ class StepPlan:
                 if one.start < stop and start < one.start + one.count:
                     found.append(StepImage(row.sid, one.start, one.count, one.height, one.width, one.digest))
         return found
+
+    def mark_snapshots(self) -> None:
+        """Let the ranks keep a copy of the recurrent state behind each row that ends where its sequence has one."""
+        rows = self.change.rows
+        for index, row in enumerate(rows):
+            if row.offset + len(row.tokens) in self.sequences[row.sid].snapshots:
+                rows[index] = msgspec.structs.replace(row, snapshot=True)
 
     def feed(self, sequence: Sequence, count: int, guesses: Tokens[int] = ()) -> None:
         """Add a row with the next `count` tokens of the sequence; the one that reaches its end is sampled, and may be

@@ -19,7 +19,7 @@ from worker.scheduling.integrity import check
 from worker.scheduling.lookup.step_guesses import Lookup
 from worker.scheduling.memory import Memory
 from worker.scheduling.plan import StepPlan
-from worker.scheduling.prefixes import BLOCK_TOKENS
+from worker.scheduling.prefixes.prefix_cache import BLOCK_TOKENS
 from worker.scheduling.sequence import Flow, Sequence, SequenceState
 
 __all__ = ["Scheduler", "StepPlan"]
@@ -133,6 +133,7 @@ class Scheduler:
         if sequence is None:
             return
         self._continuing.discard(sid)
+        sequence.end_known = self._outstanding is None or sid not in self._outstanding.sequences
         sequence.cached = min(sequence.cached, sequence.length)  # guesses were right beyond its end
         if failed:
             self._memory.forget(sid)

@@ -71,6 +71,12 @@ class Sequence:
     """Positions of `cached` that it got from another sequence at its last admission."""
     blocks: list[int] = field(default_factory=list[int])
     """Hashes of the whole blocks of its context; its prefix cache makes and reads them."""
+    snapshots: list[int] = field(default_factory=list[int])
+    """Positions at which the ranks keep a copy of its recurrent state."""
+    planned_snapshots: list[int] = field(default_factory=list[int])
+    """Positions at which they are to keep one, in ascending order."""
+    end_known: bool = True
+    """False if it was dropped while a step ran with it: the ranks' recurrent state is not the one at `cached`."""
     preempted: bool = False
     """True if it was preempted in this epoch."""
     admitted: int = 0

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from control.commands import Prefix, StepRow
 from control.errors import RankError
 from tests import models
 from tests.integration.worker.engine.stepping import command as step
@@ -175,9 +176,29 @@ def test_states_are_counted_as_memory(engine: Engine) -> None:
     assert engine.store.used_tokens == 10 + state
 
 
-def test_a_beginning_is_not_shared(engine: Engine) -> None:
-    """A state has no past: no sequence begins with the start of another."""
-    assert not engine.store.supports_prefix_sharing
+def test_a_beginning_is_shared_where_a_state_was_kept(checkpoint: Checkpoint) -> None:
+    """A sequence begins at a snapshot of another, at its end, or takes its memory over, and gets the bits of one that
+    computes all; anywhere else it is refused. A snapshot takes the memory of a state until its sequence leaves."""
+    model = load(checkpoint("qwen3_5_text"), collective=Solo())
+    wanted = Running(model).step(Row(1, PROMPT, 0, True))
+    engine = Engine(model, SlabStore(model.cache_layout, 1000), Solo())
+    state = engine.store.state_tokens
+    run(engine, step(1, rows=[StepRow(1, PROMPT[:20], 0, False, snapshot=True)]))
+    assert engine.store.used_tokens == 20 + 2 * state
+    run(engine, step(2, rows=[StepRow(1, PROMPT[20:30], 20, False)]))
+    with pytest.raises(RankError, match="begin with 21 tokens of sequence 1: no recurrent state was kept there"):
+        run(engine, step(3, **begun(2, 1, 21)))
+    for seq, (sid, count, left) in enumerate([(2, 20, []), (3, 30, []), (4, 20, [1])], start=4):
+        paused = [one for one in (2, 3) if engine.store.length(one) is not None]
+        with engine.step(step(seq, **begun(sid, 1, count), paused=paused, left=left)) as running:
+            assert torch.equal(running.forward().logits, wanted) or library() is None
+            running.agree([5])
+    assert engine.store.used_tokens == 3 * (len(PROMPT) + state)
+
+
+def begun(sid: int, donor: int, count: int) -> dict[str, Any]:
+    """Fields of a row with the rest of the prompt, after the first `count` tokens of `donor`."""
+    return rows((sid, PROMPT[count:], count)) | {"prefixes": [Prefix(sid, donor, count)]}
 
 
 def test_experts_in_one_tensor(tmp_path: Path) -> None:

@@ -82,3 +82,24 @@ def test_what_ends_an_epoch_costs_no_token(
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS)
     assert scene.epoch() > before, "the fault had no effect"
     assert preempted, "memory must run out"
+
+
+def test_a_second_turn_begins_with_a_state_of_the_first(scene: LeaderScene) -> None:
+    """A prompt that has 2,000 tokens in common begins with at least 1,800 of them, one that goes on after the answer
+    with all; another tenant's with none. All have the tokens of one that begins with nothing, also over an epoch."""
+    scene.stop()
+    scene.spec = msgspec.structs.replace(scene.spec, kv_tokens=20_000)
+    scene.start()
+    text = [number * 7 % 120 for number in range(2_000)]
+    scene.ask("first", [*text, 5, 6], max_tokens=4)
+    answer = [token for token in scene.answer("first") if token is not None]
+    for rid, prompt in {"continued": [*text, 5, 6, *answer, 8, 9], "replaced": [*text, 8, 9, 10]}.items():
+        scene.ask(rid, prompt, max_tokens=60)
+        scene.ask(f"{rid}-alone", prompt, cache_salt=f"only {rid}", max_tokens=60)
+        assert scene.answer(rid) == scene.answer(f"{rid}-alone")
+    scene.ask("struck", [*text, 8, 9, 10], max_tokens=60)
+    scene.under_way("struck", 10)
+    write_poison(scene.redis.client, MODEL, REPLICA, scene.epoch(), -1, "exited", "a test says so")
+    assert scene.answer("struck") == scene.answer("replaced")
+    told = {rid: scene.log(rid)[0].cached for rid in ("continued", "replaced", "replaced-alone", "struck")}
+    assert told == {"continued": 2_005, "replaced": 1_984, "replaced-alone": None, "struck": 1_984}

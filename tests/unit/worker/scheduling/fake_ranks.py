@@ -38,6 +38,8 @@ class FakeRanks:
         self._broadcast: dict[int, int] = {}
         """Tokens sampled in the last step."""
         self._ever: set[int] = set()
+        self.snapshots: dict[int, set[int]] = {}
+        """Positions at which a sequence's state was kept."""
         self.shared = 0
         """Positions that began a sequence without being fed."""
 
@@ -52,12 +54,21 @@ class FakeRanks:
             assert prefix.sid in explicit and prefix.sid not in self._ever, "a prefix for a sequence that is known"
             has = len(self.kv.get(prefix.donor, []))
             assert 0 < prefix.count <= has, "a prefix that its donor does not have"
+            places = {has, *self.snapshots.get(prefix.donor, ())}
+            assert not self.state_tokens or prefix.count in places, "a prefix without a state"
+            if prefix.snapshots:
+                assert prefix.donor in change.left, "a donor that stays gave its copies away"
+                copies = self.snapshots.get(prefix.donor, set())
+                self.snapshots[prefix.sid] = {place for place in copies if place <= prefix.count}
         begun = {prefix.sid: self.kv[prefix.donor][: prefix.count] for prefix in change.prefixes}
         self._ever |= begun.keys()
         self.kv |= begun
         self.shared += sum(map(len, begun.values()))
         for sid in change.left:
             del self.kv[sid]
+            self.snapshots.pop(sid, None)
+        for sid in change.dropped_snapshots:
+            self.snapshots.pop(sid, None)
         assert set(change.paused) | set(change.kept) <= self.kv.keys()
         assert not explicit & set(change.kept)
         resting = {*change.left, *change.paused, *change.kept}
@@ -73,10 +84,14 @@ class FakeRanks:
                 self.kv[row.sid] = []
             assert row.offset == len(self.kv[row.sid]) and row.tokens
             self.kv[row.sid] += row.tokens
+            assert self.state_tokens or not row.snapshot
+            if row.snapshot:
+                self.snapshots.setdefault(row.sid, set()).add(len(self.kv[row.sid]))
             sampled += [row.sid] if row.sample else []
         fed = len(continuing) + plan.prompt_tokens
         assert 0 < fed <= self.token_budget
-        used = sum(map(len, self.kv.values())) + self.state_tokens * len(self.kv)
+        states = len(self.kv) + sum(map(len, self.snapshots.values()))
+        used = sum(map(len, self.kv.values())) + self.state_tokens * states
         assert used <= self.kv_tokens, "KV memory is overrun"
         assert sampled == plan.sampled
         self._broadcast = {sid: next_token(self.kv[sid]) for sid in sampled}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control.messages import PromptImage, Sampling
-from worker.scheduling.prefixes import PrefixCache
+from worker.scheduling.prefixes.prefix_cache import PrefixCache
 from worker.scheduling.sequence import Sequence, SequenceState
 
 PAD = 9

@@ -241,7 +241,7 @@ def test_a_scheduler_without_a_prefix_cache() -> None:
 
 def test_a_hash_alone_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contexts whose blocks have the same hash by accident share only the tokens that are equal."""
-    monkeypatch.setattr("worker.scheduling.prefixes.hash", lambda _: 1, raising=False)
+    monkeypatch.setattr("worker.scheduling.prefixes.prefix_cache.hash", lambda _: 1, raising=False)
     subject = scheduler()
     finish(subject, [*range(50, 70)])
     begin(subject, [*range(80, 100)], steps=0)

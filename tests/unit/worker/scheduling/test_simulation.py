@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.worker.scheduling.fake_ranks import VOCABULARY, Simulation, alone
 from worker.scheduling.kv import KVAccount
-from worker.scheduling.prefixes import PrefixCache
+from worker.scheduling.prefixes import snapshots
+from worker.scheduling.prefixes.prefix_cache import PrefixCache
 from worker.scheduling.sequence import Sequence
+
+
+@pytest.fixture(scope="module", autouse=True)
+def close_snapshots() -> Iterator[None]:
+    """Copies of states are kept at places that the short prompts of these tests have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshots, "CLOSING_TOKENS", 2)
+        patch.setattr(snapshots, "INTERVAL_TOKENS", 6)
+        yield
+
 
 prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12)
 alike = st.lists(st.integers(0, 1), min_size=1, max_size=24)

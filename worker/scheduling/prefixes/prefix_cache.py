@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from worker.scheduling.prefixes.snapshots import Snapshots
 from worker.scheduling.sequence import Sequence, SequenceState
 
 BLOCK_TOKENS = 64
@@ -23,13 +24,16 @@ class Start:
     count: int = 0
     awaited: bool = False
     """True if a sequence that is still in its prefill will soon have clearly more."""
+    alike: int = 0
+    """Positions in whole blocks that some sequence has in common with it, which may be more."""
 
 
 class PrefixCache:
     """Knows running sequences (`follow`) and keeps ended ones (`keep`), the one that was used longest ago first."""
 
-    def __init__(self, block_tokens: int = BLOCK_TOKENS) -> None:
-        self._block = block_tokens
+    def __init__(self, block_tokens: int = BLOCK_TOKENS, snapshots: Snapshots | None = None) -> None:
+        """`snapshots`: a sequence can begin only where there is a state, None for a model without recurrent layers."""
+        self._block, self._snapshots = block_tokens, snapshots
         self._sequences: dict[int, Sequence] = {}
         self._holders: dict[int, dict[int, None]] = {}
         """Hash of a block → the sids that have it, in order of their coming."""
@@ -60,7 +64,10 @@ class PrefixCache:
 
     def keep(self, sequence: Sequence) -> bool:
         """Keep a sequence that is about to end; False for one that has too little of use to anybody."""
-        if sequence.sid not in self._sequences or self._certain(sequence) < self._block:
+        certain = self._certain(sequence)
+        if self._snapshots is not None:
+            certain = self._snapshots.place(sequence, certain)
+        if sequence.sid not in self._sequences or certain < self._block:
             return False
         self._kept[sequence.sid] = None
         return True
@@ -80,7 +87,8 @@ class PrefixCache:
     def find(self, sequence: Sequence) -> Start:
         """The longest beginning that some sequence's KV has; at least one token is left to be computed, and all whose
         logits are wanted."""
-        best, promised = Start(), 0
+        best, promised, alike = Start(), 0, 0
+        compared: set[int] = set()
         if sequence.reusable < self._block:
             return best
         blocks = self._blocks(sequence)
@@ -88,16 +96,21 @@ class PrefixCache:
             if best.count >= depth * self._block:  # shallower ones have less
                 break
             for sid in self._holders.get(blocks[depth - 1], ()):
+                if sid in compared:
+                    continue
                 donor = self._sequences[sid]
+                alike = max(alike, depth * self._block)
+                compared.add(sid)  # at fewer blocks it has the same beginning in common
                 if not self._certain(donor):
-                    promised = max(promised, depth * self._block)
+                    promised = max(promised, self._promised(donor, depth * self._block))
                 elif (count := self._common(donor, sequence, (depth + 1) * self._block)) > best.count:
                     best = Start(sid, count)
                     if count >= depth * self._block:
                         break
         if best.count < self._block:
             best = Start()
-        return Start(best.donor, best.count, min(promised, sequence.reusable) >= best.count + self._block)
+        awaited = min(promised, sequence.reusable) >= best.count + self._block
+        return Start(best.donor, best.count, awaited, alike)
 
     def use(self, start: Start) -> bool:
         """Note that a kept donor is used; False where so little of it is left over that it need not be kept beside."""
@@ -105,6 +118,13 @@ class PrefixCache:
             self._kept.move_to_end(start.donor)
             return self._sequences[start.donor].cached - start.count >= self._block
         return True
+
+    def sequence(self, sid: int) -> Sequence:
+        """A sequence that is known. Raises KeyError for another sid."""
+        return self._sequences[sid]
+
+    def _promised(self, donor: Sequence, most: int) -> int:
+        return most if self._snapshots is None else self._snapshots.promised(donor, most)
 
     def _certain(self, sequence: Sequence) -> int:
         """Positions whose KV the ranks hold, proved by a token that was sampled from them: a prefill may yet fail."""
@@ -116,9 +136,9 @@ class PrefixCache:
         """The length of the common prefix, as far as the donor is certain and the sequence can use it."""
         stop = min(most, self._certain(donor), sequence.reusable)
         ours, theirs = sequence.identity(0, stop), donor.identity(0, stop)
-        if ours == theirs:
-            return stop
-        return next(index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+        if ours != theirs:
+            stop = next(index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+        return stop if self._snapshots is None else self._snapshots.place(donor, stop)
 
     def _blocks(self, sequence: Sequence) -> list[int]:
         """The hashes of the sequence's whole blocks; a context only grows, so they are made once."""
