@@ -43,6 +43,8 @@ STORED_SHARE = 4
 """One part in so many of Redis' memory may be used for stored responses, and one in so many of that by one owner."""
 _UNKNOWN_MEMORY = 4 * 1024**3
 """Assumed where the server does not show what it has."""
+_USUAL_OPTIONS_BYTES = 64 * 1024
+"""Assumed for what a response repeats of its request, before that is known."""
 _READ_BYTES = 1024 * 1024
 """Of a conversation's records that are read and decoded before the event loop has its turn; at least one record."""
 _MOST_CALLS = 10_000
@@ -81,11 +83,14 @@ class Archive:
         """The quota in words."""
         return f"the quota is {in_words(self.quota.bytes)} and {self.quota.number} responses"
 
+    def takes(self, items: list[Any]) -> bool:
+        """True if an input of these items is not too large to be stored with options of a usual size."""
+        return _record_bytes(items, {}) + _USUAL_OPTIONS_BYTES <= min(MAX_RECORD_BYTES, self.quota.bytes)
+
     def check_size(self, items: list[Any], told: dict[str, Any]) -> None:
         """Raises RequestError for an input that is too large to be stored with what the response repeats of it."""
-        size = len(msgspec.json.encode(items)) + len(msgspec.json.encode(told)) + 2 * RESPONSE_OVERHEAD
         most = min(MAX_RECORD_BYTES, self.quota.bytes)
-        if size > most:
+        if (size := _record_bytes(items, told)) > most:
             raise RequestError(
                 f"Input and options have {size} bytes, and at most {most} are stored with a response. "
                 "Send it with 'store': false, or send less.",
@@ -177,6 +182,10 @@ class Archive:
             if stored.done:
                 break
         await self._batches.run_every(_LANE, note_bytes(owner, stored))
+
+
+def _record_bytes(items: list[Any], told: dict[str, Any]) -> int:
+    return len(msgspec.json.encode(items)) + len(msgspec.json.encode(told)) + 2 * RESPONSE_OVERHEAD
 
 
 def _pages(sized: list[tuple[str, int]]) -> Iterator[list[str]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from api.access.identity import ANONYMOUS, Identity
+from api.images.loading import Known
 from api.observability.request_log import RequestLog
 from api.schemas.client_warnings import Warnings
 
@@ -22,6 +23,8 @@ class Caller:
     """Headers of the response, filled while the request is handled."""
     warnings: Warnings = field(default_factory=Warnings)
     """Parts of the request that were accepted without an effect, filled while it is read."""
+    images: Known = field(default_factory=Known)
+    """Its images that are loaded; empty once they belong to the request."""
     idempotency_key: str = ""
     body_hash: str = ""
     body_bytes: int = 0

@@ -46,12 +46,12 @@ class PreparedRequest(Prepared):
     echo: list[str]
     """The text of each prompt, where it is shown again."""
     reading: Reading | None
-    images: HeldPieces
+    images: list[HeldPieces]
     """The pieces of the request's images."""
 
     def enqueue(self, first: str, member: int, settings: ApiSettings) -> Enqueue:
         """As for all requests, with the images."""
-        return msgspec.structs.replace(super().enqueue(first, member, settings), images=self.images)
+        return msgspec.structs.replace(super().enqueue(first, member, settings), images=list(self.images))
 
     def tell_allowance(self, allowance: Allowance) -> None:
         """As for all requests, and in Anthropic's form too on its endpoint."""
@@ -133,7 +133,8 @@ async def _prepared(
     found = await off_loop(size, written, body, served)
     reading, asked = found.reading, found.asked
     grammar = await grammars.check(asked, served.letters) if asked is not None else None
-    prompts = await encoded(found, body, served)
+    prompts = await encoded(found, body, served, caller.images)
+    caller.images.clear()
 
     def admitted() -> list[GenerationRequest]:
         words, ends = bad_words(body, served.vocabulary), gap_marks(body, served)
@@ -154,7 +155,7 @@ async def _prepared(
         priority=caller.identity.priority(body.priority),
         deadline_ms=deadline_ms(body),
         on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
-        images=prompts.loaded.pieces,
+        images=prompts.pieces,
     )
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from PIL import Image, ImageOps, PngImagePlugin
 
-from api.images.limits import FORMATS, MOST_PIXELS
+from api.images.limits import FORMATS, MOST_PIXELS, needs_more
 
 _CHANNELS = 3
 _STRETCHED = 200
@@ -28,6 +28,10 @@ _STRETCHED = 200
 
 class Refused(Exception):
     """An image that is not taken; the text says why, and follows the image's name in a sentence."""
+
+
+class TooLarge(Refused):
+    """An image that is too large beside the others of its request."""
 
 
 def main(memory_bytes: int, jobs: IO[bytes], answers: IO[bytes]) -> None:
@@ -43,7 +47,7 @@ def main(memory_bytes: int, jobs: IO[bytes], answers: IO[bytes]) -> None:
         try:
             pixels, told = decoded(data, job)
         except Refused as why:
-            pixels, told = b"", {"error": str(why)}
+            pixels, told = b"", {"error": str(why), "too_large": isinstance(why, TooLarge)}
         except MemoryError:
             pixels, told = b"", {"error": "needs more memory than the decoder has; send a smaller one"}
         except Exception as error:  # a decoder of Pillow met something damaged
@@ -57,8 +61,8 @@ def main(memory_bytes: int, jobs: IO[bytes], answers: IO[bytes]) -> None:
 
 def decoded(data: bytes, job: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     """The pixels of an image as the model takes them, rows of red, green and blue; and height, width and digest. The
-    pictures are transformers': turned by their EXIF orientation, transparency on white. Raises Refused, and what Pillow
-    raises."""
+    pictures are transformers': turned by their EXIF orientation, transparency on white; but grey values of 16 bits are
+    scaled. Raises Refused, and what Pillow raises."""
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.UnidentifiedImageError:
@@ -78,6 +82,8 @@ def decoded(data: bytes, job: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):  # Pillow would make all but the darkest values white
+        image = image.point(lambda value: value / 256).convert("L")
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -99,10 +105,7 @@ def _target(height: int, width: int, job: dict[str, Any]) -> tuple[int, int]:
         grow = math.sqrt(least / (height * width))
         rows, columns = (math.ceil(side * grow / unit) * unit for side in (height, width))
     if (size := rows * columns * _CHANNELS) > job["room"]:
-        raise Refused(
-            f"needs {size} bytes as the model takes it ({columns} × {rows} pixels), but {job['room']} are left for the "
-            "images of this request; send fewer or smaller ones"
-        )
+        raise TooLarge(needs_more(size, columns, rows, job["room"]))
     return rows, columns
 
 

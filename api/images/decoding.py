@@ -27,7 +27,12 @@ _ROOT = Path(__file__).parents[2]
 
 
 class NotDecoded(FurrowError):
-    """An image that is not taken; the text follows the image's name in a sentence."""
+    """An image that is not taken; the text follows the image's name in a sentence. `too_large`: it is only too large
+    beside the others of its request."""
+
+    def __init__(self, why: str, *, too_large: bool = False) -> None:
+        super().__init__(why)
+        self.too_large = too_large
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class Decoder:
                 if not done:  # whatever it would still answer belongs to nobody
                     await self._kill()
         if "error" in told:
-            raise NotDecoded(told["error"])
+            raise NotDecoded(told["error"], too_large=told.get("too_large", False))
         return Decoded(told["height"], told["width"], told["digest"], pixels)
 
     async def stop(self) -> None:

@@ -12,3 +12,11 @@ MOST_PIXEL_BYTES = 64 * 1024 * 1024
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Pillow's names of the formats that are decoded; of several frames the first."""
+
+
+def needs_more(size: int, width: int, height: int, room: int) -> str:
+    """Why an image of `size` bytes of pixels is refused where `room` are left; it follows the image's name."""
+    return (
+        f"needs {size} bytes as the model takes it ({width} × {height} pixels), but {room} are left for the images of "
+        "this request; send fewer or smaller ones"
+    )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from api.errors.errors import TooManyBodies
 from api.images.decoding import Decoder, NotDecoded
-from api.images.limits import MOST_BYTES, MOST_PIXEL_BYTES
-from api.images.sources import check_number, data_of, is_data, refused
+from api.images.limits import MOST_BYTES, MOST_PIXEL_BYTES, needs_more
+from api.images.sources import INVALID, TOO_MANY, check_number, data_of, is_data, refused, too_large
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
 from control.messages import ImageInput, PromptImage
@@ -20,26 +20,24 @@ HELD_BYTES = 256 * 1024 * 1024
 _CHANNELS = 3
 
 
-class HeldPieces(list[list[str]]):
-    """The pieces of each image of a request. Their memory counts for as long as this lives."""
+class HeldPieces(list[str]):
+    """The pieces of an image. Their memory counts for as long as this lives."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedImage:
-    """An image without its place in a prompt; `tokens` stand for it."""
+    """An image without its place in a prompt; `tokens` stand for it, `sent` are its bytes as they came."""
 
     tokens: int
     height: int
     width: int
     digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedImages:
-    """The images of a request, in the order of their places."""
-
-    images: list[LoadedImage] = field(default_factory=list[LoadedImage])
+    sent: int = 0
     pieces: HeldPieces = field(default_factory=HeldPieces)
+
+
+Known = dict[str, LoadedImage]
+"""Images of one HTTP request that are loaded already, by URL: its prompt may be made several times to fit a context."""
 
 
 class ImageLoader:
@@ -52,45 +50,66 @@ class ImageLoader:
     async def stop(self) -> None:
         await self._decoder.stop()
 
-    async def load(self, sources: list[ImageSource], wanted: ImageInput, most_tokens: int) -> LoadedImages:
-        """The images, of `most_tokens` together at most. Raises RequestError naming the part, TooManyBodies."""
+    async def load(
+        self, sources: list[ImageSource], wanted: ImageInput, most_tokens: int, known: Known
+    ) -> list[LoadedImage]:
+        """The images in the order of their places, of `most_tokens` together at most; they are added to `known`.
+
+        Raises RequestError naming the part, TooManyBodies.
+        """
         check_number(sources)
-        loaded = LoadedImages()
-        if not sources:
-            return loaded
-        unit_bytes = wanted.unit * wanted.unit * _CHANNELS
-        received, room = 0, min(MOST_PIXEL_BYTES, most_tokens * unit_bytes)
+        loaded: list[LoadedImage] = []
+        room_sent, most_pixels = MOST_BYTES, most_tokens * wanted.unit * wanted.unit * _CHANNELS
+        code = "context_length_exceeded" if most_pixels < MOST_PIXEL_BYTES else TOO_MANY
+        room = min(MOST_PIXEL_BYTES, most_pixels)
         for source in sources:
-            data = await self._data(source, MOST_BYTES - received)
-            received += len(data)
-            try:
-                image = await self._decoder.decode(data, wanted, room)
-            except NotDecoded as why:
-                raise refused(source.path, str(why)) from why
-            del data
-            room -= len(image.pixels)
-            self._hold(loaded.pieces, len(image.pixels))
-            loaded.pieces.append(await asyncio.to_thread(pieces_of, image.pixels))
-            tokens = image.height * image.width // (wanted.unit * wanted.unit)
-            loaded.images.append(LoadedImage(tokens, image.height, image.width, image.digest))
+            image = known.get(source.url)
+            if image is None:
+                try:
+                    image = known[source.url] = await self._loaded(source, wanted, room_sent, room)
+                except NotDecoded as why:
+                    raise refused(source.path, str(why), code if why.too_large else INVALID) from why
+            elif image.sent > room_sent:
+                raise too_large(source.path)
+            elif (size := _pixel_bytes(image)) > room:
+                raise refused(source.path, needs_more(size, image.width, image.height, room), code)
+            loaded.append(image)
+            room_sent -= image.sent
+            room -= _pixel_bytes(image)
         return loaded
+
+    async def _loaded(self, source: ImageSource, wanted: ImageInput, room_sent: int, room: int) -> LoadedImage:
+        data = await self._data(source, room_sent)
+        sent, image = len(data), await self._decoder.decode(data, wanted, room)
+        del data
+        pieces = self._held_pieces(len(image.pixels))
+        pieces += await asyncio.to_thread(pieces_of, image.pixels)
+        tokens = image.height * image.width // (wanted.unit * wanted.unit)
+        return LoadedImage(tokens, image.height, image.width, image.digest, sent, pieces)
 
     async def _data(self, source: ImageSource, room: int) -> bytes:
         if is_data(source):
             return await asyncio.to_thread(data_of, source, room)
         raise refused(source.path, "is no data URL, and this server fetches none; send data:image/png;base64,…")
 
-    def _hold(self, pieces: HeldPieces, size: int) -> None:
+    def _held_pieces(self, size: int) -> HeldPieces:
+        """Raises TooManyBodies where `size` bytes are too many for this process."""
         if self._held + size > self._most_held:
             raise TooManyBodies(
                 f"This API process holds images of {self._held} bytes for requests that have not ended, and has no "
                 f"room for {size} more. Retry shortly."
             )
+        pieces = HeldPieces()
         self._held += size
         weakref.finalize(pieces, self._release, size)
+        return pieces
 
     def _release(self, size: int) -> None:
         self._held -= size
+
+
+def _pixel_bytes(image: LoadedImage) -> int:
+    return image.height * image.width * _CHANNELS
 
 
 def placed(prompt: list[int], loaded: list[LoadedImage], wanted: ImageInput) -> tuple[list[int], list[PromptImage]]:
@@ -102,7 +121,7 @@ def placed(prompt: list[int], loaded: list[LoadedImage], wanted: ImageInput) -> 
             f"The prompt has {found} places for images, but the request has {len(loaded)} images. Remove "
             f"'{wanted.placeholder}' from its texts.",
             param="messages",
-            code="invalid_image",
+            code=INVALID,
         )
     whole: list[int] = []
     images: list[PromptImage] = []

@@ -13,9 +13,16 @@ from control.errors import RequestError
 _DATA = re.compile(r"data:(?P<type>[\w.+/-]*)(?P<parameters>(;[\w=.+-]+)*?);base64,", re.ASCII | re.IGNORECASE)
 
 
-def refused(path: str, why: str) -> RequestError:
+INVALID, TOO_MANY = "invalid_image", "too_many_images"
+"""Codes of errors: an image that is not taken alone, and images that are too many or too large together."""
+_HEAD_CHARACTERS = 256
+"""Of a data URL's head."""
+_WHITE = b" \t\r\n\f"
+
+
+def refused(path: str, why: str, code: str = INVALID) -> RequestError:
     """The error for the image in the field `path`; `why` follows its name in a sentence."""
-    return RequestError(f"The image in '{path}' {why}.", param=path, code="invalid_image")
+    return RequestError(f"The image in '{path}' {why}.", param=path, code=code)
 
 
 def check_number(sources: list[ImageSource]) -> None:
@@ -24,7 +31,7 @@ def check_number(sources: list[ImageSource]) -> None:
         raise RequestError(
             f"The request has {len(sources)} images; at most {MOST_IMAGES} are served. Send fewer.",
             param=sources[MOST_IMAGES].path,
-            code="too_many_images",
+            code=TOO_MANY,
         )
 
 
@@ -33,21 +40,27 @@ def is_data(source: ImageSource) -> bool:
 
 
 def data_of(source: ImageSource, room: int) -> bytes:
-    """The bytes of a `data:` URL, at most `room`. Raises RequestError."""
-    head = _DATA.match(source.url)
+    """The bytes of a `data:` URL, at most `room`. White space in the base64 is passed over, and padding may be missing.
+
+    Raises RequestError.
+    """
+    head = _DATA.match(source.url[:_HEAD_CHARACTERS])
     if head is None:
         raise refused(source.path, "is no data URL with base64; write data:image/png;base64,…")
-    length = len(source.url) - head.end()
-    if length * 3 // 4 - 2 > room:
+    try:
+        text = source.url[head.end() :].encode("ascii").translate(None, _WHITE)
+    except UnicodeEncodeError:
+        raise refused(source.path, "has characters that are not base64's") from None
+    if len(text) * 3 // 4 - 2 > room:
         raise too_large(source.path)
     try:
-        data = base64.b64decode(memoryview(source.url.encode("ascii"))[head.end() :], validate=True)
-    except (binascii.Error, UnicodeEncodeError) as error:
+        return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
+    except binascii.Error as error:
+        if b"-" in text or b"_" in text:
+            raise refused(source.path, "has base64's URL-safe alphabet; send the standard one, with + and /") from error
         raise refused(source.path, f"has no valid base64 ({error})") from error
-    if len(data) > room:
-        raise too_large(source.path)
-    return data
 
 
 def too_large(path: str) -> RequestError:
-    return refused(path, f"is too large: the images of a request may have {MOST_BYTES // (1024 * 1024)} MiB together")
+    most = MOST_BYTES // (1024 * 1024)
+    return refused(path, f"is too large: the images of a request may have {most} MiB together", TOO_MANY)

@@ -39,7 +39,7 @@ async def create_message(request: Http) -> Response[Any]:
     async def read(body: bytes, caller: Caller) -> Asked:
         asked, size = await off_loop(len(body), parse_message, body, caller.warnings), len(body)
         if asked.edits is not None:
-            asked, _ = await edited(asked, await model_for(request, asked.model), size)
+            asked, _ = await edited(asked, await model_for(request, asked.model), size, caller.images)
         return Asked(body=asked)
 
     return await serve(request, read)
@@ -60,8 +60,8 @@ async def count_message_tokens(request: Http) -> Response[Any]:
             asked, size = await off_loop(len(body), parse_count, body, caller.warnings), len(body)
             served = await model_for(request, asked.model)
             edits = asked.edits is not None
-            asked, original = await edited(asked, served, size)
-            tokens = await count_tokens(asked, served, size)
+            asked, original = await edited(asked, served, size, caller.images)
+            tokens = await count_tokens(asked, served, size, caller.images)
         told = {"context_management": {"original_input_tokens": original or tokens}} if edits else {}
         response = Response(
             msgspec.json.encode({"input_tokens": tokens, **told}),

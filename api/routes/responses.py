@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -36,6 +37,7 @@ from api.routes.generation import (
 from api.schemas.bounds import check_number
 from api.schemas.compaction import is_compaction, kept_messages, since_compaction, summarising, with_summaries
 from api.schemas.converted import Converted
+from api.schemas.item_parts import has_images
 from api.schemas.items import Item, read_items, trigger
 from api.schemas.response_tools import unenforced
 from api.schemas.responses import COMPACTION, ResponseRequest, parse_response
@@ -60,6 +62,14 @@ async def create_response(request: Http) -> Response[Any]:
                 "'background' needs responses to be stored; this server stores none.", param="background"
             )
         own, previous, items = await _conversation(process, asked, caller)
+        if stored and asked.store is None and not asked.background and has_images(own):
+            stored = process.archive.takes(own)
+            if not stored:
+                caller.warnings.add(
+                    "The response is not stored: the images of 'input' are too large for it. Send 'store': false, or "
+                    "smaller images.",
+                    "store",
+                )
 
         async def accepted(session: Session) -> Response[Any] | None:
             if stored:
@@ -87,7 +97,10 @@ async def _chat(
     """The chat request for the conversation, or for its summary where that is asked for."""
     if is_compaction(items):
         asked = summarising(asked, served.assets.context_length)
-    return await fitted(asked, since_compaction(items), served, caller.body_bytes, stored=stored)
+    chat = await fitted(asked, since_compaction(items), served, caller.body_bytes, caller.images, stored=stored)
+    # Images of this request have its items' places for names, those of stored responses their items' ids.
+    own = re.compile(rf"^\w+_{caller.rid}_in(\d+)\.")
+    return structs.replace(chat, names={ours: own.sub(r"input[\1].", name) for ours, name in chat.names.items()})
 
 
 def _record(session: Session, who: Identity, previous: str, own: list[Item]) -> StoredResponse:
@@ -148,7 +161,7 @@ async def count_input_tokens(request: Http) -> Response[InputTokens]:
         _, _, items = await _conversation(process, asked, caller)
         served = await model_for(request, asked.model)
         chat = await _chat(asked, items, served, caller, stored=False)
-        response = Response(InputTokens(input_tokens=await count_tokens(chat, served, len(body))))
+        response = Response(InputTokens(input_tokens=await count_tokens(chat, served, len(body), caller.images)))
         finish_headers(response, caller)
         return response
 

@@ -43,7 +43,7 @@ async def tokenize(request: Http) -> Response[TokenizeAnswer]:
 async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int) -> list[int]:
     if asked.prompt == "":  # no prompt for a completion, but a text with a length
         return served.vocabulary.encode("", bos=asked.add_special_tokens is not False)
-    [tokens] = await prompts_of(generating(asked), served, size)
+    [tokens] = await prompts_of(generating(asked), served, size, {})
     return tokens
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from api.schemas.item_parts import without_images
 from api.schemas.items import Item, Unseal
 from api.schemas.responses import ResponseRequest
 
@@ -41,12 +42,13 @@ def summarising(request: ResponseRequest, context_length: int) -> ResponseReques
 
 
 def kept_messages(items: list[Item]) -> list[Item]:
-    """The user's newest messages, as many as are kept whole."""
+    """The user's newest messages, as many as are kept whole, without their images."""
     kept: list[Item] = []
     characters = 0
     for item in reversed(items):
         if item["type"] != "message" or item["role"] != "user":
             continue
+        item = without_images(item)
         characters += sum(len(part["text"]) for part in item["content"])
         if characters > _KEPT_CHARACTERS:
             break
@@ -55,12 +57,12 @@ def kept_messages(items: list[Item]) -> list[Item]:
 
 
 def since_compaction(items: list[Item]) -> list[Item]:
-    """The items that the newest summary does not stand for, and the messages beside it."""
+    """The items that the newest summary does not stand for, and the messages beside it, without their images."""
     places = [index for index, item in enumerate(items) if item["type"] == "compaction"]
     if not places:
         return items
     before = [item for item in items[: places[-1]] if item["type"] == "message" and item["role"] != "assistant"]
-    return [*before, *items[places[-1] :]]
+    return [*map(without_images, before), *items[places[-1] :]]
 
 
 def with_summaries(output: list[Item], unseal: Unseal) -> list[Item]:

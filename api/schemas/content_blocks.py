@@ -9,6 +9,7 @@ import msgspec
 
 from api.schemas.client_warnings import Warnings
 from api.schemas.decoding import convert_part
+from api.schemas.image_parts import Parts, chat_content, image_part, text_part
 from api.schemas.refusals import missing
 from control.errors import RequestError
 
@@ -32,11 +33,12 @@ class Block(msgspec.Struct, kw_only=True):
 
 
 class Source(msgspec.Struct, kw_only=True):
-    """The source of a document."""
+    """The source of a document or of an image."""
 
     type: str
     data: str | None = None
     content: str | list[Block] | None = None
+    url: str | None = None
 
 
 _SILENT = ("redacted_thinking", "fallback", "mcp_tool_listing")
@@ -67,8 +69,9 @@ def chat_messages(role: str, content: str | list[Block], at: str, warnings: Warn
     if role == "assistant":
         return [_assistant(blocks)]
     results = [_result(block, here) for block, here in blocks if block.type == "tool_result" and role == "user"]
-    texts = [text_of(block, here) for block, here in blocks if block.type != "tool_result" or role != "user"]
-    return [*results, {"role": role, "content": "\n".join(texts)}] if texts else results
+    others = [(block, here) for block, here in blocks if block.type != "tool_result" or role != "user"]
+    parts = [_part(block, here) if role == "user" else text_part(text_of(block, here)) for block, here in others]
+    return [*results, {"role": role, "content": chat_content(parts)}] if parts else results
 
 
 def _left_out(block: Block, at: str, warnings: Warnings) -> bool:
@@ -125,12 +128,36 @@ def _readable(content: Any, levels: int = 8) -> str:
 def _result(block: Block, at: str) -> dict[str, Any]:
     identity = _given(block.tool_use_id, f"{at}.tool_use_id")
     if block.content is None or isinstance(block.content, str):
-        text: str = block.content or ""
+        parts: Parts = [text_part(block.content or "")]
     else:
         blocks = convert_part(block.content, list[Block], f"{at}.content")
-        text = "\n".join(text_of(part, f"{at}.content[{index}]") for index, part in enumerate(blocks))
-    # Templates have no place for it, and a model must know that a call has failed.
-    return {"role": "tool", "tool_call_id": identity, "content": f"Error: {text}" if block.is_error else text}
+        parts = [_part(part, f"{at}.content[{index}]") for index, part in enumerate(blocks)]
+    content = chat_content(parts)
+    if block.is_error:
+        # Templates have no place for it, and a model must know that a call has failed.
+        content = f"Error: {content}" if isinstance(content, str) else [text_part("Error: "), *content]
+    return {"role": "tool", "tool_call_id": identity, "content": content}
+
+
+def _part(block: Block, at: str) -> dict[str, Any]:
+    """The chat's part for a block. Raises RequestError for a block that is neither text nor an image."""
+    return _image(block, at) if block.type == "image" else text_part(text_of(block, at))
+
+
+def _image(block: Block, at: str) -> dict[str, Any]:
+    """The type that the client names is not passed on: the data show what they are."""
+    at = f"{at}.source"
+    source = convert_part(block.source, Source, at)
+    if source.type == "base64":
+        return image_part(f"data:;base64,{_given(source.data, f'{at}.data')}", f"{at}.data")
+    if source.type == "url":
+        return image_part(_given(source.url, f"{at}.url"), f"{at}.url")
+    raise RequestError(
+        f"'{at}' has type '{source.type[:80]}'; images come with the type 'base64' or 'url', as this server keeps no "
+        "files.",
+        param=f"{at}.type",
+        code="unsupported_content",
+    )
 
 
 def text_of(block: Block, at: str) -> str:
@@ -143,8 +170,8 @@ def text_of(block: Block, at: str) -> str:
 
 def _unserved(kind: str, at: str) -> RequestError:
     return RequestError(
-        f"'{at}' has type '{kind[:80]}'; this model takes text, and thinking, tool_use and tool_result blocks where "
-        "they belong.",
+        f"'{at}' has type '{kind[:80]}'; served are text, images of users and of results, and thinking, tool_use and "
+        "tool_result blocks where they belong.",
         param=f"{at}.type",
         code="unsupported_content",
     )

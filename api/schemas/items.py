@@ -12,7 +12,7 @@ import msgspec
 
 from api.schemas.client_warnings import Warnings
 from api.schemas.decoding import convert_part
-from api.schemas.refusals import missing
+from api.schemas.item_parts import Content, Part, chat_parts, is_of_parts, kept_output, kept_parts, text_part, texts_of
 from api.schemas.tool_items import CALLS, KINDS, RESULTS, Item, ToolItem, call_of, is_left_out, kept_form, result_of
 from control.errors import RequestError
 
@@ -20,32 +20,6 @@ Unseal = Callable[[str, str], str | None]
 """From an item's type and its `encrypted_content` to the text; None for one that this farm did not seal."""
 
 MAX_ITEMS = 4096
-
-_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
-
-
-class Part(msgspec.Struct, kw_only=True):
-    """One part of a message or of a tool's output. Text is served; the other types are refused by name."""
-
-    type: Literal[
-        "input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text",
-        "input_image", "input_file", "input_audio",
-    ]  # fmt: skip
-    text: str | None = None
-    refusal: str | None = None
-    annotations: Any = None
-    logprobs: Any = None
-    prompt_cache_breakpoint: Any = None
-    image_url: Any = None
-    detail: Any = None
-    file_id: Any = None
-    file_data: Any = None
-    file_url: Any = None
-    filename: Any = None
-    input_audio: Any = None
-
-
-Content = str | list[Part]
 
 _SUMMARY = "Summary of the conversation so far:"
 _SUMMARISE = (
@@ -169,15 +143,14 @@ class _Reader:
         item = convert_part(row, _KINDS[kind], at)
         match item:
             case Message():
-                begins = "output_text" if item.role == "assistant" else "input_text"
-                content = [_text_part(begins, text) for text in _texts(item.content, f"{at}.content")]
+                content = kept_parts(item.content, f"{at}.content", item.role)
                 return _item(item.id or f"msg_{name}", "message", role=item.role, content=content)
             case FunctionCall():
                 told = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
                 told |= {"namespace": item.namespace} if item.namespace else {}
                 return _item(item.id or f"fc_{name}", "function_call", **told)
             case FunctionCallOutput():
-                output = "\n".join(_texts(item.output, f"{at}.output"))
+                output = kept_output(item.output, f"{at}.output")
                 begins = "fco" if item.type == "function_call_output" else "ctco"
                 return _item(item.id or f"{begins}_{name}", item.type, call_id=item.call_id, output=output)
             case Reasoning():
@@ -193,16 +166,16 @@ class _Reader:
                 return kept_form(item, name)
 
     def _reasoning(self, item: Reasoning, at: str, identity: str) -> Item | None:
-        content = _texts(item.content or [], f"{at}.content")
-        summary = _texts(item.summary, f"{at}.summary")
+        content = texts_of(item.content or [], f"{at}.content")
+        summary = texts_of(item.summary, f"{at}.summary")
         if not content and item.encrypted_content:
             text = self._opened(item, at)
             content = [] if text is None else [text]
             if not content and not summary:
                 return None
-        kept = {"summary": [_text_part("summary_text", text) for text in summary]}
+        kept = {"summary": [text_part("summary_text", text) for text in summary]}
         if content:
-            kept["content"] = [_text_part("reasoning_text", text) for text in content]
+            kept["content"] = [text_part("reasoning_text", text) for text in content]
         return _item(identity, "reasoning", **kept)
 
     def _opened(self, item: Reasoning | Compaction, at: str) -> str | None:
@@ -218,36 +191,13 @@ def _item(identity: str, kind: str, **told: Any) -> Item:
     return {"id": identity, "type": kind, "status": "completed", **told}
 
 
-def _text_part(kind: str, text: str) -> dict[str, Any]:
-    return {"type": kind, "text": text, "annotations": []} if kind == "output_text" else {"type": kind, "text": text}
-
-
-def _texts(content: Content, at: str) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    texts: list[str] = []
-    for index, part in enumerate(content):
-        if part.type not in _PARTS:
-            raise RequestError(
-                f"'{at}[{index}]' has type '{part.type}'; this model takes text only.",
-                param=f"{at}[{index}].type",
-                code="unsupported_content",
-            )
-        name = "refusal" if part.type == "refusal" else "text"
-        text = part.refusal if part.type == "refusal" else part.text
-        if text is None:
-            raise missing(f"{at}[{index}].{name}")
-        texts.append(text)
-    return texts
-
-
 def trigger(identity: str) -> Item:
     """Asks for a summary, in the words that the model reads."""
     return {
         "id": identity,
         "type": "compaction_trigger",
         "role": "user",
-        "content": [_text_part("input_text", _SUMMARISE)],
+        "content": [text_part("input_text", _SUMMARISE)],
     }
 
 
@@ -267,13 +217,14 @@ def messages_of(items: list[Item]) -> list[dict[str, Any]]:
     for item in items:
         if item["type"] == "compaction":
             text = f"{_SUMMARY}\n{item['summary']}"
-            item = _item(item["id"], "message", role="assistant", content=[_text_part("output_text", text)])
+            item = _item(item["id"], "message", role="assistant", content=[text_part("output_text", text)])
         if item["type"] in CALLS:
             name, arguments = call_of(item)
             call = {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
             assistant().setdefault("tool_calls", []).append(call)
         elif item["type"] in RESULTS:
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": result_of(item)})
+            output = chat_parts(item, "output") if is_of_parts(item.get("output")) else result_of(item)
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
         elif item["type"] == "reasoning":
             _add(assistant(), "reasoning_content", item.get("content") or item["summary"])
         elif item["role"] == "assistant":
@@ -285,7 +236,7 @@ def messages_of(items: list[Item]) -> list[dict[str, Any]]:
             _add(messages[0], "content", item["content"])  # templates know one system message, in front
         else:
             role = "system" if item["role"] == "developer" else item["role"]
-            messages.append({"role": role, "content": "\n".join(part["text"] for part in item["content"])})
+            messages.append({"role": role, "content": chat_parts(item, "content")})
     return messages
 
 

@@ -13,6 +13,7 @@ from api.schemas.content_blocks import Block, chat_messages, referenced, text_of
 from api.schemas.context_edits import ContextManagement, edits_of
 from api.schemas.converted import Converted, converse
 from api.schemas.decoding import decode_request
+from api.schemas.image_parts import client_names
 from api.schemas.message_tools import offered_tools
 from api.schemas.refusals import missing
 from control.errors import RequestError
@@ -160,7 +161,7 @@ def _conversation(request: CountTokensRequest, told: dict[str, Any], warnings: W
     }
     chat |= _thinking(request)
     hides = request.thinking is not None and request.thinking.display == "omitted"
-    return converse(chat, "messages", {"hides_thinking": hides}, _NAMES)
+    return converse(chat, "messages", {"hides_thinking": hides}, client_names(messages) | _NAMES)
 
 
 def _found(request: CountTokensRequest) -> set[str]:

@@ -183,7 +183,7 @@ def _text_of_part(part: ContentPart, here: str, taken: str) -> str:
     """The text of a part; a model takes parts of kinds `taken`."""
     if part.type not in ("text", "refusal"):
         raise RequestError(
-            f"'{here}' has type '{part.type}'; this model takes {taken} parts only.",
+            f"'{here}.{part.type}' is not taken: this model takes {taken} parts only.",
             param=f"{here}.{part.type}",
             code="unsupported_content",
         )

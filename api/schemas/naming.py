@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from control.errors import RequestError
 
 Names = dict[str, str]
-"""Patterns for a chat request's names of parameters, and what the client calls them."""
+"""What the client calls a chat request's parameters, by whole names or by patterns, which begin with ^."""
 
 
 @contextmanager
@@ -19,8 +19,14 @@ def naming(names: Names) -> Generator[None]:
         yield
     except RequestError as error:
         param = error.param or ""
-        ours = next((ours for ours in names if re.match(ours, param)), None)
-        if ours is not None:
-            error.param = re.sub(ours, names[ours], param)
+        error.param = _client_name(param, names) or error.param
+        if error.param != param:
             error.args = (str(error).replace(f"'{param}'", f"'{error.param}'"),)
         raise
+
+
+def _client_name(param: str, names: Names) -> str:
+    if param in names:
+        return names[param]
+    ours = next((ours for ours in names if ours.startswith("^") and re.match(ours, param)), None)
+    return param if ours is None else re.sub(ours, names[ours], param)

@@ -12,6 +12,7 @@ from api.schemas.client_warnings import Warnings
 from api.schemas.converted import Converted, converse
 from api.schemas.decoding import decode_request
 from api.schemas.generation import CommonFields
+from api.schemas.image_parts import client_names
 from api.schemas.items import Item, messages_of
 from api.schemas.refusals import missing, refusal
 from api.schemas.response_tools import ResponseTools, choice_of, read_tools
@@ -164,7 +165,7 @@ def conversation(request: ResponseRequest, items: list[Item], *, stored: bool) -
     if items and items[-1]["type"] == "compaction_trigger":
         chat["include_reasoning"] = False
         told[COMPACTION] = None
-    return converse(chat, "responses", told, tools.names | _NAMES)
+    return converse(chat, "responses", told, client_names(messages) | tools.names | _NAMES)
 
 
 def _instructions(text: str) -> Item:

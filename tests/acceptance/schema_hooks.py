@@ -43,7 +43,7 @@ RULES: dict[str, str] = {
     "one constraint": r"both constrain the answer",
     "names of tools": r"(must be 1 to 128 letters|is there twice)",
     # Limits of the model.
-    "parts that are no text": r"(takes text parts only|this model takes text, and thinking|documents of plain text)",
+    "parts that are no text": r"(takes text parts only|served are text|documents of plain text)",
     "the vocabulary": r"has (token )?id -?\d+; this model's ids|^'logit_bias' names token",
     "the context": r"^This model's maximum context length is",
     "a template without tools": r"^This model's chat template does not take",

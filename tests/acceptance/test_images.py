@@ -14,15 +14,59 @@ from tests import image_models
 from tests.farm import serving_farm
 from tests.waiting import until
 
+anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
 pytestmark = pytest.mark.timeout(180)
 
 NEW = 40
 
 
-def url_of(picture: image_models.Picture) -> str:
+def base64_of(picture: image_models.Picture) -> str:
     data = io.BytesIO()
     picture.original.save(data, "PNG")
-    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def url_of(picture: image_models.Picture) -> str:
+    return "data:image/png;base64," + base64_of(picture)
+
+
+def block_of(picture: image_models.Picture) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64_of(picture)}}
+
+
+def check_other_endpoints(
+    base_url: str, client: openai.OpenAI, content: list[Any], pictures: list[image_models.Picture]
+) -> None:
+    """/v1/messages and /v1/responses give a chat's answer to the same parts, of a user and of a tool's result."""
+    blocks: list[Any] = [content[0], *map(block_of, pictures), content[-1]]
+    items: list[Any] = [
+        {"type": "input_image", "image_url": one["image_url"]["url"], "detail": "auto"}
+        if one["type"] == "image_url"
+        else {"type": "input_text", "text": one["text"]}
+        for one in content
+    ]
+    result: Any = {"role": "tool", "tool_call_id": "c", "content": content}
+    output: Any = {"type": "function_call_output", "call_id": "c", "output": items}
+    asked: dict[str, Any] = {"model": "seeing", "temperature": 0}
+    with anthropic.Anthropic(
+        base_url=base_url.removesuffix("/v1"), api_key="none", timeout=120, max_retries=0
+    ) as claude:
+        for message, given, item in (
+            ({"role": "user", "content": content}, blocks, {"role": "user", "content": items}),
+            (result, [{"type": "tool_result", "tool_use_id": "c", "content": blocks}], output),
+        ):
+            said = client.chat.completions.create(
+                **asked, messages=[message], max_tokens=8, extra_body={"ignore_eos": True}
+            )
+            turn: Any = {"role": "user", "content": given}
+            answer = claude.messages.create(**asked, messages=[turn], max_tokens=8, extra_body={"ignore_eos": True})
+            response: Any = client.responses.create(
+                **asked, input=[item], max_output_tokens=8, extra_body={"ignore_eos": True}
+            )
+            assert said.choices[0].message.content == answer.content[0].text == response.output_text
+            counted = claude.messages.count_tokens(model="seeing", messages=[turn])
+            assert said.usage is not None and counted.input_tokens == said.usage.prompt_tokens
+            assert response.usage.input_tokens == said.usage.prompt_tokens
 
 
 def test_an_answer_about_images_is_transformers_and_goes_on_after_a_kill(tmp_path: Path) -> None:
@@ -53,6 +97,7 @@ def test_an_answer_about_images_is_transformers_and_goes_on_after_a_kill(tmp_pat
         assert whole.prompt_token_ids == prompt
         assert whole.usage.prompt_tokens == len(prompt)
         assert whole.choices[0].token_ids == expected
+        check_other_endpoints(farm.base_url, client, content, pictures)
         stream = iter(client.chat.completions.create(**asked, stream=True))
         tokens: list[int] = []
         while len(tokens) < 5:

@@ -6,28 +6,32 @@ from typing import Any
 
 import msgspec
 
-from api.generation.context.prompts import count_tokens
+from api.generation.context.prompts import TOO_MUCH, count_tokens
+from api.images.loading import Known
 from api.models.models import ServedModel
 from api.schemas.context_edits import CLEAR_THINKING, Edit
 from api.schemas.converted import Converted
 from api.schemas.messages import CalledFunction, Message
-from control.errors import ContextLengthExceeded
+from control.errors import RequestError
 
 CLEARED = "[The result of this call was cleared to save context.]"
 _TRIGGER_TOKENS, _KEPT_USES, _KEPT_TURNS = 100_000, 3, 1
 """Anthropic's defaults."""
 
 
-async def edited(asked: Converted, served: ServedModel, size: int) -> tuple[Converted, int]:
+async def edited(asked: Converted, served: ServedModel, size: int, known: Known) -> tuple[Converted, int]:
     """The conversation after its edits, with `applied_edits` among the facts that are told back; and its own tokens.
 
-    Tokens are counted only where an edit finds something to clear; else they are 0. `size`: of the request's body.
+    Tokens are counted only where an edit finds something to clear; else they are 0. `size`: of the request's body;
+    `known`: images that are loaded.
     """
 
     async def count(request: Converted) -> int:
         try:
-            return await count_tokens(request, served, size)
-        except ContextLengthExceeded:
+            return await count_tokens(request, served, size, known)
+        except RequestError as error:
+            if error.code not in TOO_MUCH:
+                raise
             return served.assets.context_length + 1
 
     original, tokens, applied = 0, 0, list[dict[str, Any]]()

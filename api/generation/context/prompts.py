@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from api.asgi.off_loop import off_loop
 from api.chat.conversation import chat_prompt
 from api.generation.constraints import prompts_with_gap
-from api.images.loading import LoadedImages, placed
+from api.images.loading import HeldPieces, Known, placed
+from api.images.sources import TOO_MANY
 from api.models.models import ServedModel
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
@@ -23,6 +24,8 @@ _PART_BYTES = 256
 """The least that a part of a message counts for."""
 _SURELY_CHARACTERS = 8
 """Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
+TOO_MUCH = ("context_length_exceeded", TOO_MANY)
+"""Codes of errors that a shorter conversation would not have."""
 
 Body = ChatRequest | CompletionRequest
 
@@ -40,11 +43,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts as token ids. `images` are those of the only prompt, whose pixels are in `loaded`."""
+    """Prompts as token ids. `images` are those of the only prompt, `pieces` their pixels."""
 
     tokens: list[list[int]]
     images: list[PromptImage]
-    loaded: LoadedImages
+    pieces: list[HeldPieces]
 
 
 def size_of(body: Body) -> int:
@@ -63,17 +66,20 @@ def written(body: Body, served: ServedModel) -> Written:
     return Written([prompt.text], prompt.reading, prompt.asked, prompt.images)
 
 
-async def encoded(prompts: Written, body: Body, served: ServedModel) -> Prompts:
-    """The prompts as token ids; images are loaded once the texts are known to fit. Raises RequestError and its kin."""
+async def encoded(prompts: Written, body: Body, served: ServedModel, known: Known) -> Prompts:
+    """The prompts as token ids; images that are not `known` are loaded once the texts are known to fit.
+
+    Raises RequestError and its kin.
+    """
     tokens = await _tokens(prompts.texts, body, served)
     wanted = served.assets.images
     if not prompts.images or wanted is None or served.images is None:
-        return Prompts(tokens, [], LoadedImages())
+        return Prompts(tokens, [], [])
     most = min(served.assets.context_length, served.assets.kv_tokens)
-    loaded = await served.images.load(prompts.images, wanted, most)
+    loaded = await served.images.load(prompts.images, wanted, most, known)
     [prompt] = tokens  # a chat has one
-    prompt, images = await off_loop(len(prompt) + most, placed, prompt, loaded.images, wanted)
-    return Prompts([prompt], images, loaded)
+    prompt, images = await off_loop(len(prompt) + most, placed, prompt, loaded, wanted)
+    return Prompts([prompt], images, [one.pieces for one in loaded])
 
 
 async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
@@ -96,14 +102,14 @@ async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel)
     return await off_loop(sum(len(text) for text in texts), encode)
 
 
-async def prompts_of(body: Body, served: ServedModel, size: int) -> list[list[int]]:
-    """The request's prompts as token ids; `size` is that of the body in which it came."""
+async def prompts_of(body: Body, served: ServedModel, size: int, known: Known) -> list[list[int]]:
+    """The request's prompts as token ids; `size` is that of the body in which it came, `known` as for `encoded`."""
     found = await off_loop(max(size, size_of(body)), written, body, served)
-    return (await encoded(found, body, served)).tokens
+    return (await encoded(found, body, served, known)).tokens
 
 
-async def count_tokens(body: Converted, served: ServedModel, size: int) -> int:
-    """Tokens of the request's prompt; `size` as for `prompts_of`. Raises RequestError in the client's own names."""
+async def count_tokens(body: Converted, served: ServedModel, size: int, known: Known) -> int:
+    """Tokens of the request's prompt; arguments as for `prompts_of`. Raises RequestError in the client's own names."""
     with naming(body.names):
-        [prompt] = await prompts_of(body, served, size)
+        [prompt] = await prompts_of(body, served, size, known)
     return len(prompt)

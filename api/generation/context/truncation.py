@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 
 from api.asgi.off_loop import off_loop
-from api.generation.context.prompts import count_tokens
+from api.generation.context.prompts import TOO_MUCH, count_tokens
+from api.images.loading import Known
 from api.models.models import ServedModel
 from api.schemas.converted import Converted
+from api.schemas.item_parts import size_of
 from api.schemas.items import MAX_ITEMS, Item
 from api.schemas.responses import ResponseRequest, conversation
 from api.schemas.tool_items import CALLS, RESULTS
-from control.errors import ContextLengthExceeded
+from control.errors import RequestError
 
 _ANSWER_SHARE = 4
 """Where something must go and the request sets no limit, one part in so many of the context is left for the answer."""
@@ -22,11 +24,12 @@ _MOST_CHARACTERS = 32
 
 
 async def fitted(
-    asked: ResponseRequest, items: list[Item], served: ServedModel, size: int, *, stored: bool
+    asked: ResponseRequest, items: list[Item], served: ServedModel, size: int, known: Known, *, stored: bool
 ) -> Converted:
     """The chat request for as much of `items` as there is room for; whole where it fits, or where that is not wanted.
 
-    `size`: of the body with the newest of them. Raises as `conversation`; one that stays too long is refused later.
+    `size`: of the body with the newest of them. `known`: images that are loaded. Raises as `conversation`; one that
+    stays too long is refused later.
     """
     size += _ITEM_BYTES * len(items)
     if asked.truncation != "auto":
@@ -39,22 +42,24 @@ async def fitted(
 
     fewest, most = await off_loop(size, _surely_dropped, items, steps, _MOST_CHARACTERS * room), len(steps)
     request = await off_loop(size, without, fewest)
-    if fewest == 0 and await _fits(request, served, size, room - (request.token_limit or 1)):
+    if fewest == 0 and await _fits(request, served, size, known, room - (request.token_limit or 1)):
         return request
     left = room - (request.token_limit or room // _ANSWER_SHARE)
     while fewest < most:
         half = (fewest + most) // 2
-        if await _fits(await off_loop(size, without, half), served, size, left):
+        if await _fits(await off_loop(size, without, half), served, size, known, left):
             most = half
         else:
             fewest = half + 1
     return await off_loop(size, without, most)
 
 
-async def _fits(request: Converted, served: ServedModel, size: int, room: int) -> bool:
+async def _fits(request: Converted, served: ServedModel, size: int, known: Known, room: int) -> bool:
     try:
-        return await count_tokens(request, served, size) <= room
-    except ContextLengthExceeded:
+        return await count_tokens(request, served, size, known) <= room
+    except RequestError as error:
+        if error.code not in TOO_MUCH:
+            raise
         return False
 
 
@@ -109,7 +114,7 @@ def _answers(items: list[Item], turn: list[int]) -> list[list[int]]:
 
 def _surely_dropped(items: list[Item], steps: list[list[int]], most_characters: int) -> int:
     """How many steps must go because what is left would be too much, however it is tokenised."""
-    sizes = [len(str(item)) for item in items]
+    sizes = [size_of(item) for item in items]
     gone: set[int] = set()
     characters = sum(sizes)
     for count, step in enumerate(steps):

@@ -267,7 +267,7 @@ def test_a_failed_stream_and_its_stored_response_agree(client: openai.OpenAI, le
         ({"input": [{"type": "computer_call"}]}, "input"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[0].type",
+            "input[0].content[0].image_url",
         ),
         ({"input": [{"role": "user", "content": 7}]}, "input[0].content"),
         ({"background": True, "store": False}, "background"),

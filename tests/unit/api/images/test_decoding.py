@@ -9,14 +9,17 @@ import random
 import struct
 import zlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from api.images.decoder import Refused, decoded
 from api.images.decoding import Decoder, NotDecoded
 from api.images.limits import MOST_BYTES, MOST_IMAGES
 from api.images.loading import ImageLoader, LoadedImage, placed
+from api.images.sources import data_of
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
 from control.messages import ImageInput
@@ -131,6 +134,9 @@ def source(data: bytes, path: str = "here") -> ImageSource:
         ([source(b"x", str(index)) for index in range(MOST_IMAGES + 1)], "has 11 images; at most 10"),
         ([ImageSource("data:image/png;base64," + "A" * (MOST_BYTES * 4 // 3 + 64), "here")], "20 MiB together"),
         ([ImageSource("data:image/png;base64,!!!!", "here")], "no valid base64"),
+        ([ImageSource("data:image/png;base64,A-_A", "here")], "URL-safe alphabet"),
+        ([ImageSource("data:image/png;base64,é", "here")], "not base64's"),
+        ([ImageSource("data:" + ";a=b" * 100_000, "here")], "no data URL with base64"),
         ([ImageSource("data:image/png,abc", "here")], "no data URL with base64"),
         ([ImageSource("http://127.0.0.1/secret.png", "here")], "fetches none"),
         ([ImageSource("file:///etc/passwd", "here")], "fetches none"),
@@ -142,7 +148,7 @@ async def test_limits_name_the_part(sources: list[ImageSource], why: str) -> Non
     loader = ImageLoader()
     try:
         with pytest.raises(RequestError, match=why) as refused:
-            await loader.load(sources, WANTED, 3)
+            await loader.load(sources, WANTED, 3, {})
         assert refused.value.param == ("10" if len(sources) > 1 else "here")
     finally:
         await loader.stop()
@@ -157,9 +163,52 @@ def test_placeholders_become_as_many_as_an_image_has_tokens() -> None:
         placed([9, 9, 9], loaded, WANTED)
 
 
-def test_transparency_and_orientation_are_those_of_transformers() -> None:
-    from api.images.decoder import decoded
+def in_format(image: Image.Image, kind: str, **options: Any) -> bytes:
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
 
+
+RED, GREY = (255, 0, 0), (156, 156, 156)
+PALETTE = Image.new("P", (8, 8))
+PALETTE.putpalette([*RED, 0, 255, 0])
+FRAMES = [Image.new("RGB", (8, 8), (0, 0, colour)) for colour in (200, 255)]
+
+
+@pytest.mark.parametrize(
+    ("data", "colour"),
+    [
+        (in_format(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "TIFF"), None),
+        (in_format(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=100), RED),
+        (in_format(Image.fromarray(np.full((8, 8), 40_000, np.uint16)), "PNG"), GREY),
+        (in_format(PALETTE, "PNG"), RED),
+        (in_format(PALETTE, "PNG", transparency=0), (255, 255, 255)),
+        (in_format(Image.new("LA", (8, 8), (10, 0)), "PNG"), (255, 255, 255)),
+        (in_format(Image.new("RGB", (8, 8), RED), "GIF", save_all=True, append_images=FRAMES), RED),
+        (in_format(Image.new("RGB", (8, 8), RED), "WEBP", save_all=True, append_images=FRAMES, lossless=True), RED),
+    ],
+    ids=["tiff", "cmyk", "16-bit", "palette", "transparent-palette", "grey-alpha", "animated-gif", "animated-webp"],
+)
+def test_colours_of_each_kind(data: bytes, colour: tuple[int, int, int] | None) -> None:
+    """The first frame in 8 bits of red, green and blue; other formats are refused whatever the client calls them."""
+    job = {"room": ROOM, "unit": 8, "least_pixels": 64, "most_pixels": 1536, "resample": 3}
+    if colour is None:
+        with pytest.raises(Refused, match="none that can be read"):
+            decoded(data, job)
+        return
+    pixels = np.frombuffer(decoded(data, job)[0], np.uint8).reshape(-1, 3)
+    assert np.abs(pixels.astype(int) - colour).max() <= 1
+
+
+@pytest.mark.parametrize("change", ["lines", "no-padding", "none"])
+def test_base64_as_clients_write_it(change: str) -> None:
+    """With line breaks, as `base64.encodebytes` and MIME have them, and without padding."""
+    text = base64.b64encode(b"some bytes of 25 as it is").decode()
+    given = {"lines": f" {text[:8]}\r\n{text[8:]}\n", "no-padding": text.rstrip("="), "none": text}[change]
+    assert text.endswith("=") and data_of(ImageSource(f"data:image/png;base64,{given}", "here"), 100)[:4] == b"some"
+
+
+def test_transparency_and_orientation_are_those_of_transformers() -> None:
     image = Image.new("RGBA", (16, 8), (10, 20, 30, 0))
     data = io.BytesIO()
     image.save(data, "PNG")
