@@ -51,10 +51,11 @@ def check_other_endpoints(
     with anthropic.Anthropic(
         base_url=base_url.removesuffix("/v1"), api_key="none", timeout=120, max_retries=0
     ) as claude:
-        for message, given, item in (
+        cases: list[tuple[Any, Any, Any]] = [
             ({"role": "user", "content": content}, blocks, {"role": "user", "content": items}),
             (result, [{"type": "tool_result", "tool_use_id": "c", "content": blocks}], output),
-        ):
+        ]
+        for message, given, item in cases:
             said = client.chat.completions.create(
                 **asked, messages=[message], max_tokens=8, extra_body={"ignore_eos": True}
             )
