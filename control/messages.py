@@ -243,17 +243,22 @@ class PoolingAssets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model takes images. `grid`: sides become multiples of `unit` pixels within limits of pixels, and each
-    square of `unit` pixels is one token."""
+    """How a model takes images. `grid`: sides become multiples of `unit` pixels within limits of pixels. `square`: both
+    sides become `side`. Each square of `unit` pixels is one token."""
 
-    kind: Literal["grid"]
+    kind: Literal["grid", "square"]
     token: int
     """The token that stands for a part of an image, once for each part."""
     placeholder: str
     """The text that the chat template writes for an image."""
+    text: str | None = None
+    """The text that takes the place of `placeholder` before the prompt is tokenised, with the token's own text in it;
+    None: the placeholder is the token's text."""
     unit: int
     least_pixels: int
     most_pixels: int
+    side: int = 0
+    """Of `square`: pixels."""
     resample: int
     """Pillow's number of the filter that resizes."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from tokenizers import AddedToken
 from transformers import AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from control.messages import PromptImage
@@ -21,19 +23,33 @@ from tests import models
 
 VISION_START, IMAGE_PAD, VISION_END = 131, 132, 133
 VOCAB_SIZE = 134
+UNIT = 8
+"""A token is a square of so many pixels."""
+SIDE = 32
+"""Of gemma3's images."""
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}\n"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}\n"
     "{% endfor %}"
 )
+
+QWEN_MARKS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+GEMMA_MARKS = ("<start_of_image>", "<image_soft_token>", "<end_of_image>")
 
 PROCESSOR: dict[str, Any] = {
     "patch_size": 4,
     "temporal_patch_size": 2,
     "merge_size": 2,
     "size": {"shortest_edge": 8 * 8, "longest_edge": 8 * 8 * 24},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+GEMMA_PROCESSOR: dict[str, Any] = {
+    "do_pan_and_scan": None,
+    "size": {"height": SIDE, "width": SIDE},
+    "resample": 2,
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
@@ -48,6 +64,15 @@ VISION: dict[str, Any] = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0, 2],
     "initializer_range": 0.2,
+}
+GEMMA_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": SIDE,
+    "patch_size": 4,
+    "vision_use_head": False,
 }
 
 
@@ -65,7 +90,7 @@ class Picture:
     def placed(self, start: int) -> PromptImage:
         height, width = self.pixels.shape[:2]
         digest = hashlib.sha256(f"{height} {width} ".encode() + self.data).hexdigest()
-        return PromptImage(start, height // 8 * (width // 8), height, width, digest)
+        return PromptImage(start, height // UNIT * (width // UNIT), height, width, digest)
 
 
 def qwen3_vl(folder: Path, tie: bool = False) -> Path:
@@ -79,21 +104,42 @@ def qwen3_vl(folder: Path, tie: bool = False) -> Path:
         vision_start_token_id=VISION_START,
         vision_end_token_id=VISION_END,
     )
-    torch.manual_seed(0)
+    return _saved(folder, config, QWEN_MARKS, "".join(QWEN_MARKS), PROCESSOR)
+
+
+def gemma3(folder: Path) -> Path:
+    """Its window is shorter than an image."""
+    text = models.SHAPE | models.FAMILY_SHAPES["gemma3_text"] | {"vocab_size": VOCAB_SIZE}
+    config = CONFIG_MAPPING["gemma3"](
+        text_config=text,
+        vision_config=GEMMA_VISION,
+        mm_tokens_per_image=(SIDE // UNIT) ** 2,
+        image_token_index=IMAGE_PAD,
+        boi_token_index=VISION_START,
+        eoi_token_index=VISION_END,
+    )
+    return _saved(folder, config, GEMMA_MARKS, GEMMA_MARKS[0], GEMMA_PROCESSOR)
+
+
+def _saved(folder: Path, config: Any, marks: tuple[str, ...], written: str, processor: dict[str, Any]) -> Path:
+    """A model of `config` whose images matter; `marks` are its tokens, `written` what its template has for an image."""
+    torch.manual_seed(1 if config.model_type == "gemma3" else 0)  # answers of several tokens
     model = AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-            elif "visual" in name and parameter.dim() > 1:
-                parameter.mul_(10)  # images must matter
+            if "mm_input_projection" in name:
+                parameter.add_(torch.randn_like(parameter))
+            elif "norm" in name:
+                layers = 3.0 if config.model_type == "gemma3" and "language_model.layers" in name else 0.1
+                parameter.add_(layers * torch.randn_like(parameter))
+            elif ("visual" in name or "vision_tower" in name) and parameter.dim() > 1:
+                parameter.mul_(10)
     model.save_pretrained(folder)
     tokenizer = models.tokenizer()
-    names = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
-    tokenizer.add_tokens([AddedToken(name, special=True) for name in names])
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in marks])
+    tokenizer.chat_template = TEMPLATE.replace("IMAGE", written)
     tokenizer.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return folder
 
 
@@ -108,14 +154,25 @@ def processor() -> Qwen2VLImageProcessorPil:
     return Qwen2VLImageProcessorPil(**PROCESSOR)
 
 
+def gemma_processor() -> Any:
+    return partial(Gemma3ImageProcessorPil(**GEMMA_PROCESSOR), do_pan_and_scan=False)
+
+
 def picture(seed: int, width: int = 30, height: int = 21) -> Picture:
-    """Resized as transformers' processor does it."""
+    """Resized as transformers' processor of Qwen does it."""
     original, ours = noise(seed, width, height), processor()
     found = ours([original], do_rescale=False, do_normalize=False, return_tensors="np")
     _, rows, columns = found["image_grid_thw"][0]
     cut = found["pixel_values"].reshape(rows // 2, columns // 2, 2, 2, 3, 2, 4, 4)[:, :, :, :, :, 0]
     whole = cut.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * 4, columns * 4, 3)
     return Picture(original, whole.astype(np.uint8))
+
+
+def square(seed: int, width: int = 30, height: int = 21) -> Picture:
+    """Resized as transformers' processor of Gemma 3 does it."""
+    original = noise(seed, width, height)
+    found = gemma_processor()([original], do_rescale=False, do_normalize=False, return_tensors="np")
+    return Picture(original, found["pixel_values"][0].transpose(1, 2, 0).astype(np.uint8))
 
 
 def prompt_with(pictures: list[Picture], text: int = 9) -> tuple[list[int], list[PromptImage]]:
@@ -132,12 +189,15 @@ def prompt_with(pictures: list[Picture], text: int = 9) -> tuple[list[int], list
 def generated(folder: Path, prompt: list[int], pictures: list[Picture], new: int) -> list[int]:
     """The greedy answer of transformers' processor and whole model in float64."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64)
+    gemma = model.config.model_type == "gemma3"
     tokens = torch.tensor([prompt])
-    found = processor()([one.original for one in pictures], return_tensors="pt") if pictures else {}
-    given: dict[str, Any] = dict(found)
+    given: dict[str, Any] = {}
     if pictures:
+        prepare = gemma_processor() if gemma else processor()
+        given = dict(prepare([one.original for one in pictures], return_tensors="pt"))
+        given.pop("num_crops", None)
         given["pixel_values"] = given["pixel_values"].double()
-        given["mm_token_type_ids"] = (tokens == IMAGE_PAD).int()
+        given["token_type_ids" if gemma else "mm_token_type_ids"] = (tokens == IMAGE_PAD).int()
     answer = model.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),

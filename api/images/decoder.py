@@ -92,7 +92,17 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _target(height: int, width: int, job: dict[str, Any]) -> tuple[int, int]:
-    """Height and width as multiples of `unit`, within limits of pixels: transformers' smart_resize of Qwen2-VL."""
+    """Height and width as the model takes them: a square of `side`, or multiples of `unit`. Raises Refused and
+    TooLarge."""
+    rows, columns = (job["side"], job["side"]) if job["side"] else _multiples(height, width, job)
+    if (size := rows * columns * _CHANNELS) > job["room"]:
+        raise TooLarge(needs_more(size, columns, rows, job["room"]))
+    return rows, columns
+
+
+def _multiples(height: int, width: int, job: dict[str, Any]) -> tuple[int, int]:
+    """Height and width as multiples of `unit`, within limits of pixels: transformers' smart_resize of Qwen2-VL. Raises
+    Refused."""
     if max(height, width) > _STRETCHED * min(height, width):
         raise Refused(f"has {width} × {height} pixels; one side may be at most {_STRETCHED} times the other")
     unit, least, most = job["unit"], job["least_pixels"], job["most_pixels"]
@@ -104,8 +114,6 @@ def _target(height: int, width: int, job: dict[str, Any]) -> tuple[int, int]:
     elif rows * columns < least:
         grow = math.sqrt(least / (height * width))
         rows, columns = (math.ceil(side * grow / unit) * unit for side in (height, width))
-    if (size := rows * columns * _CHANNELS) > job["room"]:
-        raise TooLarge(needs_more(size, columns, rows, job["room"]))
     return rows, columns
 
 

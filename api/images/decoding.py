@@ -64,6 +64,7 @@ class Decoder:
             "bytes": len(data),
             "room": room,
             "unit": wanted.unit,
+            "side": wanted.side,
             "least_pixels": wanted.least_pixels,
             "most_pixels": wanted.most_pixels,
             "resample": wanted.resample,

@@ -112,6 +112,12 @@ def _pixel_bytes(image: LoadedImage) -> int:
     return image.height * image.width * _CHANNELS
 
 
+def with_marks(prompt: str | list[int], wanted: ImageInput) -> str | list[int]:
+    """The prompt of a request with images as it is tokenised: some models have text around each image that their chat
+    template does not write."""
+    return prompt.replace(wanted.placeholder, wanted.text) if wanted.text and isinstance(prompt, str) else prompt
+
+
 def placed(prompt: list[int], loaded: list[LoadedImage], wanted: ImageInput) -> tuple[list[int], list[PromptImage]]:
     """The prompt with as many placeholders for each image as it has tokens, and the images' places. Raises RequestError
     where the prompt has another number of placeholders than there are images: its text spells some out."""

@@ -70,12 +70,14 @@ def check_other_endpoints(
             assert response.usage.input_tokens == said.usage.prompt_tokens
 
 
-def test_an_answer_about_images_is_transformers_and_goes_on_after_a_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl"])
+def test_an_answer_about_images_is_transformers_and_goes_on_after_a_kill(kind: str, tmp_path: Path) -> None:
     """Two pictures between texts; the rank that dies had the prompt's keys and values, and the pictures' rows."""
-    folder = image_models.qwen3_vl(tmp_path / "seeing")
-    pictures = [image_models.picture(1), image_models.picture(2, 17, 40)]
+    folder = getattr(image_models, kind)(tmp_path / "seeing")
+    picture, beside = (image_models.square, b"\n\n") if kind == "gemma3" else (image_models.picture, b"")
+    pictures = [picture(1), picture(2, 17, 40)]
     first, second = (image_models.image_tokens(one) for one in pictures)
-    prompt = [*b"user: look ", *first, *second, *b" and say"]
+    prompt = [*b"user: look " + beside, *first, *beside * 2, *second, *beside + b" and say"]
     expected = image_models.generated(folder, prompt, pictures, NEW)
     content: Any = [
         {"type": "text", "text": "look "},

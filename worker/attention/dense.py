@@ -69,11 +69,17 @@ def _explicit(
     return torch.matmul(weights, value)
 
 
-def causal_bias(offset: int, count: int, first: int, last: int, window: int | None, like: Tensor) -> Tensor:
-    """(count, last - first): may the token at `offset + i` see the key at position `first + j`?"""
+def causal_bias(
+    offset: int, count: int, first: int, last: int, window: int | None, like: Tensor, ends: Tensor | None = None
+) -> Tensor:
+    """(count, last - first): may the token at `offset + i` see the key at position `first + j`? With `ends` (count,) it
+    sees those before `ends[i]`, its own position or later ones included."""
     tokens = torch.arange(offset, offset + count, device=like.device).unsqueeze(1)
     keys = torch.arange(first, last, device=like.device).unsqueeze(0)
-    return additive(_visible(tokens, keys, window), like)
+    visible = _visible(tokens, keys, window)
+    if ends is not None:
+        visible |= (keys > tokens) & (keys < ends.unsqueeze(1))
+    return additive(visible, like)
 
 
 def length_bias(positions: Tensor, first: int, last: int, window: int | None, like: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
 
-from control.commands import BatchChange, GenerateStepWithImages, StepRow
+from control.commands import BatchChange, GenerateStep, GenerateStepWithImages, StepRow
 from control.errors import RankError, RankErrorKind
 from worker.engine.images import EngineImages
 from worker.kv.base import KVStore
@@ -102,11 +102,13 @@ class CommandCheck:
         states = store.state_tokens * sum(row.snapshot for row in rows)
         return kept + states + sum(store.rounded(row.extent.end) for row in rows)
 
-    def images(self, command: GenerateStepWithImages, images: EngineImages) -> None:
-        """That the command's images fit its rows; `images` are those of the engine."""
-        if not images.taken:
+    def images(self, command: GenerateStep, images: EngineImages) -> None:
+        """That the rows fit the command's images and those of earlier ones; `images` are those of the engine."""
+        begins = isinstance(command, GenerateStepWithImages)
+        if begins and not images.taken:
             raise self._error("unsupported_arch", f"{command.model_id!r} takes text only; send no images")
-        if why := images.fault(command.images, command.change.rows, command.chunk_size):
+        given, most = (command.images, command.chunk_size) if begins else ((), None)
+        if images.taken and (why := images.fault(given, command.change.rows, most)):
             raise self._error("bad_request", why)
 
     def shape(self, change: BatchChange) -> None:

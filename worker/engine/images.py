@@ -97,6 +97,11 @@ class EngineImages:
         return self._given
 
     @property
+    def whole(self) -> bool:
+        """True if a row has all of an image's tokens from its first one on, or none."""
+        return self._given is not None and self._given.whole
+
+    @property
     def token(self) -> int:
         """The placeholder."""
         return self._tower.input.token
@@ -114,8 +119,9 @@ class EngineImages:
         """True if the image is encoded here."""
         return digest in self._encoded
 
-    def fault(self, images: Iterable[StepImage], rows: Sequence[StepRow], most: int) -> str | None:
-        """Why a command can't be run, None if it can: placeholders that are no image's, or the other way round."""
+    def fault(self, images: Iterable[StepImage], rows: Sequence[StepRow], most: int | None) -> str | None:
+        """Why a command can't be run, None if it can: placeholders that are no image's, or the other way round, or rows
+        above `most` tokens or that end inside an image which has to be whole."""
         by_sid: dict[int, list[StepImage]] = {}
         for image in images:
             by_sid.setdefault(image.sid, []).append(image)
@@ -124,13 +130,15 @@ class EngineImages:
                 return f"sequence {sid}: {why}"
         for row in rows:
             known = by_sid.get(row.sid) or getattr(self._sequences.get(row.sid), "images", [])
-            if len(row.tokens) > most:
+            if most is not None and len(row.tokens) > most:
                 return f"sequence {row.sid} has a row of {len(row.tokens)} tokens, and chunks have {most}"
             for image in known:
                 begin, end = max(image.start, row.offset), min(image.start + image.count, row.offset + len(row.tokens))
                 part = row.tokens[begin - row.offset : max(begin, end) - row.offset]
                 if any(one != self.token for one in part):
                     return f"sequence {row.sid} has no placeholders where its image begins at {image.start}"
+                if self.whole and begin < end < image.start + image.count:
+                    return f"sequence {row.sid} has a row that ends at {end}, inside its image at {image.start}"
         return None
 
     def add(self, images: Iterable[StepImage]) -> None:
@@ -148,8 +156,8 @@ class EngineImages:
         self._encoded.clear()
 
     def axes(self, rows: Sequence[Row]) -> Tensor | None:
-        """The positions of a batch; None where none of its sequences has images."""
-        if not any(row.sid in self._sequences for row in rows):
+        """The positions of a batch; None where none of its sequences has images, or a token has one position."""
+        if self._given is None or self._given.axes is None or not any(row.sid in self._sequences for row in rows):
             return None
         parts: list[Tensor] = []
         for row in rows:
@@ -157,6 +165,25 @@ class EngineImages:
             known = self._sequences.get(row.sid)
             parts.append(torch.arange(start, stop).expand(AXES, -1) if known is None else known.axes(start, stop))
         return torch.cat(parts, dim=1).contiguous()
+
+    def ends(self, rows: Sequence[Row]) -> Tensor | None:
+        """The positions before which the tokens of a batch see their sequences: those of an image see all of it. None
+        where each sees what is before it and itself."""
+        if not self.whole:
+            return None
+        parts: list[Tensor] = []
+        found = False
+        for row in rows:
+            start, stop = row.offset, row.offset + len(row.tokens)
+            ends = torch.arange(start + 1, stop + 1)
+            known = self._sequences.get(row.sid)
+            for image in known.images if known is not None else ():
+                begin, end = max(image.start, start), min(image.start + image.count, stop)
+                if begin < end:
+                    ends[begin - start : end - start] = end
+                    found = True
+            parts.append(ends)
+        return torch.cat(parts) if found else None
 
     def rows(self, rows: Sequence[Row], collective: Collective) -> ImageRows | None:
         """The features in place of a batch's placeholders; None where it holds none."""

@@ -97,8 +97,7 @@ class Engine:
         sid, then the command's rows in their order. The whole command is checked before any change, by state that is
         equal on all ranks. Raises RankError: `bad_request` or `forward_failed`, with nothing changed."""
         rows = self._rows(command.change)
-        if isinstance(command, GenerateStepWithImages):
-            self._check.images(command, self.images)
+        self._check.images(command, self.images)
         self._settle(rows)
         self._make_room(command.change)
         if isinstance(command, GenerateStepWithImages):
@@ -185,7 +184,7 @@ class Engine:
             return self.graphs.run(rows).clone()
         cache = self.store.begin([row.extent for row in rows], [row.extent for row in beside])
         axes, drawn = self.images.axes(rows), self.images.rows(rows, self.collective)
-        batch = flatten(rows, cache, self.model.device, axes, drawn)
+        batch = flatten(rows, cache, self.model.device, axes, drawn, self.images.ends(rows))
         return self.model.forward(batch, None if scorer is None else scorer.window)
 
     def run_ahead(self, rows: list[Row], tokens: Tensor) -> None:

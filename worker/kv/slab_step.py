@@ -205,13 +205,16 @@ class _Prefill:
         key = self.slab.pool.keys[layer][slot, :, first : extent.end]
         value = self.slab.pool.values[layer][slot, :, first : extent.end]
         asked = query[:, self.start : self.stop]
-        return dense.prefill(asked, key, value, self._bias(variant.window, first, query), variant)
+        return dense.prefill(asked, key, value, self._bias(variant, first, query), variant)
 
-    def _bias(self, window: int | None, first: int, like: Tensor) -> Tensor | None:
+    def _bias(self, variant: Variant, first: int, like: Tensor) -> Tensor | None:
+        window = variant.window
         if window not in self._biases:
-            extent = self.extent
-            simple = extent.offset == 0 and (window is None or window >= extent.count)
+            extent, ends = self.extent, None if variant.ends is None else variant.ends[self.start : self.stop]
+            simple = ends is None and extent.offset == 0 and (window is None or window >= extent.count)
             self._biases[window] = (
-                None if simple else dense.causal_bias(extent.offset, extent.count, first, extent.end, window, like)
+                None
+                if simple
+                else dense.causal_bias(extent.offset, extent.count, first, extent.end, window, like, ends)
             )
         return self._biases[window]

@@ -170,7 +170,7 @@ class Leader:
                 raise
 
     def _work(self, lease: Lease, group: Group, kv_tokens: int, progress: Progress, heartbeat: Heartbeat) -> None:
-        store = self._rank_worker.store
+        store, images = self._rank_worker.store, self._rank_worker.images
         shares_prefixes = self._spec.prefix_cache and store.supports_prefix_sharing
         scheduler = Scheduler(
             kv_tokens=kv_tokens,
@@ -181,10 +181,11 @@ class Leader:
             lookup=self._spec.lookup if group.verifies_guesses else 0,
             state_tokens=store.state_tokens,
             whole_prompts=self._pooling is not None and is_whole(self._files.config, self._pooling),
+            whole_images=images is not None and images.whole,
         )
         progress.kv = scheduler.kv_tokens
         exchange = RedisExchange(self._client, self._blocking, lease, heartbeat.check)
-        finisher, images = Finisher(self._decode), self._rank_worker.images
+        finisher = Finisher(self._decode)
         fingerprint = None if self._backend is None else self._backend.fingerprint
         manager = RequestManager(lease, exchange, scheduler, finisher, self._grammars, images, fingerprint)
         dead_replicas = DeadReplicas(self._client, lease)

@@ -74,6 +74,9 @@ class Batch:
     axes: Tensor | None = None
     """(3, T) int64: each token's positions in time, height and width, where a sequence has images; else None."""
     images: ImageRows | None = None
+    ends: Tensor | None = None
+    """(T,) int64: the position before which each token sees its sequence, where one sees others than those before it
+    and itself; else None."""
 
 
 def flatten(
@@ -82,6 +85,7 @@ def flatten(
     device: torch.device,
     axes: Tensor | None = None,
     images: ImageRows | None = None,
+    ends: Tensor | None = None,
 ) -> Batch:
     tokens: list[int] = []
     positions: list[int] = []
@@ -112,4 +116,5 @@ def flatten(
         types=sent(types) if types else None,
         axes=axes,
         images=images,
+        ends=ends,
     )

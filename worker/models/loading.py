@@ -181,7 +181,7 @@ class _Load:
         recurrent = validation.recurrence(config)
         layout = _cache_layout(model.config, self._plan(model.config), self.dtype, self.device, recurrent)
         if pooling is None:
-            tower = self._tower(model.config)
+            tower = self._tower(model)
             return ServedModel(model, self.link, layout, model.config.vocab_size, tower=tower)
         show_hidden_states(model, self.dtype, self.device)
         whole = WholeLayout(not config.get("use_bidirectional_attention"), self.dtype, self.device)
@@ -190,15 +190,15 @@ class _Load:
         places = whole if is_whole(config, pooling) else layout
         return ServedModel(model, self.link, places, model.config.vocab_size, pooler)
 
-    def _tower(self, config: Any) -> VisionTower | None:
+    def _tower(self, model: Any) -> VisionTower | None:
         """The image part, where there is one; on CPUs only."""
         part = part_of(self.files.config) if self.device.type == "cpu" else None
         if part is None:
             return None
-        from worker.models.vision.tower import load_tower  # only here: it imports transformers
+        from worker.models.vision.loading import load_tower  # only here: it imports transformers
 
         with Checkpoint(self.files.weights, images=True) as checkpoint:
-            return load_tower(part, checkpoint, self.dtype, config, lambda: self.tell(1.0))
+            return load_tower(part, checkpoint, self.dtype, model, lambda: self.tell(1.0))
 
     def _plan(self, config: Any, borders: tuple[int, ...] = ()) -> ShardPlan:
         family, group = validation.family_of(self.files.config), self.link.collective

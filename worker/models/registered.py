@@ -23,12 +23,13 @@ def attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     cache_step: CacheStep | None = None,
+    ends: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a flat batch: query (1, heads, T, dim), key and value (1, kv heads, T, dim) → (1, T, heads, dim).
 
     T counts the tokens of all sequences in order. `cache_step` stores the new keys and values, and attends each token
-    to its own sequence. There is never a mask: the cache keeps causality.
+    to its own sequence. There is never a mask: the cache keeps causality, but for tokens that see as far as `ends`.
     """
     if cache_step is None:
         raise RuntimeError("the furrow attention needs the step's cache: call the model through ServedModel.forward")
@@ -37,6 +38,7 @@ def attend(
         window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
+        ends=ends,
     )
     layer: int = module.layer_idx  # type: ignore[assignment]
     return cache_step.attend(layer, query[0], key[0], value[0], variant).unsqueeze(0), None

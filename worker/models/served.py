@@ -59,7 +59,7 @@ class ServedModel:
         if self._native is None:
             for layer in getattr(module.base_model, "layers", ()):
                 layer.register_forward_hook(self._layer_done)
-            if tower is not None:
+            if tower is not None and tower.axes is not None:
                 module.base_model.rotary_emb = SectionedRotary(module.base_model.rotary_emb, tower.axes)
         # A tied head and embedding are one parameter and counted once; packed weights are no parameters.
         self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters()) + sum(
@@ -139,7 +139,9 @@ class ServedModel:
         return logits
 
     def _logits(self, batch: Batch, places: Tensor) -> Tensor:
-        types = {} if batch.types is None else {"token_type_ids": batch.types.unsqueeze(0)}
+        more = {} if batch.types is None else {"token_type_ids": batch.types.unsqueeze(0)}
+        if batch.ends is not None:
+            more["ends"] = batch.ends
         body, given = self._module.base_model, {"input_ids": batch.tokens.unsqueeze(0)}
         if batch.images is not None:
             embedded = self._module.get_input_embeddings()(batch.tokens)
@@ -152,7 +154,7 @@ class ServedModel:
                 logits_to_keep=places,
                 use_cache=False,
                 cache_step=batch.cache,
-                **types,
+                **more,
             ).logits[0]
         return logits if logits.dtype == torch.float64 else logits.float()
 

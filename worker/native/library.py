@@ -184,6 +184,7 @@ class Batch(ctypes.Structure):
         ("marked_count", c_int64),
         ("added", c_void_p),
         ("added_layers", c_int64),
+        ("ends", c_void_p),
     ]
 
 

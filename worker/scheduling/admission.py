@@ -19,9 +19,12 @@ MOST_GUESTS = 8
 class Admission:
     """The waiting lines of a scheduler. `running` is the scheduler's own, by sid; both change it."""
 
-    def __init__(self, running: dict[int, Sequence], memory: Memory, slots: int, whole: bool = False) -> None:
-        """`whole`: prompts are not cut into chunks."""
+    def __init__(
+        self, running: dict[int, Sequence], memory: Memory, slots: int, whole: bool = False, whole_images: bool = False
+    ) -> None:
+        """`whole`: prompts are not cut into chunks; `whole_images`: not inside an image."""
         self._running, self._memory, self._slots, self._whole = running, memory, slots, whole
+        self._whole_images = whole_images
         self.waiting = WaitingLines()
         self._turns = PrefillTurns()
         self._passed: dict[Flow, int] = {}
@@ -88,6 +91,7 @@ class Admission:
             if not self._whole and (due := self._memory.until_snapshot(sequence, count, spare=self._spare())):
                 closed |= {flow} if due < count else set()  # the rest of the prompt comes before the flow's next one
                 count = due
+            count = sequence.beside_images(count) if self._whole_images else count
             plan.feed(sequence, count)
             self._turns.fed(flow, count)
             budget -= count

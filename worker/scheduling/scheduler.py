@@ -39,12 +39,13 @@ class Scheduler:
         lookup: int = 0,
         state_tokens: int = 0,
         whole_prompts: bool = False,
+        whole_images: bool = False,
     ) -> None:
         """`kv_tokens` is the tightest rank's, of which each sequence takes `state_tokens` for its recurrent state;
         `token_budget` bounds the tokens of a step, decode rows included; no prefix shorter than `prefix_tokens` is
         shared, and none at all with None; `lookup` guesses of a sequence are verified in one step, where the ranks can
         do that. With `whole_prompts` a prompt is one row of one step, which may be above the budget if it has no
-        other."""
+        other. With `whole_images` no row ends inside an image; the one that begins with it may be above the budget."""
         if token_budget < 1 or max_sequences < 1:
             raise ValueError(f"token_budget and max_sequences must be positive, got {token_budget}, {max_sequences}")
         self._memory = Memory(kv_tokens, block_tokens, prefix_tokens, state_tokens)
@@ -53,7 +54,7 @@ class Scheduler:
         self.mixed_budget = self.prefill_budget = token_budget
         """The most prompt tokens of a step in which a sequence decodes, and of one in which none does."""
         self._running: dict[int, Sequence] = {}  # by sid, in the order in which they got their slots
-        self._admission = Admission(self._running, self._memory, max_sequences, whole_prompts)
+        self._admission = Admission(self._running, self._memory, max_sequences, whole_prompts, whole_images)
         self._waiting = self._admission.waiting
         self._lookup = Lookup(self._account, lookup)
         self._continuing: set[int] = set()

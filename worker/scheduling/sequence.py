@@ -135,6 +135,15 @@ class Sequence:
         """The place in the output of the token that comes next."""
         return len(self.output) + len(self.guessed)
 
+    def beside_images(self, count: int) -> int:
+        """The length of a row of about `count` tokens that does not end inside an image: it ends before that, or with
+        it where nothing is before it."""
+        stop = self.cached + count
+        for image in self.images:
+            if image.start < stop < image.start + image.count:
+                stop = image.start if image.start > self.cached else image.start + image.count
+        return stop - self.cached
+
     def followed_by(self, token: int) -> Sequence:
         """The sequence as it would be after one more token, to sample from; not for the scheduler. It shares `output`,
         whatever its length is."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from api.asgi.off_loop import off_loop
 from api.chat.conversation import chat_prompt
 from api.generation.constraints import prompts_with_gap
-from api.images.loading import HeldPieces, Known, placed
+from api.images.loading import HeldPieces, Known, placed, with_marks
 from api.images.sources import TOO_MANY
 from api.models.models import ServedModel
 from api.schemas.chat import ChatRequest
@@ -71,10 +71,10 @@ async def encoded(prompts: Written, body: Body, served: ServedModel, known: Know
 
     Raises RequestError and its kin.
     """
-    tokens = await _tokens(prompts.texts, body, served)
     wanted = served.assets.images
     if not prompts.images or wanted is None or served.images is None:
-        return Prompts(tokens, [], [])
+        return Prompts(await _tokens(prompts.texts, body, served), [], [])
+    tokens = await _tokens([with_marks(text, wanted) for text in prompts.texts], body, served)
     most = min(served.assets.context_length, served.assets.kv_tokens)
     loaded = await served.images.load(prompts.images, wanted, most, known)
     [prompt] = tokens  # a chat has one

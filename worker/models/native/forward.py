@@ -65,6 +65,8 @@ class NativeForward:
         )
         if batch.axes is not None and self._axis_of is not None:
             asked.axes, asked.axis_of = batch.axes.data_ptr(), self._axis_of.data_ptr()
+        if batch.ends is not None:
+            asked.ends = batch.ends.data_ptr()
         if batch.images is not None:
             images = batch.images
             asked.marked, asked.marked_count = images.places.data_ptr(), images.places.numel()

@@ -24,12 +24,17 @@ struct Task {
   int64_t head_stride, stride, out_stride, dim, heads, tokens;
   int64_t position;  // of the first token
   int64_t window;    // 0: sees everything
+  const int64_t* ends;  // by token, the position before which it sees the sequence; null: its own included
   float scale, cap;  // cap 0: scores stay
   const float* sinks;  // by head; null: none
 };
 
 inline int64_t first_seen(const Task& task, int64_t token) {
   return task.window ? std::max<int64_t>(0, task.position + token + 1 - task.window) : 0;
+}
+
+inline int64_t end_seen(const Task& task, int64_t token) {
+  return task.ends ? task.ends[token] : task.position + token + 1;
 }
 
 // scores[i] (LANES) of `COUNT` queries, scaled before, against LANES keys; what is `next` is asked for on the way.
@@ -114,7 +119,8 @@ void mix_from(int64_t at, const Task& task, const float* values, int64_t positio
 
 // `scratch`: see `attention_scratch`.
 inline void attend(const Task& task, float* scratch) {
-  const int64_t last = task.position + task.tokens;  // positions that the last token sees
+  int64_t last = 0;
+  for (int64_t token = 0; token < task.tokens; ++token) last = std::max(last, end_seen(task, token));
   const int64_t start = first_seen(task, 0) / LANES * LANES, room = (last - start + LANES - 1) / LANES * LANES;
   const int64_t queries = task.heads * task.tokens;
   float *asked = scratch, *scores = asked + queries * task.dim;
@@ -134,7 +140,7 @@ inline void attend(const Task& task, float* scratch) {
     }
   }
   for (int64_t token = 0; token < task.tokens; ++token) {
-    const int64_t first = first_seen(task, token), seen = task.position + token + 1 - first;
+    const int64_t first = first_seen(task, token), seen = end_seen(task, token) - first;
     for (int64_t head = 0; head < task.heads; ++head) {
       float* own = scores + (token * task.heads + head) * room;
       if (task.cap) cap_all(own, room, task.cap);

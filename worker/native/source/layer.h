@@ -175,6 +175,7 @@ struct Batch {
   int64_t marked_count;
   const float* added;        // (added_layers, marked_count, hidden)
   int64_t added_layers;
+  const int64_t* ends;       // by token, the position before which it sees its sequence; null: its own included
 };
 
 }  // namespace furrow

@@ -213,6 +213,7 @@ class Step {
     task.head_stride = query_stride(), task.stride = width(), task.out_stride = model_.heads * dim;
     task.dim = dim, task.heads = heads, task.tokens = piece.count;
     task.position = span.offset + piece.first, task.window = layer.window;
+    task.ends = batch_.ends ? batch_.ends + token : nullptr;
     task.sinks = layer.sinks ? layer.sinks + shared * heads : nullptr;
     task.scale = model_.attention_scale, task.cap = model_.attention_cap;
     return task;

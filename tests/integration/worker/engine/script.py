@@ -24,6 +24,8 @@ class Job:
     takes_over: bool = False
     stays: bool = False
     """True if its KV is kept when it has ended."""
+    uncut: tuple[range, ...] = ()
+    """Positions of images inside which no row ends."""
     scored: bool = False
     """True if each position of its prompt that has a token after it is scored."""
 
@@ -47,7 +49,7 @@ def write(jobs: list[Job]) -> list[GenerateStep]:
                 prefixes.append(Prefix(job.sid, job.donor, job.shared))
                 now += [job.donor] if job.takes_over else []
             if offset < len(job.prompt):
-                part = job.prompt[offset : offset + job.chunk]
+                part = job.prompt[offset : _stop(job, offset)]
                 fed[job.sid] += len(part)
                 stop = min(fed[job.sid], len(job.prompt) - 1)
                 scored = (offset, stop) if job.scored and stop > offset else None
@@ -59,3 +61,12 @@ def write(jobs: list[Job]) -> list[GenerateStep]:
         change = BatchChange(rows=rows, left=now, kept=kept, prefixes=prefixes)
         steps.append(GenerateStep(epoch=1, seq=len(steps) + 1, model_id="tiny", change=change))
     return steps
+
+
+def _stop(job: Job, offset: int) -> int:
+    """The end of a row from `offset` on, as a scheduler plans it."""
+    stop = offset + job.chunk
+    for image in job.uncut:
+        if image.start < stop < image.stop:
+            stop = image.start if image.start > offset else image.stop
+    return stop

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from control.commands import GenerateStep, GenerateStepWithImages, StepImage
+from control.errors import RankError
 from control.messages import PromptImage
 from tests import image_models
 from tests.integration.worker.engine.parity import engine_of
@@ -16,19 +19,28 @@ from tests.integration.worker.engine.script import Job, write
 NEW = 8
 CHUNKS = (5, 512)
 
-PICTURES = [image_models.picture(1), image_models.picture(2, 17, 40), image_models.picture(3, 60, 12)]
+SIZES = ((30, 21), (17, 40), (60, 12))
+PICTURES = [image_models.picture(seed, *size) for seed, size in enumerate(SIZES, 1)]
+SQUARES = [image_models.square(seed, *size) for seed, size in enumerate(SIZES, 1)]
+OF_KIND = {"gemma3": SQUARES, "qwen3_vl": PICTURES}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return image_models.qwen3_vl(tmp_path_factory.mktemp("qwen3_vl"))
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return functools.cache(lambda kind: getattr(image_models, kind)(tmp_path_factory.mktemp(kind)))
+
+
+@pytest.fixture(scope="module")
+def folder(folders: Callable[[str], Path]) -> Path:
+    return folders("qwen3_vl")
 
 
 def with_images(jobs: list[Job], images: dict[int, list[PromptImage]]) -> list[GenerateStep]:
     """The commands of `jobs`; where a sequence with images begins they say so."""
-    steps = list[GenerateStep]()
+    steps, known = list[GenerateStep](), set[int]()
     for step in write(jobs):
-        begun = [row.sid for row in step.change.rows if row.offset == 0 and row.sid in images]
+        begun = [row.sid for row in step.change.rows if row.sid not in known and row.sid in images]
+        known.update(begun)
         if begun:
             given = [StepImage(sid, *_fields(one)) for sid in begun for one in images[sid]]
             fields = {"epoch": 1, "seq": step.seq, "model_id": "tiny", "change": step.change}
@@ -41,23 +53,30 @@ def _fields(image: PromptImage) -> tuple[int, int, int, int, str]:
     return image.start, image.count, image.height, image.width, image.digest
 
 
-def test_images_equal_generate(folder: Path, ranks: RankGroup) -> None:
-    """One image and three, in chunks whose borders are inside an image, among text that joins and leaves: greedy
-    float64 tokens of one rank and of two are those of transformers' processor and model."""
+def uncut(kind: str, placed: list[PromptImage]) -> tuple[range, ...]:
+    """The positions inside which no row of the kind ends."""
+    return tuple(range(one.start, one.start + one.count) for one in placed) if kind == "gemma3" else ()
+
+
+@pytest.mark.parametrize("kind", sorted(OF_KIND))
+def test_images_equal_generate(kind: str, folders: Callable[[str], Path], ranks: RankGroup) -> None:
+    """One image and three, in chunks whose borders are inside an image where that may be, among text that joins and
+    leaves: greedy float64 tokens of one rank and of two are those of transformers' processor and model."""
+    folder, all_pictures = folders(kind), OF_KIND[kind]
     jobs, images, expected = list[Job](), dict[int, list[PromptImage]](), dict[int, list[int]]()
-    for pictures in (PICTURES[:1], PICTURES, []):
+    for pictures in (all_pictures[:1], all_pictures, []):
         prompt, placed = image_models.prompt_with(pictures)
         answer = image_models.generated(folder, prompt, pictures, NEW)
         assert len(set(answer)) > 3
         for chunk in CHUNKS:
             sid = len(jobs) + 1
-            jobs.append(Job(sid, prompt, chunk, NEW, start=2 * sid))
+            jobs.append(Job(sid, prompt, chunk, NEW, start=2 * sid, uncut=uncut(kind, placed)))
             expected[sid] = answer
             if placed:
                 images[sid] = placed
     assert len({tuple(one) for one in expected.values()}) == 3
     steps = with_images(jobs, images)
-    pixels = {one.placed(0).digest: one.data for one in PICTURES}
+    pixels = {one.placed(0).digest: one.data for one in all_pictures}
     engine = engine_of(folder, "float64")
     assert engine.images is not None
     engine.images.pixels = lambda image: pixels[image.digest]
@@ -68,16 +87,18 @@ def test_images_equal_generate(folder: Path, ranks: RankGroup) -> None:
         assert outcome.tokens == expected
 
 
-def test_the_forward_in_cpp_sees_the_same(folder: Path) -> None:
-    """float32 in C++: the tokens of one image and three are the same, in chunks and whole, to the bit."""
-    prompt, placed = image_models.prompt_with(PICTURES)
-    pixels = {one.placed(0).digest: one.data for one in PICTURES}
-    jobs = [Job(sid, prompt, chunk, NEW) for sid, chunk in enumerate((5, 512), 1)]
+@pytest.mark.parametrize("kind", sorted(OF_KIND))
+def test_the_forward_in_cpp_sees_the_same(kind: str, folders: Callable[[str], Path]) -> None:
+    """float32 in C++: the tokens of three images are the same, in chunks and whole, to the bit."""
+    folder, pictures = folders(kind), OF_KIND[kind]
+    prompt, placed = image_models.prompt_with(pictures)
+    pixels = {one.placed(0).digest: one.data for one in pictures}
+    jobs = [Job(sid, prompt, chunk, NEW, uncut=uncut(kind, placed)) for sid, chunk in enumerate((5, 512), 1)]
     engine = engine_of(folder, "float32")
     assert engine.model.is_native
     engine.images.pixels = lambda image: pixels[image.digest]
     outcome = play(engine, with_images(jobs, {1: placed, 2: placed}))
-    assert outcome.tokens[1] == image_models.generated(folder, prompt, PICTURES, NEW)
+    assert outcome.tokens[1] == image_models.generated(folder, prompt, pictures, NEW)
     for one, other in zip(outcome.logits[1], outcome.logits[2], strict=True):
         assert one.equal(other)
 
@@ -92,3 +113,19 @@ def test_pixels_that_are_gone_fail_their_request_alone(folder: Path) -> None:
     with engine.step(steps[0]) as step:
         assert set(step.forward().scores.failed) == {1}
         step.agree([0, alone[0]])
+
+
+def test_a_row_that_ends_inside_a_whole_image_is_refused(folders: Callable[[str], Path]) -> None:
+    """Its tokens would see what is not there yet. A row that begins inside, behind a shared beginning, is run to the
+    same tokens."""
+    engine = engine_of(folders("gemma3"), "float32")
+    prompt, placed = image_models.prompt_with(SQUARES[:1])
+    engine.images.pixels = lambda image: SQUARES[0].data
+    inside = placed[0].start + 3
+    with pytest.raises(RankError, match=f"a row that ends at {inside}, inside its image at {placed[0].start}"):
+        play(engine, with_images([Job(1, prompt, inside, NEW)], {1: placed}))
+    engine.clear()
+    donor = Job(1, prompt, 512, NEW)
+    heir = Job(2, prompt, 512, NEW, start=2, donor=1, shared=inside)
+    tokens = play(engine, with_images([donor, heir], {1: placed, 2: placed})).tokens
+    assert tokens[2] == tokens[1]

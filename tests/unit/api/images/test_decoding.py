@@ -11,23 +11,29 @@ import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
+from transformers import PreTrainedTokenizerFast
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 
 from api.images.decoder import Refused, decoded
 from api.images.decoding import Decoder, NotDecoded
 from api.images.limits import MOST_BYTES, MOST_IMAGES
-from api.images.loading import ImageLoader, LoadedImage, placed
+from api.images.loading import ImageLoader, LoadedImage, placed, with_marks
 from api.images.sources import data_of
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
 from control.messages import ImageInput
-from tests import image_models
+from tests import image_models, models
+from worker.repository.multimodal import gemma_images
 
 WANTED = ImageInput(
     kind="grid", token=9, placeholder="<i>", unit=8, least_pixels=64, most_pixels=8 * 8 * 24, resample=3
 )
+SQUARE = msgspec.structs.replace(WANTED, kind="square", side=image_models.SIDE, resample=2)
 ROOM = 1 << 20
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
@@ -56,11 +62,13 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
 
 
 async def test_pixels_are_those_of_transformers(decoder: Decoder) -> None:
-    """Resized as its processor does it, with the digest that the tests of the engine use."""
-    for picture in (image_models.picture(1), image_models.picture(2, 17, 40)):
+    """Resized as its processors of Qwen and Gemma do it, with the digest that the tests of the engine use."""
+    pictures = [(image_models.picture(*one), WANTED) for one in ((1,), (2, 17, 40))]
+    pictures += [(image_models.square(*one), SQUARE) for one in ((1,), (2, 17, 40), (3, 700, 3))]
+    for picture, wanted in pictures:
         data = io.BytesIO()
         picture.original.save(data, "PNG")
-        found = await decoder.decode(data.getvalue(), WANTED, ROOM)
+        found = await decoder.decode(data.getvalue(), wanted, ROOM)
         assert np.array_equal(np.frombuffer(found.pixels, np.uint8).reshape(picture.pixels.shape), picture.pixels)
         assert found.digest == picture.placed(0).digest
 
@@ -163,6 +171,30 @@ def test_placeholders_become_as_many_as_an_image_has_tokens() -> None:
         placed([9, 9, 9], loaded, WANTED)
 
 
+def test_the_prompt_of_gemma_is_its_processors() -> None:
+    """Line ends and marks around an image are tokenised with the text beside them."""
+    tokens = dict(zip(("boi_token", "image_token", "eoi_token"), image_models.GEMMA_MARKS, strict=True))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=models.tokenizer().backend_tokenizer, extra_special_tokens=tokens
+    )
+    count = (image_models.SIDE // image_models.UNIT) ** 2
+    prepare = Gemma3Processor(
+        Gemma3ImageProcessorPil(**image_models.GEMMA_PROCESSOR), tokenizer, image_seq_length=count
+    )
+    text = "look\n<start_of_image>\nand <start_of_image>"
+    pictures = [image_models.square(seed) for seed in (1, 2)]
+    wanted = msgspec.structs.replace(
+        SQUARE,
+        token=image_models.IMAGE_PAD,
+        placeholder=image_models.GEMMA_MARKS[0],
+        text=gemma_images.TEXT,
+    )
+    loaded = [LoadedImage(count, image_models.SIDE, image_models.SIDE, one.placed(0).digest) for one in pictures]
+    ids = tokenizer.backend_tokenizer.encode(str(with_marks(text, wanted)), add_special_tokens=False).ids
+    [expected] = prepare(images=[one.original for one in pictures], text=text)["input_ids"]
+    assert placed(ids, loaded, wanted)[0] == expected
+
+
 def in_format(image: Image.Image, kind: str, **options: Any) -> bytes:
     data = io.BytesIO()
     image.save(data, kind, **options)
@@ -191,7 +223,7 @@ FRAMES = [Image.new("RGB", (8, 8), (0, 0, colour)) for colour in (200, 255)]
 )
 def test_colours_of_each_kind(data: bytes, colour: tuple[int, int, int] | None) -> None:
     """The first frame in 8 bits of red, green and blue; other formats are refused whatever the client calls them."""
-    job = {"room": ROOM, "unit": 8, "least_pixels": 64, "most_pixels": 1536, "resample": 3}
+    job = {"room": ROOM, "unit": 8, "side": 0, "least_pixels": 64, "most_pixels": 1536, "resample": 3}
     if colour is None:
         with pytest.raises(Refused, match="none that can be read"):
             decoded(data, job)
@@ -212,7 +244,7 @@ def test_transparency_and_orientation_are_those_of_transformers() -> None:
     image = Image.new("RGBA", (16, 8), (10, 20, 30, 0))
     data = io.BytesIO()
     image.save(data, "PNG")
-    job = {"room": ROOM, "unit": 8, "least_pixels": 64, "most_pixels": 1536, "resample": 3}
+    job = {"room": ROOM, "unit": 8, "side": 0, "least_pixels": 64, "most_pixels": 1536, "resample": 3}
     assert set(decoded(data.getvalue(), job)[0]) == {255}
     turned = io.BytesIO()
     exif = Image.Exif()

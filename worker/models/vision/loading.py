@@ -1,0 +1,57 @@
+"""Loads a vision tower: transformers' modules in the model's type, never packed, with the weights of the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from control.errors import ModelFilesError
+from worker.models.checkpoint import StoredTensors, checked
+from worker.models.vision.pixels import CHANNELS
+from worker.models.vision.qwen import QwenEncoder
+from worker.models.vision.rotary import interleaved_axes
+from worker.models.vision.siglip import SiglipEncoder
+from worker.models.vision.tower import VisionTower
+from worker.repository.multimodal.image_part import ImagePart
+
+
+def load_tower(
+    part: ImagePart, checkpoint: StoredTensors, dtype: torch.dtype, text: Any, done: Callable[[], None]
+) -> VisionTower:
+    """The tower in `dtype`; `text` is the module of the text part. Raises ModelFilesError."""
+    encoder = _encoder(part, dtype, text.config)
+    for name, parameter in list(encoder.named_parameters()):
+        stored = checked(name, checkpoint.read(name), list(parameter.shape))
+        owner, _, leaf = name.rpartition(".")
+        encoder.get_submodule(owner)._parameters[leaf] = nn.Parameter(stored.to(dtype, copy=True), requires_grad=False)
+        done()
+    axes = None if part.sections is None else interleaved_axes(part.sections, text.model.rotary_emb.inv_freq.numel())
+    return VisionTower(part, encoder.eval(), axes)
+
+
+def _encoder(part: ImagePart, dtype: torch.dtype, text: Any) -> QwenEncoder | SiglipEncoder:
+    """The modules, with parameters on the meta device."""
+    if part.kind == "gemma3":
+        tokens = (part.input.side // part.input.unit) ** 2
+        given = {"text_config": {"hidden_size": text.hidden_size}, "mm_tokens_per_image": tokens}
+        return SiglipEncoder(_configuration(part, given), dtype)
+    config = _configuration(part, {}).vision_config
+    if config.out_hidden_size != text.hidden_size:
+        raise ModelFilesError(
+            f"vision_config.out_hidden_size = {config.out_hidden_size}, but the text part's hidden_size is "
+            f"{text.hidden_size}. Use the config.json of these weights."
+        )
+    if config.in_channels != CHANNELS:
+        raise ModelFilesError(f"vision_config.in_channels = {config.in_channels}; images have {CHANNELS}.")
+    return QwenEncoder(config, dtype)
+
+
+def _configuration(part: ImagePart, beside: dict[str, Any]) -> Any:
+    try:
+        return CONFIG_MAPPING[part.kind].from_dict({"vision_config": dict(part.vision)} | beside)
+    except Exception as error:  # each class has checks of its own
+        raise ModelFilesError(f"transformers refuses vision_config: {type(error).__name__}: {error}") from error

@@ -1,0 +1,34 @@
+"""The encoder of Qwen's models with images: patches of any number of rows and columns, merged by neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel
+
+from worker.models.meta_model import build_meta
+from worker.models.vision.pixels import patches
+from worker.models.vision.tower import Features
+
+
+class QwenEncoder(nn.Module):
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+        """`config`: transformers' vision configuration. The parameters are on the meta device."""
+        super().__init__()
+        self.visual: Any = build_meta(
+            lambda: AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa"), dtype
+        )
+
+    @property
+    def blocks(self) -> Any:
+        return self.visual.blocks
+
+    def forward(self, image: Tensor) -> Features:
+        config = self.visual.config
+        cut = patches(image, config.patch_size, config.spatial_merge_size, config.temporal_patch_size)
+        height, width = (side // config.patch_size for side in image.shape[1:])
+        found = self.visual(cut, grid_thw=torch.tensor([[1, height, width]]), return_dict=True)
+        rows, deep = found.pooler_output, getattr(found, "deepstack_features", ())
+        return Features(rows, torch.stack(list(deep)) if len(deep) else rows.new_empty(0, *rows.shape))

@@ -1,0 +1,25 @@
+"""Which checkpoints with images are served with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker.repository.multimodal.gemma_images import gemma3_part
+from worker.repository.multimodal.image_part import ImagePart
+from worker.repository.multimodal.qwen_images import qwen_part
+
+
+def image_part(config: Mapping[str, Any], processor: Mapping[str, Any]) -> ImagePart | None:
+    """The image part of config.json, with `processor`, the content of preprocessor_config.json. None where the type's
+    images are not served, the checkpoint is quantized, or no file says how images are prepared. Raises ModelFilesError
+    naming a field of a wrong value."""
+    reader = _READERS.get(str(config.get("model_type")))
+    vision = config.get("vision_config")
+    quantized = "quantization_config" in config or "compression_config" in config
+    if reader is None or not isinstance(vision, dict) or not processor or quantized:
+        return None
+    return reader(config, vision, processor)
+
+
+_READERS = {"gemma3": gemma3_part, "qwen3_vl": qwen_part}

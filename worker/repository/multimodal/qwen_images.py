@@ -1,0 +1,57 @@
+"""The image part of qwen3_vl, qwen3_5 and qwen3_5_moe, as transformers' Qwen2VLImageProcessorPil reads the file: both
+sides of an image become multiples of patch and merge size, within limits of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from control.errors import ModelFilesError
+from control.messages import ImageInput
+from worker.repository.multimodal.image_fields import is_whole, normalisation, whole
+from worker.repository.multimodal.image_part import ImagePart
+
+_PLACEHOLDER = "<|image_pad|>"
+_TOKENS = {"qwen3_vl": 151655, "qwen3_5": 248056, "qwen3_5_moe": 248056}
+_SECTIONS = {"qwen3_vl": [24, 20, 20], "qwen3_5": [11, 11, 10], "qwen3_5_moe": [11, 11, 10]}
+_BICUBIC = 3
+
+
+def qwen_part(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any]) -> ImagePart:
+    """The image part. Raises ModelFilesError naming a field of a wrong value."""
+    kind = str(config["model_type"])
+    patch, merge = whole(processor, "patch_size", 14), whole(processor, "merge_size", 2)
+    if (patch, merge) != (whole(vision, "patch_size", 16), whole(vision, "spatial_merge_size", 2)):
+        raise ModelFilesError(
+            f"preprocessor_config.json makes patches of {patch} pixels and merges {merge} of them, but config.json has "
+            "other numbers. Use the files of one checkpoint."
+        )
+    size = processor.get("size")
+    size = dict(size) if isinstance(size, dict) else {}
+    for own, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+        if processor.get(older) is not None:
+            size[own] = processor[older]
+    return ImagePart(
+        kind=kind,
+        vision=dict(vision),
+        input=ImageInput(
+            kind="grid",
+            token=whole(config, "image_token_id", _TOKENS[kind]),
+            placeholder=_PLACEHOLDER,
+            unit=patch * merge,
+            least_pixels=whole(size, "shortest_edge", 56 * 56),
+            most_pixels=whole(size, "longest_edge", 28 * 28 * 1280),
+            resample=whole(processor, "resample", _BICUBIC),
+        ),
+        **normalisation(processor, [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]),
+        sections=_sections(config, _SECTIONS[kind]),
+    )
+
+
+def _sections(config: Mapping[str, Any], default: list[int]) -> list[int]:
+    text: Any = config.get("text_config") or {}
+    rope: Any = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    given = rope.get("mrope_section", default)
+    if not isinstance(given, list) or len(given) != 3 or not all(is_whole(one, 0) for one in given):
+        raise ModelFilesError(f"config.json has mrope_section = {given!r}; three whole numbers are needed.")
+    return given
