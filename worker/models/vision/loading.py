@@ -24,10 +24,11 @@ def load_tower(
 ) -> VisionTower:
     """The tower in `dtype`; `text` is the module of the text part. Raises ModelFilesError."""
     encoder = _encoder(part, dtype, text.config)
+    modules: Any = encoder
     for name, parameter in list(encoder.named_parameters()):
         stored = checked(name, checkpoint.read(name), list(parameter.shape))
         owner, _, leaf = name.rpartition(".")
-        encoder.get_submodule(owner)._parameters[leaf] = nn.Parameter(stored.to(dtype, copy=True), requires_grad=False)
+        modules.get_submodule(owner)._parameters[leaf] = nn.Parameter(stored.to(dtype, copy=True), requires_grad=False)
         done()
     axes = None if part.sections is None else interleaved_axes(part.sections, text.model.rotary_emb.inv_freq.numel())
     return VisionTower(part, encoder.eval(), axes)

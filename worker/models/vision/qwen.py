@@ -17,9 +17,11 @@ class QwenEncoder(nn.Module):
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         """`config`: transformers' vision configuration. The parameters are on the meta device."""
         super().__init__()
-        self.visual: Any = build_meta(
-            lambda: AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa"), dtype
-        )
+
+        def make() -> nn.Module:
+            return AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa")
+
+        self.visual: Any = build_meta(make, dtype)
 
     @property
     def blocks(self) -> Any:

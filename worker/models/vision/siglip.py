@@ -20,9 +20,11 @@ class SiglipEncoder(nn.Module):
         vector is left out: nothing reads it."""
         super().__init__()
         config.vision_config.vision_use_head = False
-        self.vision_tower: Any = build_meta(
-            lambda: AutoModel.from_config(config.vision_config, dtype=dtype, attn_implementation="sdpa"), dtype
-        )
+
+        def make() -> nn.Module:
+            return AutoModel.from_config(config.vision_config, dtype=dtype, attn_implementation="sdpa")
+
+        self.vision_tower: Any = build_meta(make, dtype)
         with torch.device("meta"):
             self.multi_modal_projector = Gemma3MultiModalProjector(config)
 
