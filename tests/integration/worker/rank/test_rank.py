@@ -56,7 +56,9 @@ class RankScene:
         return self.collect(seq)
 
     def stop(self) -> None:
+        """A command ends its wait for one; told to stop, it looks up only every half a second."""
         self.rank.stopping = True
+        send(self.redis.client, self.lease, Shutdown(epoch=self.lease.epoch, seq=1000), WORLD)
         self.thread.join(40)
         assert not self.thread.is_alive()
 
