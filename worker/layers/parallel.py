@@ -131,7 +131,7 @@ def split_layers(model: nn.Module, plan: ShardPlan, link: Link) -> None:
                 setattr(parent, leaf, ReducedExperts(module, link))
             case "width_norm":
                 setattr(parent, leaf, WidthNorm(module, link))
-            case "query_key_value":
+            case "query_key_value" if hasattr(parent, "config"):
                 # The modelling code cuts the product by the numbers of heads.
                 parent.config = copy.copy(parent.config)
                 parent.config.num_attention_heads, parent.num_key_value_heads = plan.local_heads, plan.local_kv_heads

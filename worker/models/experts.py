@@ -40,12 +40,14 @@ def have_biases(module: Any) -> bool:
 class PackedExperts(nn.Module):
     """The experts of a layer as linear layers: `gate_up[i]` (hidden → 2 · width) and `down[i]` (width → hidden)."""
 
-    def __init__(self, gate_up: list[nn.Module], down: list[nn.Module], combine: Combine) -> None:
+    def __init__(self, gate_up: list[nn.Module], down: list[nn.Module], combine: Combine | None) -> None:
+        """`combine` is None where C++ computes them."""
         super().__init__()
         self.gate_up, self.down, self._combine = nn.ModuleList(gate_up), nn.ModuleList(down), combine
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """hidden (T, hidden), chosen (T, k) experts with their weights (T, k) → (T, hidden)."""
+        assert self._combine is not None
         out = torch.zeros_like(hidden)
         for expert in chosen.unique().tolist():
             tokens, places = torch.where(chosen == expert)
@@ -99,9 +101,12 @@ def read(
     return torch.stack([torch.cat([part for _, part in parts]) for parts in matrices])
 
 
-def _combine(module: Any) -> Combine:
-    if have_biases(module):
+def _combine(module: Any) -> Combine | None:
+    """None for modules that are not transformers': they have no forward."""
+    if hasattr(module, "alpha"):
         return partial(clamped_swiglu, slope=module.alpha, limit=module.limit)
+    if not hasattr(module, "act_fn"):
+        return None
     activation = module.act_fn
     return lambda gate, up: activation(gate) * up
 

@@ -112,7 +112,7 @@ def _load(
     # The products of weights that are stored in 8-bit whole numbers are torch's, and so is their forward.
     possible = kept.threads is not None and (scheme is None or INT8 not in scheme.kinds)
     possible &= pooling is None or not is_whole(files.config, pooling)
-    if possible and (native := _native_meta_model(files.config)) is not None:
+    if possible and (native := _native_meta_model(files.config, collective.world_size)) is not None:
         served = one.cached(native, cache if pooling is None else None)
         if served.is_native:
             return served
@@ -220,10 +220,10 @@ def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
         meta_model(configuration(config), chosen, where)
 
 
-def _native_meta_model(config: dict[str, Any]) -> CausalModel | None:
+def _native_meta_model(config: dict[str, Any], ranks: int = 1) -> CausalModel | None:
     """The meta model of a family whose forward is C++, or None where transformers has to make it."""
     try:
-        return native_meta_model(native_config(config), config)
+        return native_meta_model(native_config(config, ranks), config)
     except NotNative as reason:
         log.debug("transformers makes the modules", reason=str(reason), action="choose_modules")
         return None
@@ -231,7 +231,9 @@ def _native_meta_model(config: dict[str, Any]) -> CausalModel | None:
 
 def _fuse(model: Any, dtype: torch.dtype, device: torch.device) -> None:
     """Replace transformers' modules by faster ones."""
-    if dtype == torch.float32 and device.type == "cpu" and not isinstance(model, CausalModel):
+    if isinstance(model, CausalModel):
+        model.offset_norms()
+    elif dtype == torch.float32 and device.type == "cpu":
         fuse_norms(model)
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from worker.models.kernels import fuse  # only here: on a CPU neither Triton nor its kernels are loaded

@@ -20,6 +20,8 @@ log = structlog.get_logger()
 
 SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED = range(4)
 EACH_HEAD, EACH_TURNED_HEAD, ALL_HEADS = range(3)
+WHOLE_VECTORS = 16
+"""A head's width, and those of a recurrent layer's keys and values, must be multiples of this many numbers."""
 
 
 class Groups(NamedTuple):

@@ -6,15 +6,34 @@ from types import SimpleNamespace
 from typing import Any
 
 from control.errors import ModelFilesError
-from worker.models.native.families import FAMILIES
-from worker.models.native.plan import ACTIVATIONS, WHOLE_VECTORS
+from worker.formats.recurrence import FULL
+from worker.models.native.families import FAMILIES, SLIDING, Fields, NativeFamily
 from worker.models.native.unsupported import NotNative, require
+from worker.native.library import WHOLE_VECTORS
 from worker.repository import validation
+from worker.repository.families import FAMILIES as SERVED
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+WHOLE = {
+    "intermediate_size": 1,
+    "head_dim": 1,
+    "sliding_window": 0,
+    "max_window_layers": 0,
+    "no_rope_layer_interval": 1,
+    "num_experts": 1,
+    "num_local_experts": 1,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 1,
+    "shared_expert_intermediate_size": 1,
+    "decoder_sparse_step": 1,
+}
+"""Fields that are whole numbers, with the least value of each."""
+NUMBERS = ("rms_norm_eps", "query_pre_attn_scalar", "swiglu_alpha", "swiglu_limit")
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+BY_LAYER = ("no_rope_layers", "mlp_only_layers")
+MAY_BE_NULL = {"head_dim", "sliding_window", *CAPS, *BY_LAYER}
 
 
-def native_config(config: dict[str, Any]) -> SimpleNamespace:
+def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     """The configuration of a model that validation.check accepts, with transformers' names and defaults.
 
     Raises NotNative for a model that needs transformers, ModelFilesError for a value of a wrong type.
@@ -26,59 +45,118 @@ def native_config(config: dict[str, Any]) -> SimpleNamespace:
     aliases = family.aliases
     fields = {name: config.get(name, config.get(aliases.get(name, ""), value)) for name, value in family.fields.items()}
     _check(fields)
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    if fields["head_dim"] is None:
-        fields["head_dim"] = hidden // heads
-    require(fields["hidden_act"] in ACTIVATIONS, f"its activation is {fields['hidden_act']}")
-    require(fields["head_dim"] % WHOLE_VECTORS == 0, f"its heads are {fields['head_dim']} wide")
-    attention_bias = bool(fields.get("attention_bias"))
-    feed_forward_bias = bool(fields.get("mlp_bias"))
-    kinds = _layer_types(fields, config["num_hidden_layers"])
+    require(ranks == 1 or "width_norm" not in SERVED[kind].roles.values(), "its norms are over the heads of all ranks")
+    require(not config.get("use_bidirectional_attention"), "its attention sees later tokens")
+    hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
+    head_dim = fields["head_dim"] or hidden // heads
+    require(head_dim % WHOLE_VECTORS == 0, f"its heads are {head_dim} wide")
+    activation: Any = fields.get("hidden_activation", fields.get("hidden_act"))
+    require(activation in family.activations, f"its activation is {activation}")
+    recurrent = _recurrent(config)
+    kinds = recurrent.pop("layer_types", None) or _layer_types(family, fields, layers)
+    all_biased = bool(fields.get("use_bias"))
+    attention_bias = bool(fields.get("attention_bias", all_biased))
     return SimpleNamespace(
         model_type=kind,
         vocab_size=config["vocab_size"],
         hidden_size=hidden,
-        intermediate_size=fields["intermediate_size"],
-        num_hidden_layers=config["num_hidden_layers"],
+        intermediate_size=fields.get("intermediate_size"),
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=validation.kv_heads(config),
-        head_dim=fields["head_dim"],
-        hidden_act=fields["hidden_act"],
+        head_dim=head_dim,
+        activation=family.activations[activation],
         rms_norm_eps=float(fields["rms_norm_eps"]),
         tie_word_embeddings=bool(fields["tie_word_embeddings"]),
-        sliding_window=fields["sliding_window"] if SLIDING in kinds else None,
+        sliding_window=fields.get("sliding_window") or None,
         layer_types=kinds,
-        head_norms=family.head_norms,
-        query_key_value_bias=family.query_key_value_bias or attention_bias,
-        output_bias=bool(fields.get("attention_out_bias", attention_bias)),
-        feed_forward_bias=feed_forward_bias,
+        rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
+        scaling=fields.get("query_pre_attn_scalar", head_dim) ** -0.5,
+        attention_cap=fields.get("attn_logit_softcapping") or 0.0,
+        logit_cap=fields.get("final_logit_softcapping") or 0.0,
+        query_key_value_bias=family.query_key_value_bias or bool(fields.get("qkv_bias", attention_bias)),
+        output_bias=family.output_bias and bool(fields.get("attention_out_bias", attention_bias)),
+        feed_forward_bias=bool(fields.get("mlp_bias", all_biased)),
+        **recurrent,
+        **_experts(kind, fields, layers),
     )
 
 
-def _check(fields: dict[str, Any]) -> None:
-    """Raise ModelFilesError for a number of a wrong type."""
-    whole = {"intermediate_size": 1, "head_dim": 1, "sliding_window": 1, "max_window_layers": 0}
-    for name, least in whole.items():
-        value = fields.get(name)
-        if value is None and name != "intermediate_size":
+def _check(fields: Fields) -> None:
+    """Raise ModelFilesError for a number, or a list, of a wrong type."""
+    for name, value in fields.items():
+        if value is None and name in MAY_BE_NULL:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ModelFilesError(f"config.json has {name} = {value!r}; a whole number from {least} on is needed.")
-    epsilon = fields["rms_norm_eps"]
-    if not isinstance(epsilon, int | float) or isinstance(epsilon, bool):
-        raise ModelFilesError(f"config.json has rms_norm_eps = {epsilon!r}; a number is needed.")
+        if name in WHOLE:
+            fitting, wanted = _is_whole(value, WHOLE[name]), f"a whole number from {WHOLE[name]} on"
+        elif name in NUMBERS or name in CAPS:
+            fitting, wanted = _is_above_zero(value), "a number above 0"
+        else:
+            fitting, wanted = name not in BY_LAYER or _are_whole(value), "a list of whole numbers"
+        if not fitting:
+            raise ModelFilesError(f"config.json has {name} = {value!r}; {wanted} is needed.")
 
 
-def _layer_types(fields: dict[str, Any], layers: int) -> list[str]:
-    """By layer, if a token sees all positions before it, or only those of a sliding window."""
-    if fields.get("sliding_window") is None or not fields.get("use_sliding_window", True):
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_above_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _are_whole(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, int) for one in value)
+
+
+def _layer_types(family: NativeFamily, fields: Fields, layers: int) -> list[str]:
+    """By layer, if a token sees all positions before it, or only those of a sliding window, where there is a width."""
+    rotated = fields.get("no_rope_layers")
+    if rotated is not None and len(rotated) < layers:
+        raise ModelFilesError(f"config.json has no_rope_layers = {rotated!r}; a list of {layers} is needed.")
+    if "sliding_window" not in fields or not fields.get("use_sliding_window", True):
         return [FULL] * layers
-    given = fields.get("layer_types")
+    given, period = fields.get("layer_types"), fields.get("sliding_window_pattern", 1)
     if given is None:
-        first = fields.get("max_window_layers", 0)
-        return [SLIDING if layer >= first else FULL for layer in range(layers)]
+        require(_is_whole(period, 1), f"the pattern of its windows is {period!r}")
+        return [SLIDING if family.slides(fields, layer) else FULL for layer in range(layers)]
     if not isinstance(given, list) or len(given) != layers:
         raise ModelFilesError(f"config.json has layer_types = {given!r}; a list of {layers} is needed.")
     strange = sorted({str(one) for one in given} - {SLIDING, FULL})
     require(not strange, f"it has layers of type {', '.join(strange)}")
     return given
+
+
+def _recurrent(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a model with recurrent layers; none for another."""
+    found = validation.recurrence(config)
+    if found is None:
+        return {}
+    widths = found.key_dim, found.value_dim
+    require(all(width % WHOLE_VECTORS == 0 for width in widths), f"its recurrent heads are {widths} wide")
+    return {
+        "layer_types": list(found.kinds),
+        "linear_conv_kernel_dim": found.taps,
+        "linear_num_key_heads": found.key_heads,
+        "linear_num_value_heads": found.value_heads,
+        "linear_key_head_dim": found.key_dim,
+        "linear_value_head_dim": found.value_dim,
+    }
+
+
+def _experts(kind: str, fields: Fields, layers: int) -> dict[str, Any]:
+    """The fields of a mixture of experts; none for another model. `expert_layers` are those that have one."""
+    number = SERVED[kind].experts
+    if number is None:
+        return {}
+    dense, period = fields.get("mlp_only_layers") or [], fields.get("decoder_sparse_step", 1)
+    return {
+        "num_experts": fields[number],
+        "num_experts_per_tok": fields["num_experts_per_tok"],
+        "moe_intermediate_size": fields.get("moe_intermediate_size", fields.get("intermediate_size")),
+        "shared_expert_intermediate_size": fields.get("shared_expert_intermediate_size"),
+        # Types without the field have weights of the chosen experts that always add up to 1.
+        "norm_topk_prob": bool(fields.get("norm_topk_prob", True)),
+        "expert_layers": [layer for layer in range(layers) if layer not in dense and (layer + 1) % period == 0],
+        "clamp": (fields["swiglu_alpha"], fields["swiglu_limit"]) if "swiglu_limit" in fields else None,
+    }

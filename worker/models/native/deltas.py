@@ -9,17 +9,9 @@ from torch import nn
 from worker.kv.base import StateLayout
 from worker.layers.linear import NativeLinear
 from worker.layers.parallel import RowParallelLinear
-from worker.models.native.unsupported import NotNative, require
+from worker.models.native.unsupported import NotNative
 from worker.models.recurrent.gated_delta import GatedDelta
 from worker.native.library import Delta, Layer, Linear, Norm, Place
-
-WHOLE_VECTORS = 16
-"""The widths of keys and values must be multiples of this many numbers."""
-
-
-def is_recurrent(layer: Any) -> bool:
-    """True for a layer that has a recurrence instead of attention."""
-    return hasattr(layer, "linear_attn")
 
 
 class Deltas:
@@ -34,8 +26,6 @@ class Deltas:
         """Make `to` a layer with the recurrence `module`. Raises NotNative."""
         if not isinstance(module, GatedDelta) or self._layout is None:
             raise NotNative(f"its {type(module).__name__} is torch's")
-        widths = module.key_dim, module.value_dim
-        require(all(width % WHOLE_VECTORS == 0 for width in widths), f"its recurrent heads are {widths} wide")
         to.delta, to.attention_out = len(self.structs), _output(module.projections.out_proj)
         self._kept.append(module)
         self.structs = (Delta * (to.delta + 1))(*self.structs, _struct(module, self._layout))

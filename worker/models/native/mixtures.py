@@ -25,7 +25,7 @@ class Mixtures:
 
     def add(self, block: Any, config: Any) -> int:
         """The place of a layer's mixture among `structs`; -1 for a feed-forward network without experts. `block` is
-        transformers' module of either. Raises NotNative."""
+        the module of either. Raises NotNative."""
         experts = getattr(block, "experts", None)
         if experts is None:
             return -1
@@ -53,8 +53,7 @@ class Mixtures:
                 experts=ctypes.addressof(structs),
                 count=len(experts.gate_up),
                 chosen=config.num_experts_per_tok,
-                # Mixtral has no such field: the chosen weights always add up to 1.
-                normalized=int(getattr(config, "norm_topk_prob", True)),
+                normalized=int(config.norm_topk_prob),
                 shared=int(shared is not None),
             ),
         )

@@ -9,10 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from worker.formats.recurrence import LINEAR
+from worker.formats.roles import Roles
 from worker.layers.norms import FusedRMSNorm
-from worker.models.native.rotary import rotary
+from worker.models.native.families import FAMILIES
+from worker.models.native.rotary import Rotary, rotaries
+from worker.native.library import ALL_HEADS
+from worker.repository.families import FAMILIES as SERVED
 
 META = torch.device("meta")
 
@@ -20,17 +25,22 @@ META = torch.device("meta")
 def native_meta_model(config: SimpleNamespace, config_json: dict[str, Any]) -> CausalModel:
     """The model of `config`, every parameter on the meta device. Raises NotNative for a rotary embedding that is left
     to transformers."""
-    return CausalModel(config, rotary(config_json, config.head_dim)).eval()
+    rope = FAMILIES[config.model_type].rope
+    return CausalModel(config, rotaries(config_json, rope, config.head_dim, config.layer_types)).eval()
 
 
 class CausalModel(nn.Module):
     """Embedding, layers, last norm and head."""
 
-    def __init__(self, config: SimpleNamespace, rotary_embedding: Any) -> None:
+    def __init__(self, config: SimpleNamespace, rotary_embeddings: dict[str, Rotary]) -> None:
         super().__init__()
         self.config = config
-        self.model = _Body(config, rotary_embedding)
+        self.model = _Body(config, rotary_embeddings)
         self.lm_head: nn.Module = _linear(config.hidden_size, config.vocab_size, False)
+
+    @property
+    def base_model(self) -> nn.Module:
+        return self.model
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed_tokens
@@ -44,50 +54,147 @@ class CausalModel(nn.Module):
     def set_output_embeddings(self, head: nn.Module) -> None:
         self.lm_head = head
 
+    def offset_norms(self) -> None:
+        """Add one to the weights of all norms, which were loaded, of a family that has them so."""
+        if FAMILIES[self.config.model_type].norm_offset:
+            for norm in self.modules():
+                if isinstance(norm, FusedRMSNorm) and norm.weight is not None:
+                    norm.weight = nn.Parameter(1.0 + norm.weight, requires_grad=False)
+
 
 class _Body(nn.Module):
-    def __init__(self, config: SimpleNamespace, rotary_embedding: Any) -> None:
+    def __init__(self, config: SimpleNamespace, rotary_embeddings: dict[str, Rotary]) -> None:
         super().__init__()
-        self.rotary_emb = rotary_embedding
-        self.embed_tokens: nn.Module = _embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self.rotaries = rotary_embeddings
+        scaled = FAMILIES[config.model_type].scaled_embedding
+        self.embed_tokens: nn.Module = _embedding(config.vocab_size, config.hidden_size, scaled)
+        self.layers = nn.ModuleList(_Layer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = _norm(config, config.hidden_size)
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: SimpleNamespace) -> None:
+    def __init__(self, config: SimpleNamespace, layer: int) -> None:
         super().__init__()
-        self.self_attn = _Attention(config)
-        self.mlp = _FeedForward(config)
-        self.input_layernorm = _norm(config, config.hidden_size)
-        self.post_attention_layernorm = _norm(config, config.hidden_size)
+        roles = SERVED[config.model_type].roles
+        if config.layer_types[layer] == LINEAR:
+            self.linear_attn = _Recurrent(config, roles)
+        else:
+            self.self_attn = _Attention(config, roles)
+        sparse = layer in getattr(config, "expert_layers", ())
+        self.mlp = _Mixture(config, roles) if sparse else _FeedForward(config, roles, config.intermediate_size)
+        for name in FAMILIES[config.model_type].norms:
+            if name is not None:
+                setattr(self, name, _norm(config, config.hidden_size))
 
 
 class _Attention(nn.Module):
-    def __init__(self, config: SimpleNamespace) -> None:
+    def __init__(self, config: SimpleNamespace, roles: Roles) -> None:
         super().__init__()
-        hidden, width = config.hidden_size, config.head_dim
+        family, hidden, width = FAMILIES[config.model_type], config.hidden_size, config.head_dim
         queries, shared = config.num_attention_heads * width, config.num_key_value_heads * width
-        self.scaling = width**-0.5
-        self.q_proj = _linear(hidden, queries, config.query_key_value_bias)
-        self.k_proj = _linear(hidden, shared, config.query_key_value_bias)
-        self.v_proj = _linear(hidden, shared, config.query_key_value_bias)
+        if "self_attn.qkv_proj" in roles:
+            self.qkv_proj = _linear(hidden, queries + 2 * shared, config.query_key_value_bias)
+        else:
+            self.q_proj = _linear(hidden, (1 + family.output_gate) * queries, config.query_key_value_bias)
+            self.k_proj = _linear(hidden, shared, config.query_key_value_bias)
+            self.v_proj = _linear(hidden, shared, config.query_key_value_bias)
         self.o_proj = _linear(queries, hidden, config.output_bias)
-        if config.head_norms:
-            self.q_norm, self.k_norm = _norm(config, width), _norm(config, width)
+        if family.head_norms is not None:
+            widths = (queries, shared) if family.head_norms == ALL_HEADS else (width, width)
+            for name, normed in zip(family.head_norm_names, widths, strict=True):
+                setattr(self, name, _norm(config, normed))
+        if "self_attn.sinks" in roles:
+            self.sinks = _parameter(config.num_attention_heads)
 
 
 class _FeedForward(nn.Module):
+    """A feed-forward network, or an expert that every token goes through: `name` is its own in the roles."""
+
+    def __init__(self, config: SimpleNamespace, roles: Roles, inner: int, name: str = "mlp") -> None:
+        super().__init__()
+        hidden, bias = config.hidden_size, config.feed_forward_bias
+        if f"{name}.gate_up_proj" in roles:
+            self.gate_up_proj = _linear(hidden, 2 * inner, bias)
+        else:
+            if f"{name}.gate_proj" in roles:
+                self.gate_proj = _linear(hidden, inner, bias)
+            self.up_proj = _linear(hidden, inner, bias)
+        self.down_proj = _linear(inner, hidden, bias)
+
+
+class _Mixture(nn.Module):
+    def __init__(self, config: SimpleNamespace, roles: Roles) -> None:
+        super().__init__()
+        # gpt_oss has another name for it, and a bias.
+        router = "gate" if config.clamp is None else "router"
+        setattr(self, router, _Weights(config.num_experts, config.hidden_size, bias=config.clamp is not None))
+        self.experts: nn.Module = _Experts(config)
+        if "mlp.shared_expert.up_proj" in roles:
+            inner = config.shared_expert_intermediate_size
+            self.shared_expert = _FeedForward(config, roles, inner, "mlp.shared_expert")
+            self.shared_expert_gate = _linear(config.hidden_size, 1, False)
+
+
+class _Experts(nn.Module):
+    """The shapes of a layer's experts, which the loader replaces by packed ones."""
+
     def __init__(self, config: SimpleNamespace) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = _linear(hidden, inner, config.feed_forward_bias)
-        self.up_proj = _linear(hidden, inner, config.feed_forward_bias)
-        self.down_proj = _linear(inner, hidden, config.feed_forward_bias)
+        count, hidden, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        if config.clamp is None:
+            self.gate_up_proj, self.down_proj = _parameter(count, 2 * inner, hidden), _parameter(count, hidden, inner)
+        else:
+            self.gate_up_proj, self.down_proj = _parameter(count, hidden, 2 * inner), _parameter(count, inner, hidden)
+            self.gate_up_proj_bias, self.down_proj_bias = _parameter(count, 2 * inner), _parameter(count, hidden)
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, config: SimpleNamespace, roles: Roles) -> None:
+        super().__init__()
+        hidden, heads = config.hidden_size, config.linear_num_value_heads
+        keys, values = config.linear_num_key_heads * config.linear_key_head_dim, heads * config.linear_value_head_dim
+        if "linear_attn.in_proj_qkvz" in roles:
+            projections = {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * heads}
+        else:
+            projections = {
+                "in_proj_qkv": 2 * keys + values,
+                "in_proj_z": values,
+                "in_proj_b": heads,
+                "in_proj_a": heads,
+            }
+        for name, outputs in projections.items():
+            setattr(self, name, _linear(hidden, outputs, False))
+        self.conv1d = _Weights(2 * keys + values, 1, config.linear_conv_kernel_dim)
+        self.dt_bias, self.A_log = _parameter(heads), _parameter(heads)
+        self.norm = _Weights(config.linear_value_head_dim)
+        self.out_proj = _linear(values, hidden, False)
+
+
+class _Weights(nn.Module):
+    """A module that only holds a weight of some shape, and a bias of as many outputs."""
+
+    def __init__(self, *shape: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = _parameter(*shape)
+        if bias:
+            self.bias = _parameter(shape[0])
+
+
+class ScaledEmbedding(nn.Embedding):
+    """ids (…) → rows (…, hidden), multiplied by `embed_scale`, which is transformers' name."""
+
+    embed_scale: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.embed_scale
 
 
 def _norm(config: SimpleNamespace, width: int) -> FusedRMSNorm:
     return FusedRMSNorm(torch.empty(width, device=META), config.rms_norm_eps)
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, device=META), requires_grad=False)
 
 
 def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
@@ -95,11 +202,15 @@ def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     linear = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(linear)
     linear.in_features, linear.out_features = inputs, outputs
-    linear.weight = nn.Parameter(torch.empty(outputs, inputs, device=META), requires_grad=False)
-    linear.register_parameter("bias", nn.Parameter(torch.empty(outputs, device=META)) if bias else None)
+    linear.weight = _parameter(outputs, inputs)
+    linear.register_parameter("bias", _parameter(outputs) if bias else None)
     return linear
 
 
-def _embedding(rows: int, width: int) -> nn.Embedding:
+def _embedding(rows: int, width: int, scaled: bool) -> nn.Embedding:
     """An embedding without its initialisation, as above."""
-    return nn.Embedding(rows, width, _weight=torch.empty(rows, width, device=META), _freeze=True)
+    kind = ScaledEmbedding if scaled else nn.Embedding
+    embedding = kind(rows, width, _weight=torch.empty(rows, width, device=META), _freeze=True)
+    if isinstance(embedding, ScaledEmbedding):
+        embedding.embed_scale = torch.tensor(width**0.5)
+    return embedding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from control.errors import ModelFilesError
+from worker.formats.recurrence import FULL
+from worker.models.native.families import Rope
 from worker.models.native.unsupported import require
-
-DEFAULT_THETA = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,43 @@ class Rotary:
     attention_scaling: float
 
 
-def rotary(config: dict[str, Any], head_dim: int) -> Rotary:
-    """The rotary embedding that config.json describes. Raises NotNative for a kind that is left to torch,
-    ModelFilesError for a parameter that is missing or no number."""
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(given, dict):
-        raise ModelFilesError(f"config.json has rotary parameters {given!r}; an object is needed.")
-    parameters = {"rope_theta": config.get("rope_theta", DEFAULT_THETA)} | given
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
+def rotaries(config: dict[str, Any], rope: Rope, head_dim: int, kinds: Iterable[str]) -> dict[str, Rotary]:
+    """The rotary embeddings that config.json describes: one for each of `kinds`, those of layers, where they differ by
+    kind, else one alone. Raises NotNative for an embedding that is left to torch, ModelFilesError for a parameter that
+    is missing or no number."""
+    scaling, given = config.get("rope_scaling"), config.get("rope_parameters")
+    for parameters in (scaling, given):
+        if not isinstance(parameters, dict | None):
+            raise ModelFilesError(f"config.json has rotary parameters {parameters!r}; an object is needed.")
+    if not rope.by_kind:
+        given = scaling or given or rope.parameters
+        nested = [name for name, value in given.items() if isinstance(value, dict)]
+        require(not nested, f"its rotary embeddings differ by layer ({', '.join(nested)})")
+        parameters = {"rope_theta": config.get("rope_theta", rope.theta), **given}
+        own = config.get("original_max_position_embeddings")
+        if own is not None:
+            parameters["original_max_position_embeddings"] = own
+        return {"": _rotary(config, rope, parameters, head_dim)}
+    found = dict[str, Rotary]()
+    for kind, (name, theta) in rope.by_kind.items():
+        if kind in kinds:
+            parameters = (given or {}).get(kind) or {"rope_type": "default"}
+            if kind == FULL and scaling:
+                parameters = {**parameters, **scaling}
+            parameters = {"rope_theta": theta if name is None else config.get(name, theta), **parameters}
+            found[kind] = _rotary(config, rope, parameters, head_dim)
+    return found
+
+
+def _rotary(config: dict[str, Any], rope: Rope, given: dict[str, Any], head_dim: int) -> Rotary:
+    most = config["max_position_embeddings"]
+    kind = given.get("rope_type", given.get("type", "default"))
     require(kind in _KINDS, f"its rotary embedding is of type {kind}")
-    nested = [name for name, value in given.items() if isinstance(value, dict)]
-    require(not nested, f"its rotary embeddings differ by layer ({', '.join(nested)})")
-    part = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    require(part in (None, 1), f"only {part} of its heads is rotated")
-    original = config.get("original_max_position_embeddings")
-    if original is None:
-        original = parameters.get("original_max_position_embeddings", config["max_position_embeddings"])
-    parameters["original_max_position_embeddings"] = original
-    return _KINDS[kind](_Parameters(parameters, config["max_position_embeddings"]), head_dim)
+    parameters = _Parameters({"original_max_position_embeddings": most, **given}, most)
+    own = config.get("partial_rotary_factor")
+    part = parameters.number("partial_rotary_factor", own if own is not None else rope.partial or 1.0)
+    require(rope.partial is not None or part == 1, f"only {part} of its heads is rotated")
+    return _KINDS[kind](parameters, int(head_dim * part))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def loaded(source: Path, quant: str | None = "int8", rank: int = 0, ranks: int =
 
 
 def logits(model: ServedModel) -> Tensor:
-    return torch.stack(play(Engine(model, SlabStore(model.cache_layout, 64), Solo()), STEPS).logits[1])
+    return torch.stack(play(Engine(model, SlabStore(model.cache_layout, 256), Solo()), STEPS).logits[1])
 
 
 def memory(model: ServedModel) -> list[Tensor]:

@@ -13,6 +13,9 @@ from worker.native.library import library
 
 Checkpoint = Callable[[str], Path]
 
+FAMILIES = ("gemma3_text", "glm4", "gpt_oss", "qwen2_moe", "qwen3", "qwen3_next", "smollm3")
+"""One for each kind of modules: norms, joined projections, experts, recurrent layers."""
+
 LOAD = """
 import sys
 from pathlib import Path
@@ -22,10 +25,11 @@ from worker.kv.slabs import SlabStore
 from worker.models.batch import Row, flatten
 from worker.models.loading import load
 from worker.rank.standby_process import Preparation, import_all
-import_all([Preparation(sys.argv[1], "auto", "cpu")])
-model = load(Path(sys.argv[1]), collective=Solo(), quant="int8")
-row = Row(1, [1, 2, 3], 0, True)
-model.forward(flatten([row], SlabStore(model.cache_layout, 64).begin([row.extent]), model.device))
+import_all([Preparation(folder, "auto", "cpu") for folder in sys.argv[1:]])
+for folder in sys.argv[1:]:
+    model = load(Path(folder), collective=Solo(), quant="int8")
+    row = Row(1, [1, 2, 3], 0, True)
+    model.forward(flatten([row], SlabStore(model.cache_layout, 128).begin([row.extent]), model.device))
 print(sorted(set(sys.modules) & {"torch", "torch._dynamo", "transformers", "triton"}))
 """
 
@@ -41,7 +45,7 @@ def imported(program: str, *arguments: str) -> str:
 @pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
 def test_a_rank_whose_model_runs_in_cpp_imports_no_transformers(checkpoint: Checkpoint) -> None:
     """Nor torch's compiler, and neither does the standby of its host."""
-    assert imported(LOAD, str(checkpoint("qwen3"))) == "['torch']"
+    assert imported(LOAD, *(str(checkpoint(family)) for family in FAMILIES)) == "['torch']"
 
 
 @pytest.mark.parametrize("module", ["worker.agent.agent", "worker.supervision.supervisor", "api.server", "ops.cli"])

@@ -19,7 +19,7 @@ from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.batch import Row, flatten
 from worker.models.loading import load
-from worker.models.native.plan import FAMILIES
+from worker.models.native.families import FAMILIES
 from worker.models.served import ServedModel
 from worker.native.host import SWITCH
 from worker.native.library import library

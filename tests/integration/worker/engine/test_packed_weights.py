@@ -36,8 +36,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("quant", [None, "int8", "q4k"])
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    ("family", "quant"),
+    [
+        *((family, "int8") for family in sorted(FAMILIES)),
+        ("gemma3_text", None),
+        ("qwen3_moe", "q4k"),
+        ("gpt_oss", "q4k"),
+    ],
+)
 def test_a_hit_gives_the_bits_of_a_miss(
     family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

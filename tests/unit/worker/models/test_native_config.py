@@ -9,28 +9,37 @@ import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
-from tests.models import SHAPE
+from tests.models import FAMILY_SHAPES, SHAPE
 from worker.layers.sharding import ShardPlan
 from worker.models.loading import _cache_layout
 from worker.models.meta_model import configuration, meta_model
 from worker.models.native.config import native_config
-from worker.models.native.families import FAMILIES
+from worker.models.native.families import FAMILIES, Rope
 from worker.models.native.modules import native_meta_model
-from worker.models.native.rotary import rotary
+from worker.models.native.rotary import rotaries
 from worker.models.native.unsupported import NotNative
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-VARIANTS: list[dict[str, Any]] = [
-    {},
+FIELDS: list[dict[str, Any]] = [
     {"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
     {"sliding_window": 12},
     {"sliding_window": None},
     {"sliding_window": 12, "use_sliding_window": True, "max_window_layers": 1},
     {"sliding_window": 12, "use_sliding_window": True, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]},
+    {"sliding_window": 12, "sliding_window_pattern": 2},
     {"attention_bias": True, "mlp_bias": True},
     {"qkv_bias": True, "bias": True, "attention_out_bias": True},
-    {"head_dim": 32},
+    {"qkv_bias": False, "use_bias": True, "attention_bias": False},
+    {"query_pre_attn_scalar": 8, "final_logit_softcapping": 3.0, "attn_logit_softcapping": None},
+    {"num_experts": 4, "decoder_sparse_step": 2, "mlp_only_layers": [0], "norm_topk_prob": True},
+    {"num_local_experts": 4, "num_experts_per_tok": 3, "swiglu_limit": 5.0},
+    {"no_rope_layers": [0, 1, 0]},
+    {"no_rope_layer_interval": 2},
+    {"hidden_act": "gelu"},
+    {"layer_types": ["full_attention"] * 2 + ["linear_attention"], "linear_num_value_heads": 16},
+]
+ROPES: list[dict[str, Any]] = [
     {"rope_theta": 5e5},
     {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     {"rope_scaling": {"type": "linear", "factor": 3}, "rope_theta": 2e4},
@@ -42,14 +51,56 @@ VARIANTS: list[dict[str, Any]] = [
     {"rope_parameters": YARN | {"rope_theta": 1e4, "attention_factor": 1.25}},
     {"original_max_position_embeddings": 32, "rope_scaling": YARN},
 ]
+PARTIAL: list[dict[str, Any]] = [
+    {"partial_rotary_factor": 0.75},
+    {"partial_rotary_factor": 0.25, "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 3e4}},
+    {"rope_scaling": YARN},
+]
+BY_KIND: list[dict[str, Any]] = [
+    {"rope_theta": 7e5, "rope_local_base_freq": 3e4},
+    {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    {"rope_parameters": {"full_attention": YARN | {"rope_theta": 1e5}, "sliding_attention": {"rope_type": "default"}}},
+    {"rope_parameters": {"full_attention": None, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+    {"layer_types": ["full_attention"] * 3, "rope_theta": 2e5},
+]
 
 
-WITHOUT_WINDOWS = {"internlm3", "llama", "seed_oss"}
+def variants() -> list[Any]:
+    """Each family as its defaults are and as the tests' models are, and with each change to a field that it reads."""
+    found: list[tuple[str, dict[str, Any]]] = [("llama", changes) for changes in ROPES]
+    found += [("qwen3_next", changes) for changes in PARTIAL] + [("mixtral", ROPES[2]), ("phi3", PARTIAL[1])]
+    found += [(family, changes) for family in ("gemma3_text", "olmo3") for changes in BY_KIND]
+    found += [(family, {"head_dim": 32}) for family in ("gemma2", "olmo2", "qwen3_moe")]
+    for family, row in FAMILIES.items():
+        known = set(row.fields) | set(row.aliases.values())
+        found += [(family, {}), (family, FAMILY_SHAPES[family])]
+        found += [(family, fields) for fields in FIELDS if row_reads(known, fields) and serves(family, fields)]
+    return [pytest.param(family, changes, id=f"{family}-{changes}") for family, changes in found]
+
+
+def row_reads(known: set[str], changes: dict[str, Any]) -> bool:
+    """True if the first of the fields, for whose sake the others are there, is read."""
+    return next(iter(changes)) in known
+
+
+def serves(family: str, changes: dict[str, Any]) -> bool:
+    """False for what a family's class, or the gate, refuses."""
+    if "hidden_act" in changes:
+        return family == "gemma"
+    recurrent = family in {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+    if "layer_types" in changes and ("linear_attention" in changes["layer_types"]) != recurrent:
+        return False
+    # transformers divides by the period, which is 0 without windows.
+    return family != "exaone4" or changes.get("sliding_window", 0) is not None
+
+
+WITHOUT_LAYER_TYPES = {"mistral", "mixtral", "phi3"}
+"""Types with one mask for all layers."""
 
 
 def config_json(family: str, **changes: Any) -> dict[str, Any]:
     shape = {name: value for name, value in SHAPE.items() if name != "tie_word_embeddings"}
-    return {"model_type": family} | shape | changes
+    return {"model_type": family, "full_attention_interval": 3} | shape | changes
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -59,48 +110,74 @@ def test_omitted_fields_are_those_of_transformers(family: str) -> None:
     for name, value in FAMILIES[family].fields.items():
         if name == "head_dim" and value is None:
             assert getattr(theirs, name, None) in (None, theirs.hidden_size // theirs.num_attention_heads)
-        elif name in ("sliding_window", "layer_types"):  # transformers computes these when it makes the object
+        elif name == "sliding_window_pattern":
+            assert getattr(theirs, name, getattr(theirs, f"_{name}", None)) == value
+        elif name in ("sliding_window", "layer_types", "mlp_only_layers", "no_rope_layers"):
+            # transformers computes these when it makes the object
             assert type(theirs).__dataclass_fields__[name].default == value
         else:
             assert getattr(theirs, name) == value
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=str)
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(("family", "changes"), variants())
 def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) -> None:
-    """Parameters, shapes, windows, rotary frequencies and the scale of attention are equal, to the bit."""
+    """Parameters, shapes, windows, rotary frequencies and the scales of attention and embeddings are equal, to the
+    bit."""
     given = config_json(family, **changes)
     config = configuration(given)
     theirs: Any = meta_model(config, torch.float32, torch.device("cpu"))
     ours: Any = native_meta_model(native_config(given), given)
     assert shapes(ours) == shapes(theirs)
-    assert torch.equal(ours.model.rotary_emb.inv_freq, theirs.model.rotary_emb.inv_freq)
-    assert ours.model.rotary_emb.attention_scaling == theirs.model.rotary_emb.attention_scaling
-    assert ours.model.layers[0].self_attn.scaling == theirs.model.layers[0].self_attn.scaling
-    assert ours.model.norm.eps == theirs.model.norm.variance_epsilon
+    attentions = [layer.self_attn for layer in theirs.model.layers if hasattr(layer, "self_attn")]
+    assert [rotary_of(ours, theirs, kind) for kind in set(ours.config.layer_types) - {"linear_attention"}]
+    assert {ours.config.scaling} == {attention.scaling for attention in attentions}
+    assert ours.config.attention_cap == (getattr(attentions[0], "attn_logit_softcapping", None) or 0.0)
+    assert ours.config.logit_cap == (getattr(config, "final_logit_softcapping", None) or 0.0)
+    norm = theirs.model.norm
+    assert ours.model.norm.eps == (norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
     assert ours.config.tie_word_embeddings == config.tie_word_embeddings
+    scales = [getattr(model.get_input_embeddings(), "embed_scale", None) for model in (ours, theirs)]
+    assert scales[0] is scales[1] is None or torch.equal(*scales)
     plan = ShardPlan({}, config.num_attention_heads, config.num_key_value_heads, 0, 1)
-    layouts = [_cache_layout(one, plan, torch.float32, torch.device("cpu")) for one in (ours.config, config)]
-    if family not in WITHOUT_WINDOWS and (
-        family != "mistral" or "layer_types" not in changes
-    ):  # fields that it does not read
-        assert layouts[0] == layouts[1]
-    assert [layer.window for layer in layouts[0].layers] == windows_of(theirs)
+    layout = _cache_layout(ours.config, plan, torch.float32, torch.device("cpu"))
+    assert [layer.window for layer in layout.layers] == [window_of(theirs, attention) for attention in attentions]
+    kept = [one for one, kind in zip(ours.config.rotated, ours.config.layer_types, strict=True) if "linear" not in kind]
+    assert kept == [rotates(attention) for attention in attentions]
+    for layer in theirs.model.layers:
+        if hasattr(layer.mlp, "experts"):
+            router = getattr(layer.mlp, "gate", None) or layer.mlp.router
+            assert ours.config.norm_topk_prob == getattr(router, "norm_topk_prob", True)
+            assert ours.config.num_experts_per_tok == router.top_k
+            assert ours.config.clamp in (
+                None,
+                (getattr(layer.mlp.experts, "alpha", 0), config.__dict__.get("swiglu_limit")),
+            )
 
 
 def shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(one.shape) for name, one in model.named_parameters(remove_duplicate=False)}
 
 
-def windows_of(model: Any) -> list[int | None]:
-    """The windows that transformers' attention modules, or the masks of a whole model, have."""
-    kinds, window = getattr(model.config, "layer_types", None), getattr(model.config, "sliding_window", None)
-    if model.config.model_type in WITHOUT_WINDOWS:
-        return [None] * len(model.model.layers)
-    if model.config.model_type == "mistral":
-        return [window] * len(model.model.layers)
-    assert kinds is not None
-    return [layer.self_attn.sliding_window for layer in model.model.layers]
+def rotary_of(ours: Any, theirs: Any, kind: str) -> bool:
+    """The rotary embedding of a kind of layers; raises where it is not transformers'."""
+    both, emb = ours.model.rotaries, theirs.model.rotary_emb
+    found, prefix = (both[kind], f"{kind}_") if kind in both else (both[""], "")
+    assert torch.equal(found.inv_freq, getattr(emb, f"{prefix}inv_freq"))
+    assert found.attention_scaling == getattr(emb, f"{prefix}attention_scaling")
+    return True
+
+
+def window_of(model: Any, attention: Any) -> int | None:
+    """The window that transformers' attention module, or the mask of the whole model, has."""
+    if model.config.model_type in WITHOUT_LAYER_TYPES:
+        return model.config.sliding_window
+    return (getattr(attention, "sliding_window", None) or None) if getattr(attention, "is_sliding", True) else None
+
+
+def rotates(attention: Any) -> bool:
+    if hasattr(attention, "sliding_window_pattern"):  # exaone4
+        return attention.sliding_window is None or attention.is_sliding
+    return bool(getattr(attention, "use_rope", True))
 
 
 @pytest.mark.parametrize(
@@ -136,4 +213,4 @@ def test_values_of_a_wrong_type(changes: dict[str, Any], message: str) -> None:
 
 def test_a_rotary_parameter_that_is_missing() -> None:
     with pytest.raises(ModelFilesError, match="factor = None among the rotary parameters"):
-        rotary({"max_position_embeddings": 512, "rope_scaling": {"rope_type": "linear"}}, 16)
+        rotaries({"max_position_embeddings": 512, "rope_scaling": {"rope_type": "linear"}}, Rope(), 16, [])
