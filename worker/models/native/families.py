@@ -98,6 +98,7 @@ def _has_rope(fields: Fields, layer: int, kind: str = FULL) -> bool:
 
 _SIZES: Fields = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "head_dim": None}
 _COMMON: Fields = {"hidden_act": "silu", **_SIZES}
+_TIED: Fields = {**_COMMON, "tie_word_embeddings": True}
 _LLAMA: Fields = {**_COMMON, "intermediate_size": 11008, "attention_bias": False, "mlp_bias": False}
 _ATTENTION_BIAS: Fields = {**_COMMON, "attention_bias": False}
 _FINE_NORMS: Fields = {"rms_norm_eps": 1e-5}
@@ -191,15 +192,7 @@ FAMILIES: dict[str, NativeFamily] = {
         activations={"relu2": RELU_SQUARED},
     ),
     "ernie4_5": NativeFamily(
-        {
-            **_COMMON,
-            **_FINE_NORMS,
-            "intermediate_size": 3072,
-            "tie_word_embeddings": True,
-            "use_bias": False,
-            "head_dim": 128,
-        },
-        rope=Rope(500_000.0),
+        {**_TIED, **_FINE_NORMS, "intermediate_size": 3072, "use_bias": False, "head_dim": 128}, rope=Rope(500_000.0)
     ),
     "exaone4": NativeFamily(
         {**_COMMON, **_FINE_NORMS, **_WINDOWS, "intermediate_size": 16384, "sliding_window_pattern": 4},
@@ -290,13 +283,7 @@ FAMILIES: dict[str, NativeFamily] = {
     "qwen3_moe": NativeFamily(_QWEN3_MOE, aliases={"num_experts": "num_local_experts"}, head_norms=EACH_HEAD),
     "qwen3_next": _hybrid({**_HYBRID_EXPERTS, **_SPARSE_LAYERS, "intermediate_size": 5632, "norm_topk_prob": True}),
     "seed_oss": NativeFamily(
-        {
-            **_LLAMA,
-            "intermediate_size": 27648,
-            "attention_bias": True,
-            "attention_out_bias": False,
-            "head_dim": 128,
-        }
+        {**_LLAMA, "intermediate_size": 27648, "attention_bias": True, "attention_out_bias": False, "head_dim": 128}
     ),
     "smollm3": NativeFamily(
         _SMOLLM3,

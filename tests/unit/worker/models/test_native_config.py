@@ -136,7 +136,7 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     norm = theirs.model.norm
     assert ours.model.norm.eps == (norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
     assert ours.config.tie_word_embeddings == config.tie_word_embeddings
-    scales = [getattr(model.get_input_embeddings(), "embed_scale", None) for model in (ours, theirs)]
+    scales: list[Any] = [getattr(model.get_input_embeddings(), "embed_scale", None) for model in (ours, theirs)]
     assert scales[0] is scales[1] is None or torch.equal(*scales)
     plan = ShardPlan({}, config.num_attention_heads, config.num_key_value_heads, 0, 1)
     layout = _cache_layout(ours.config, plan, torch.float32, torch.device("cpu"))
