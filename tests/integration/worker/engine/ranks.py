@@ -40,11 +40,13 @@ class Outcome:
     weight_bytes: int = 0
     left_over: int = 0
     """Cached tokens after the run."""
+    is_native: bool = False
+    """True if the forward runs in C++."""
 
 
 def play(engine: Engine, steps: list[GenerateStep], targets: dict[int, ScoreTarget] | None = None) -> Outcome:
     """Run `steps` greedily; only rank 0 samples, and scores those of `targets`."""
-    outcome = Outcome(weight_bytes=engine.model.weight_bytes)
+    outcome = Outcome(weight_bytes=engine.model.weight_bytes, is_native=engine.model.is_native)
     before = engine.collective.count
 
     def sample(logits: Tensor, sids: list[int]) -> list[int]:

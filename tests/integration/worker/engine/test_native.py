@@ -171,6 +171,7 @@ def test_two_ranks_step_together(family: str, quant: str | None, checkpoint: Che
     ranks.form(2)
     ranks.ask("load", folder, "float32", quant)
     first, second = ranks.ask("play", jobs)
+    assert first.is_native and second.is_native
     assert second.checksums == first.checksums
     assert second.collectives == first.collectives > 0
     for ours, theirs in zip(first.logits[1], expected.logits[1], strict=False):

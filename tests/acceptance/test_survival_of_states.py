@@ -1,0 +1,54 @@
+"""A stream of a model with recurrent layers, begun at a copy of a state, goes on when a rank or the leader is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import models
+from tests.acceptance.streams import Received, open_stream, receive
+from tests.farm import Farm, serving_farm
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(240)
+
+INSTRUCTIONS = "An instruction that each request repeats. " * 10
+
+
+@pytest.fixture(scope="module")
+def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    folder = models.make("qwen3_5_text", tmp_path_factory.mktemp("states") / "recurrent")
+    with serving_farm(str(folder), "--tp", "2", "--devices", "cpu", "--dtype", "float32") as farm:
+        yield farm
+
+
+def answer(farm: Farm, salt: str, kill: int | None = None) -> tuple[Received, int]:
+    """The answer, and how many tokens of its prompt were cached; `kill` is a rank that dies in the middle."""
+    body: dict[str, Any] = {"model": "recurrent", "temperature": 0, "max_tokens": 1_000, "ignore_eos": True}
+    body |= {"cache_salt": salt, "messages": [{"role": "user", "content": INSTRUCTIONS + "Say something."}]}
+    received, left = Received(), kill
+    for now in receive(open_stream(farm.address, body), received):
+        if left is not None and len(now.text) > 20 and now.finish is None:
+            farm.kill("recurrent", left)
+            left = None
+    assert left is None and received.finish == "length" and received.errors == []
+    rid = received.last_id.rsplit(":", 1)[0]
+    return received, int(farm.redis.hget(f"furrow:{{recurrent}}:req:{rid}", "cached_tokens") or 0)
+
+
+def test_an_answer_begun_at_a_copy_of_a_state_outlives_leader_and_rank(farm: Farm) -> None:
+    """Each is killed in the middle of an answer that began with what the one before it left; the text is that of the
+    undisturbed answer, which began with nothing."""
+    until(farm.ready)
+    expected, none = answer(farm, "apart")
+    assert none == 0 and len(set(expected.text)) > 3
+    for rank in (1, 0):
+        until(farm.ready)
+        assert answer(farm, "together")[0].text == expected.text
+        epoch = farm.redis.get("furrow:{recurrent}:r0:epoch")
+        received, cached = answer(farm, "together", kill=rank)
+        assert received.text == expected.text
+        assert cached > 300
+        assert farm.redis.get("furrow:{recurrent}:r0:epoch") != epoch, "the fault had no effect"
