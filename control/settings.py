@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -15,8 +16,9 @@ LogFormat = Literal["auto", "json", "console"]
 
 
 def keeps_standby(environment: Mapping[str, str] = os.environ) -> bool:
-    """True if agents that are started in this environment keep a standby process."""
-    return environment.get("FURROW_STANDBY") != "0"
+    """True if agents that are started in this environment keep a standby process. Linux only: elsewhere a fork of a
+    process with a rank's libraries is not safe."""
+    return sys.platform == "linux" and environment.get("FURROW_STANDBY") != "0"
 
 
 def host_id() -> str:
@@ -39,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = "auto"
     log_level: str = "info"
     standby: bool = True
-    """True: an agent keeps a process ready to take a dead rank's place; it costs its host some 300 MB."""
+    """True: an agent keeps a process from which ranks are forked, and whose memory they share."""
     shared_memory: bool = True
     """True: ranks on the CPUs of one host exchange through shared memory instead of sockets."""
     weight_cache_bytes: int = 50 * 2**30
@@ -65,7 +67,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(f"FURROW_LOG_LEVEL={level!r} is unknown: use debug, info, warning, error or critical")
         standby = os.environ.get("FURROW_STANDBY") or "1"
         if standby not in ("0", "1"):
-            raise SettingsError(f"FURROW_STANDBY={standby!r} is unknown: use 1 to keep a standby process, 0 for none")
+            raise SettingsError(
+                f"FURROW_STANDBY={standby!r} is unknown: use 1 to fork ranks from a standby process, 0 for none"
+            )
         shared_memory = os.environ.get("FURROW_SHARED_MEMORY") or "1"
         if shared_memory not in ("0", "1"):
             raise SettingsError(f"FURROW_SHARED_MEMORY={shared_memory!r} is unknown: use 1 to share memory, 0 not to")

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 SCRIPT = """
 import signal, socket, subprocess, sys, time
-from worker.supervision import supervisor
+from worker.supervision import forks, supervisor
 from worker.supervision.limits import Limits
 
 listener = socket.socket(socket.AF_UNIX)
@@ -44,6 +44,7 @@ class Served(supervisor.HostSupervisor):
         self.attach(link)
 
 supervisor.TICK_S = 0.02
+forks.FORK_WITHIN_S = float(sys.argv[2])
 supervisor.AGENT_SILENT_S = float("inf")
 sys.exit(Served([], Limits(absent_s=float("inf"), stop_s=0.0)).run())
 """
@@ -88,12 +89,12 @@ class Host:
 
 
 @contextmanager
-def supervised_host() -> Iterator[Host]:
+def supervised_host(fork_within_s: float = 20.0) -> Iterator[Host]:
     """A supervisor without an agent; every process that it started is killed at the end."""
     with tempfile.TemporaryDirectory(prefix="furrow-supervisor-") as folder:
         path = str(Path(folder) / "socket")
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        host = Host(subprocess.Popen([PYTHON, "-c", SCRIPT, path], env=environment), path)
+        host = Host(subprocess.Popen([PYTHON, "-c", SCRIPT, path, str(fork_within_s)], env=environment), path)
         try:
             yield host
         finally:

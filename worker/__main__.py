@@ -18,12 +18,7 @@ from worker.supervision.wire import take_channel
 
 def run_agent() -> None:
     """The agent of this host, until its supervisor says stop; on SIGTERM it leaves its processes to the next agent."""
-    from control.placement.placement import Host
     from control.process import die_with_parent, name_process
-    from control.redis.connection import connect
-    from control.redis.readiness import wait_until_ready
-    from worker.agent.agent import Agent
-    from worker.agent.devices import accelerators
     from worker.agent.standby import Standby
     from worker.supervision.client import SupervisorClient
 
@@ -42,11 +37,20 @@ def run_agent() -> None:
     settings = Settings.from_environment()
     name_process("furrow-agent")
     logs.configure(settings.log_format, settings.log_level)
+    standby = Standby(settings.redis_url, supervisor) if settings.standby else None
+    if standby is not None and not supervisor.inherited:
+        standby.tend(calm=True, serving=False)  # beside the imports of this process
+
+    from control.placement.placement import Host
+    from control.redis.connection import connect
+    from control.redis.readiness import wait_until_ready
+    from worker.agent.agent import Agent
+    from worker.agent.devices import accelerators
+
     client = connect(settings.redis_url)
     if not supervisor.kept:  # with ranks to look after it waits as a running agent does
         wait_until_ready(client, settings.redis_wait_s, say)
         supervisor.keep("devices", accelerators())
-    standby = Standby(settings.redis_url, supervisor) if settings.standby else None
     host = Host(host_id(), tuple(supervisor.kept["devices"]))
     agent = Agent(client, settings.redis_url, host, supervisor, standby)
 
@@ -75,13 +79,11 @@ def be_rank() -> NoReturn:
     os._exit(status)  # torch takes seconds to free what the kernel frees at once
 
 
-def run_standby(words: list[str]) -> None:
-    """Wait behind the supervisor's socket until a rank is needed, and be it. `words` has those of one model after the
-    other."""
-    from worker.agent.standby import Preparation
+def run_standby(background: bool) -> None:
+    """Fork ranks for the supervisor, until it closes the channel; a forked process is its rank."""
     from worker.rank.standby_process import await_duty
 
-    duty = await_duty(take_channel(), [Preparation(*model) for model in zip(*[iter(words)] * 3, strict=True)])
+    duty = await_duty(background)
     if duty is not None:
         os.environ.update(duty)
         be_rank()
@@ -102,7 +104,7 @@ def main() -> int:
     elif part == "rank":
         begin_rank()
     elif part == "standby":
-        run_standby(sys.argv[2:])
+        run_standby("background" in sys.argv[2:])
     elif part == "download":
         from worker.repository.download import download_here
 

@@ -76,11 +76,16 @@ def test_a_farm_at_rest_comes_back_by_itself(farm: Farm, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 0], ids=["rank", "leader"])
-def test_the_standby_takes_a_dead_rank_s_place(farm: Farm, rank: int) -> None:
-    """The process that was ready becomes the rank, and another is made ready after it."""
+def test_a_dead_rank_is_forked_anew(farm: Farm, rank: int) -> None:
+    """The standby stays what it is; where it dies with the rank, the rank starts alone, and a standby after it."""
     standby = until(lambda: ready_standby(farm))
-    farm.kill("demo", rank)
-    until(lambda: farm.pid("demo", rank) == standby)
+    pid = farm.kill("demo", rank)
+    until(lambda: farm.pid("demo", rank) != pid)
+    until(farm.ready)
+    assert ready_standby(farm) == standby
+    os.kill(standby, signal.SIGKILL)
+    pid = farm.kill("demo", rank)
+    until(lambda: farm.pid("demo", rank) != pid)
     until(farm.ready)
     assert whole(farm, LONG).text.startswith("1, 2, 3")
     assert until(lambda: ready_standby(farm)) != standby
@@ -121,9 +126,10 @@ def test_a_stream_and_every_rank_outlive_the_agent(farm: Farm, expected: Receive
     assert [farm.pid("demo", rank) for rank in (0, 1)] == pids, "a rank was started again"
     assert farm.redis.get("furrow:{demo}:r0:epoch") == epoch and farm.ready()
     assert ready_standby(farm) == standby, "the standby was adopted too"
-    farm.kill("demo", 1)
-    until(lambda: farm.pid("demo", 1) == standby)
+    pid = farm.kill("demo", 1)
+    until(lambda: farm.pid("demo", 1) != pid)
     until(farm.ready)
+    assert ready_standby(farm) == standby, "it forked the rank"
 
 
 def test_an_exit_while_there_is_no_agent_is_told_with_its_status(farm: Farm, expected: Received) -> None:

@@ -7,6 +7,7 @@ adopts them when this one dies.
 from __future__ import annotations
 
 import os
+import time
 
 import psutil
 import structlog
@@ -30,6 +31,9 @@ from worker.supervision.client import SupervisorClient
 log = structlog.get_logger()
 
 TICK_S = 0.2
+IDLE_S = 30.0
+"""Time without a model on this host after which its standby ends. One is there from the start: it imports while the
+first model's files are found."""
 LOOP = "agent"
 """Name of this loop in log lines about an outage of Redis."""
 
@@ -52,6 +56,7 @@ class Agent:
         self._exits = RankExits(client, supervisor, host.id, self.replicas, reporter)
         self._reachability = Reachability()
         self._planner = Planner(client, lambda model, replica, why: reporter.report(model, replica, "unplaceable", why))
+        self._used = time.monotonic()
         self.stopping = False
         self.leaving = False
         """True once another agent is to replace this one; it adopts every process."""
@@ -107,9 +112,13 @@ class Agent:
             self._planner.tend()
 
     def _tend_standby(self, standby: Standby) -> None:
-        """Keep one while anything runs; start it only when no group here is on its way up and wants the processors."""
-        models = {replica.preparation for replica in self.replicas.alive}
-        if not models or self.stopping:
+        """Keep one while anything runs. It imports models' code when no group here is on its way up."""
+        models, now = {replica.preparation for replica in self.replicas.alive}, time.monotonic()
+        if models or self._reconciler.preparing:
+            self._used = now
+        if self.stopping or now > self._used + IDLE_S:
             standby.stop()
         else:
-            standby.tend(sorted(models), calm=not self._reconciler.preparing and self.replicas.whole)
+            calm = not self._reconciler.preparing and self.replicas.whole
+            serving = any(replica.served for replica in self.replicas.alive)
+            standby.tend(sorted(models), calm=calm, serving=serving)

@@ -39,8 +39,9 @@ class HostReplicas:
         self._supervisor, self._standby, self._reporter = supervisor, standby, reporter
         self.by_place: dict[Place, ReplicaProcesses] = {}
         self.detectors: dict[Place, FailureDetector] = {}
-        self.exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
-        """Exits of rank processes as they are reported, from any thread."""
+        self.exits: queue.SimpleQueue[Exit | None] = queue.SimpleQueue()
+        """Exits of rank processes as they are reported, from any thread; None for news of the standby."""
+        supervisor.on_said = lambda: self.exits.put(None)
 
     def adopt(self) -> bool:
         """Go on with the processes of the agent before this one; True if there were any."""

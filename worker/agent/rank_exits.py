@@ -42,12 +42,13 @@ class RankExits:
             self._untold.popleft()
 
     def wait(self, seconds: float) -> None:
-        """Handle the next exit, if one is reported within that time."""
+        """Handle the next exit, if one is reported within that time; return at once for news of the standby."""
         try:
             exit = self._replicas.exits.get(timeout=seconds)
         except queue.Empty:
             return
-        self._on_exit(exit)
+        if exit is not None:
+            self._on_exit(exit)
 
     def _on_exit(self, exit: Exit) -> None:
         """A process ended: plan the next life, and tell the farm at once."""

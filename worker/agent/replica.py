@@ -72,9 +72,9 @@ class ReplicaProcesses:
     host_id: str
     redis_url: str
     supervisor: SupervisorClient
-    exits: queue.SimpleQueue[Exit]
+    exits: queue.SimpleQueue[Exit] | queue.SimpleQueue[Exit | None]
     standby: Standby | None = None
-    """The host's standby, which replaces the first rank that must be started again; shared with other replicas."""
+    """The host's standby, from which ranks are forked; shared with other replicas."""
     processes: dict[int, ChildProcess] = field(default_factory=dict)
     outdated: set[int] = field(default_factory=set)
     """Pids of ranks that were ended because they run another version; these ends are no failures."""
@@ -125,6 +125,8 @@ class ReplicaProcesses:
         missing = [(rank, device) for rank, device in wanted if rank not in self.processes]
         if missing and self._end_outdated():
             return  # until they are gone
+        if missing and self.standby is not None and self.standby.awaited(self.preparation):
+            return
         for rank, device in missing:
             self.processes[rank] = self._spawn(rank, device)
 
@@ -148,9 +150,8 @@ class ReplicaProcesses:
         model, replica = self.place
         tag: Tag = {"kind": "rank", "model": model, "replica": replica, "rank": rank, "version": VERSION}
         ending = self._ending(rank)
-        # Not for a first start, where the other ranks have to import all the same.
-        process = self.standby.take(duty, tag, ending) if self.standby is not None and self.attempts else None
-        how = "standby" if process is not None else "new process"
+        process = self.standby.fork(duty, tag, ending) if self.standby is not None else None
+        how = "fork" if process is not None else "new process"
         if process is None:
             environment = rank_environment(self.redis_url) | duty
             process = self.supervisor.spawn(python_command("worker", "rank"), environment, tag, ending)

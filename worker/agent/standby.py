@@ -1,7 +1,7 @@
-"""The host's standby, seen from its agent: one process that has imported everything and waits to become a rank.
+"""The host's standby, seen from its agent: one process that has imported everything, and forks the host's ranks.
 
-Nearly all of a respawn is importing torch, and transformers where a model needs it. The standby has done that before
-anything died.
+Nearly all of a rank's start is importing torch, and transformers where a model needs it. A forked rank has that done,
+and shares the memory that it took.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ log = structlog.get_logger()
 
 RETRY_S = 10.0
 """Pause between the death of a standby and the next start."""
+AWAIT_S = 120.0
+"""Limit of the time for which a rank waits for the standby's imports, on a slow disk, instead of its own."""
 READY = "ready"
-"""The line that the standby writes to its standard input, a socket, when it has imported everything; then it waits
-there for one line, its duty as JSON."""
+"""Begin of each line that the standby writes to its channel: once it has imported a rank's modules, and for each model
+that it was asked to prepare, which follows as JSON."""
 TAG: Tag = {"kind": "standby", "version": VERSION}
 
 
@@ -37,7 +39,19 @@ class Preparation(NamedTuple):
     device: str
 
 
+class Prepare(msgspec.Struct):
+    """The line that asks a standby to prepare a model, in the `background` beside ranks that serve."""
+
+    model: Preparation
+    background: bool
+
+
 StandbyState = Literal["off", "starting", "ready"]
+
+
+def ready_line(model: Preparation | None = None) -> bytes:
+    """A line as READY describes."""
+    return READY.encode() + (b" " + msgspec.json.encode(model) if model else b"") + b"\n"
 
 
 def rank_environment(redis_url: str) -> dict[str, str]:
@@ -53,14 +67,24 @@ class Standby:
     def __init__(self, redis_url: str, supervisor: SupervisorClient) -> None:
         self._redis_url, self._supervisor = redis_url, supervisor
         self._process: ChildProcess | None = None
-        self._told = False
-        self._due = 0.0
+        self._asked: set[Preparation] = set()
+        self._background = self._told = False
+        self._due = self._await_by = 0.0
 
     @property
     def state(self) -> StandbyState:
-        if self._process is None:
+        """`ready` where it would fork now."""
+        process = self._process
+        if process is None or process.poll() is not None:
             return "off"
-        return "ready" if READY in self._process.said else "starting"
+        return "ready" if READY in process.said and self._asked <= self._prepared else "starting"
+
+    @property
+    def _prepared(self) -> set[Preparation]:
+        """The models that the process has said it has prepared."""
+        said = self._process.said if self._process is not None else []
+        models = [line.removeprefix(f"{READY} ") for line in said if line != READY]
+        return {msgspec.json.decode(model, type=Preparation) for model in models}
 
     def adopt(self, process: ChildProcess) -> None:
         """Keep the standby that an earlier agent started; one of another version ends."""
@@ -68,39 +92,44 @@ class Standby:
             process.kill()
             return
         log.info("standby adopted", pid=process.pid, action="adopt")
-        self._process, self._told = process, False
+        self._process = process
 
-    def tend(self, models: Collection[Preparation], calm: bool) -> None:
-        """Note that it is ready, or has died; start one when there is none and the host is `calm`.
+    def tend(self, models: Collection[Preparation] = (), *, calm: bool, serving: bool) -> None:
+        """Note that it is ready, or has died; start one when there is none; prepare `models` while the host is `calm`.
 
-        `models` are those in use, whose code it imports too.
+        Beside ranks that are `serving` it imports at low priority.
         """
         if self._process is not None and self._process.poll() is not None:
             log.warning("standby died", pid=self._process.pid, action="standby_exit")
             self._due = time.monotonic() + RETRY_S
             self._process.forget()
             self._process = None
-        if self._process is not None and self.state == "ready" and not self._told:
-            log.info("standby ready", pid=self._process.pid, action="standby_start")
-            self._told = True
-        if self._process is None and calm and time.monotonic() >= self._due:
-            self._spawn(models)
+        if self._process is None and time.monotonic() >= self._due:
+            self._spawn(serving)
+        elif self.state == "ready":
+            if not self._told:
+                log.info("standby ready", action="standby_start")
+                self._told = True
+            if calm and (missing := [model for model in models if model not in self._prepared]):
+                self._prepare(missing[0], background=serving)
 
-    def take(self, duty: dict[str, str], tag: Tag, ending: Ending) -> ChildProcess | None:
-        """Make it the rank that `duty` describes, as environment; None where there is none to take.
+    def awaited(self, model: Preparation) -> bool:
+        """True while a rank of `model` is to wait for it: its imports are sooner over than the rank's own would be."""
+        if self.state == "ready" and model not in self._prepared:
+            self._prepare(model, background=False)
+        return self.state == "starting" and not self._background and time.monotonic() < self._await_by
 
-        The process is the caller's from then on, to be waited for like any other rank.
-        """
+    def fork(self, duty: dict[str, str], tag: Tag, ending: Ending) -> ChildProcess | None:
+        """The rank that `duty` describes, as environment; None where there is no standby to fork it."""
         process = self._process
-        # One that is not ready may be far from it, and imports at low priority.
-        if process is None or process.poll() is not None or self.state != "ready":
+        if process is None or self.state != "ready":
             return None
         try:
-            process.give(msgspec.json.encode(duty).decode(), tag, ending)
-        except OSError:  # it died this very moment, which `tend` will find
+            return process.fork(msgspec.json.encode(duty).decode(), tag, ending)
+        except OSError as error:
+            log.error("the standby forked no rank", pid=process.pid, error=str(error), action="fork")
+            process.kill()  # one that hangs or has threads is of no use; `tend` starts another
             return None
-        self._process = None
-        return process
 
     def stop(self) -> None:
         """End it."""
@@ -110,9 +139,23 @@ class Standby:
             self._process.forget()
             self._process = None
 
-    def _spawn(self, models: Collection[Preparation]) -> None:
-        command = python_command("worker", "standby", *(word for model in models for word in model))
-        environment = rank_environment(self._redis_url)
+    def _spawn(self, background: bool) -> None:
+        command = python_command("worker", "standby", *(["background"] if background else []))
+        # Its threads would be there before the first fork. Only numpy uses it, which no rank computes with.
+        environment = rank_environment(self._redis_url) | {"OPENBLAS_NUM_THREADS": "1"}
         self._process = self._supervisor.spawn(command, environment, TAG, AT_ONCE, channel=True)
-        self._told = False
+        self._asked, self._told = set(), False
+        self._wait(background)
         log.info("standby started", pid=self._process.pid, action="standby_start")
+
+    def _prepare(self, model: Preparation, background: bool) -> None:
+        assert self._process is not None
+        try:
+            self._process.tell(msgspec.json.encode(Prepare(model, background)).decode())
+        except OSError:  # it died this very moment, which `tend` will find
+            return
+        self._asked.add(model)
+        self._wait(background)
+
+    def _wait(self, background: bool) -> None:
+        self._background, self._await_by = background, time.monotonic() + AWAIT_S

@@ -1,15 +1,18 @@
-"""The standby process: imports all modules of a rank, reports, and waits for its duty. Touches no device.
+"""The standby process: imports all modules of a rank, and forks ranks. Touches no device.
 
-It imports no torch itself: a thread of lower priority does, beside ranks that serve.
+It has no threads while it forks. It imports in a thread, which ends before that: beside ranks that serve, the thread
+has a lower priority.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-import socket
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,62 +21,74 @@ import structlog
 from control import logs
 from control.process import die_with_parent, name_process
 from control.settings import Settings
-from worker.agent.standby import READY, Preparation
+from worker.agent.standby import Preparation, Prepare, ready_line
+from worker.rank.fork_server import serve_forks
+from worker.supervision.wire import take_channel
 
 log = structlog.get_logger()
 
 NICENESS = 10
 
 
-def await_duty(channel: socket.socket, models: list[Preparation]) -> dict[str, str] | None:
-    """Import, report and wait. Returns the environment of the rank to become, or None if the agent needs none. Raises
-    any error of an import."""
+def await_duty(background: bool) -> dict[str, str] | None:
+    """Import, report, and fork. Returns the environment of the rank to be in each forked process, and None in this one
+    if the agent needs no more. Raises any error of an import."""
+    channel = take_channel()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name_process("furrow-standby")
     settings = Settings.from_environment()
     logs.configure(settings.log_format, settings.log_level)
-    import_in_background(models)
-    with channel:
-        channel.sendall(READY.encode() + b"\n")
-        line = channel.makefile("rb").readline()
-    if not line.endswith(b"\n"):
+    gc.disable()  # a rank enables it
+    in_thread(import_all, background)
+    channel.sendall(ready_line())
+
+    def prepare(line: str) -> None:
+        asked = msgspec.json.decode(line, type=Prepare)
+        in_thread(partial(prepare_model, asked.model), asked.background)
+        channel.sendall(ready_line(asked.model))
+
+    line = serve_forks(channel, prepare)
+    if line is None:
         return None
     duty = msgspec.json.decode(line, type=dict[str, str])
-    log.info("standby takes over a rank", rank=duty["FURROW_RANK"], action="standby_take")
+    log.info("forked", rank=duty["FURROW_RANK"], action="fork")
     return duty
 
 
-def import_in_background(models: list[Preparation]) -> None:
-    """Run `import_all` in a thread of lower priority. On Linux niceness belongs to a thread and can't be raised again
-    without privilege, so the main thread, and torch's later threads, keep their own."""
+def in_thread(work: Callable[[], None], background: bool) -> None:
+    """Call `work` in a thread, of lower priority where it is for the `background`. Niceness belongs to a thread and
+    can't be raised again without privilege, so the main thread, and torch's later threads, keep their own."""
     failed: list[BaseException] = []
 
-    def work() -> None:
+    def call() -> None:
         try:
-            if sys.platform == "linux":
+            if background and sys.platform == "linux":
                 os.nice(NICENESS)
-            import_all(models)
+            work()
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=work, name="imports")
+    thread = threading.Thread(target=call, name="imports")
     thread.start()
     thread.join()
     if failed:
         raise failed[0]
 
 
-def import_all(models: list[Preparation]) -> None:
-    """Import all modules of a rank, and build `models` once without weights."""
-    import worker.rank.process  # noqa: F401  # all of a rank
+def import_all() -> None:
+    """Import all modules of a rank."""
+    import worker.rank.process  # noqa: F401
+
+
+def prepare_model(model: Preparation) -> None:
+    """Build the model once without weights, for which its code is imported."""
     from worker.models.loading import prepare
     from worker.repository import validation
 
-    for model in models:
-        try:
-            prepare(validation.inspect(Path(model.folder)).config, model.dtype, model.device)
-        except Exception as error:  # the rank that loads it will say what is wrong with it
-            log.warning(
-                "standby could not prepare a model", folder=model.folder, error=str(error), action="standby_prepare"
-            )
+    try:
+        prepare(validation.inspect(Path(model.folder)).config, model.dtype, model.device)
+    except Exception as error:  # the rank that loads it will say what is wrong with it
+        log.warning(
+            "standby could not prepare a model", folder=model.folder, error=str(error), action="standby_prepare"
+        )

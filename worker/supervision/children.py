@@ -17,12 +17,14 @@ from worker.supervision.wire import CHUNK_BYTES, Ending, LineBuffer, Tag
 class Child:
     """One rank or standby. `status` is the exit status once it has ended, negative for a signal."""
 
-    process: subprocess.Popen[bytes]
+    pid: int
     tag: Tag
     ending: Ending
-    started: float
-    """Seconds since 1970."""
     channel: socket.socket | None = None
+    process: subprocess.Popen[bytes] | None = None
+    """None for a process that a standby forked."""
+    started: float = field(default_factory=time.time)
+    """Seconds since 1970."""
     said: list[str] = field(default_factory=list)
     status: int | None = None
     lines: LineBuffer = field(default_factory=LineBuffer)
@@ -30,7 +32,7 @@ class Child:
     def describe(self) -> dict[str, Any]:
         """The child as a new agent learns of it."""
         return {
-            "pid": self.process.pid,
+            "pid": self.pid,
             "tag": self.tag,
             "started": self.started,
             "status": self.status,
@@ -48,29 +50,33 @@ class Children:
     def spawn(self, argv: list[str], env: dict[str, str], tag: Tag, ending: Ending, channel: bool) -> int:
         """Start a process whose parent is this one, for `die_with_parent`. Raises OSError."""
         environment = {**env, "FURROW_PARENT": str(os.getpid())}
+        ours = None
         if not channel:
             process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL)
-            self._children[process.pid] = Child(process, tag, ending, time.time())
-            return process.pid
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                process = subprocess.Popen(argv, env=environment, stdin=theirs.fileno())
-        except OSError:
-            ours.close()
-            raise
-        ours.setblocking(False)
-        self._children[process.pid] = Child(process, tag, ending, time.time(), ours)
+        else:
+            ours, theirs = socket.socketpair()
+            try:
+                with theirs:
+                    process = subprocess.Popen(argv, env=environment, stdin=theirs.fileno())
+            except OSError:
+                ours.close()
+                raise
+            ours.setblocking(False)
+        self._children[process.pid] = Child(process.pid, tag, ending, ours, process)
         return process.pid
 
-    def give(self, pid: int, line: str, tag: Tag, ending: Ending) -> None:
-        """Send a line to the child's channel, close it, and label the child anew. Raises OSError if it has ended."""
+    def add(self, pid: int, tag: Tag, ending: Ending, status: int | None) -> None:
+        """Take in a process that another child forked; `status` where it has been reaped already."""
+        self._children[pid] = Child(pid, tag, ending, status=status)
+
+    def tell(self, pid: int, line: str, *sockets: socket.socket) -> None:
+        """Send a line, with sockets, to the child's channel. Raises OSError if it has ended or does not read."""
         child = self._children.get(pid)
-        if child is None or child.status is not None or child.channel is None:
+        if child is None or child.channel is None:
             raise ProcessLookupError(f"process {pid} has no channel to this supervisor")
-        child.channel.sendall(line.encode() + b"\n")
-        child.channel.close()
-        child.channel, child.tag, child.ending = None, tag, ending
+        data = line.encode() + b"\n"
+        if socket.send_fds(child.channel, [data], [one.fileno() for one in sockets]) < len(data):
+            raise BlockingIOError(f"process {pid} does not read its channel")
 
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to a child that has not been reaped, so that the pid can't be another process's."""
@@ -89,7 +95,9 @@ class Children:
         child = self._children.get(pid)
         if child is None or child.status is not None:
             return False
-        child.status = child.process.returncode = status
+        child.status = status
+        if child.process is not None:
+            child.process.returncode = status
         if child.channel is not None:
             child.channel.close()
             child.channel = None

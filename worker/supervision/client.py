@@ -51,11 +51,14 @@ class ChildProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def give(self, line: str, tag: Tag, ending: Ending) -> None:
-        """Send a line to its channel and close that. Raises OSError if it has ended."""
+    def tell(self, line: str) -> None:
+        """Send a line to its channel. Raises OSError if it has ended."""
+        self._client.ask({"op": "tell", "pid": self.pid, "line": line}).result()
+
+    def fork(self, line: str, tag: Tag, ending: Ending) -> ChildProcess:
+        """Have it fork; the new process, to which the line is sent. Raises OSError if it did not."""
         words = {"pid": self.pid, "line": line, "tag": tag, "ending": list(ending)}
-        self._client.ask({"op": "give", **words}).result()
-        self.tag = tag
+        return self._client.ask({"op": "fork", **words}, tag).result()
 
     def forget(self) -> None:
         """Tell the supervisor that its exit needs to be told to nobody any more."""
@@ -72,6 +75,8 @@ class SupervisorClient:
     def __init__(self, link: socket.socket, on_stop: Callable[[], None] = lambda: None) -> None:
         """Reads the welcome first. Raises OSError where nothing is at the other end."""
         self._link, self._on_stop = link, on_stop
+        self.on_said: Callable[[], None] = lambda: None
+        """Called when a child wrote a line to its channel, or a channel's child ended; from another thread."""
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[Future[ChildProcess], Tag]] = {}
@@ -164,8 +169,10 @@ class SupervisorClient:
             case "exit":
                 process = self._processes.pop(message["pid"])
                 process.ended(message["status"])
+                self.on_said()
             case "said":
                 self._processes[message["pid"]].said.append(message["line"])
+                self.on_said()
             case "stop":
                 self._on_stop()
             case _:  # of a newer supervisor

@@ -25,7 +25,7 @@ class HostShutdown:
         late = now > self._limit
         first = min(child.ending.order for child in living)
         for child in living:
-            pid = child.process.pid
+            pid = child.pid
             if late:
                 self._children.signal(pid, signal.SIGKILL)
             elif child.ending.order == first and pid not in self._told:

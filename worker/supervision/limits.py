@@ -1,4 +1,4 @@
-"""The times of a host's supervisor that an operator or a test may set."""
+"""The times of a host's supervisor. An operator or a test may set those of `Limits`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from dataclasses import dataclass
 
 from worker.health.detectors import AGENT_ABSENT_S
 
+PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses before the n-th start in a row of an agent that ended soon."""
+STEADY_S = 5.0
+"""An agent that lived for this time is started again without a pause."""
+REPLACE_S = 10.0
+"""Time for an agent to exit by itself when it is replaced."""
+GAP_S = 5.0
+"""If the supervisor itself did not run for this time, silence is no evidence."""
 ABSENT_VARIABLE = "FURROW_AGENT_ABSENT"
 """Environment variable: seconds without an agent after which the host's ranks end."""
 

@@ -1,8 +1,8 @@
 """A host's supervisor: starts the agent again when it dies, while the ranks and the standby go on.
 
 It does nothing that may fail or take long: it starts processes for the agent, reaps them, stores exit statuses, and
-relays lines between the agent and the standby. It knows neither Redis nor models, and imports only the standard
-library. A new agent is started only after the old one was reaped.
+relays lines between the agent and the standby, whose forks become its own children. It knows neither Redis nor models,
+and imports only the standard library. A new agent is started only after the old one was reaped.
 """
 
 from __future__ import annotations
@@ -18,24 +18,18 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from control.process import adopt_orphans
 from worker.health.detectors import AGENT_SILENT_S
 from worker.health.exit_codes import describe
 from worker.supervision.children import Children
+from worker.supervision.forks import Forks
 from worker.supervision.host_shutdown import HostShutdown
-from worker.supervision.limits import Limits
+from worker.supervision.limits import GAP_S, PAUSES_S, REPLACE_S, STEADY_S, Limits
 from worker.supervision.link import Link
 from worker.supervision.log import log
 from worker.supervision.wire import Ending
 
 TICK_S = 0.25
-PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses before the n-th start in a row of an agent that ended soon."""
-STEADY_S = 5.0
-"""An agent that lived for this time is started again without a pause."""
-REPLACE_S = 10.0
-"""Time for an agent to exit by itself when it is replaced."""
-GAP_S = 5.0
-"""If the supervisor itself did not run for this time, silence is no evidence."""
 
 
 class HostSupervisor:
@@ -44,6 +38,7 @@ class HostSupervisor:
     def __init__(self, command: list[str], limits: Limits | None = None) -> None:
         self._command, self._limits = command, limits or Limits()
         self._children = Children()
+        self._forks = Forks(self._children, self._send)
         self._kept: dict[str, Any] = {}
         self._selector = selectors.DefaultSelector()
         self._agent: subprocess.Popen[bytes] | None = None
@@ -58,6 +53,7 @@ class HostSupervisor:
 
     def run(self) -> int:
         """Until told to stop and all have ended, or until the first agent could not start; the exit status."""
+        adopt_orphans()  # a process that a standby forks becomes a child of this one
         woken = self._listen_to_signals()
         while True:
             now = time.monotonic()
@@ -103,11 +99,11 @@ class HostSupervisor:
         if self._stop and self._stop_by is None:
             self._stop_by = now + self._limits.stop_s
             log("info", "stopping the host", action="supervisor_stop")
-            if self._link is not None:
-                self._link.send({"event": "stop"})
+            self._send({"event": "stop"})
         if self._stop_by is not None:
             return self._leave(now, self._stop_by)
         self._judge_agent(now)
+        self._forks.expire(now)
         if self._children.living() and now - self._heard > self._limits.absent_s and self._shutdown is None:
             log("error", "no agent: the ranks end", absent_s=self._limits.absent_s, action="ranks_end")
             self._shutdown = HostShutdown(self._children, now)
@@ -125,7 +121,7 @@ class HostSupervisor:
             if self._agent is not None:
                 self._agent.kill()
             for child in self._children.living():
-                self._children.signal(child.process.pid, signal.SIGKILL)
+                self._children.signal(child.pid, signal.SIGKILL)
         if self._agent is not None:
             return False
         self._shutdown = self._shutdown or HostShutdown(self._children, now)
@@ -151,8 +147,8 @@ class HostSupervisor:
 
     def _wait(self, woken: socket.socket) -> None:
         """Handle what arrives until the next tick at the latest."""
-        channels = self._children.channels()
-        for channel in channels:
+        channels, forks = self._children.channels(), self._forks.sockets
+        for channel in (*channels, *forks):
             self._selector.register(channel, selectors.EVENT_READ)
         if self._link is not None and self._link.open:
             self._selector.register(self._link.socket, self._link.interest)
@@ -168,6 +164,8 @@ class HostSupervisor:
                     woken.recv(4096)
             elif isinstance(key.fileobj, socket.socket) and key.fileobj in channels:
                 self._relay(channels[key.fileobj])
+            elif isinstance(key.fileobj, socket.socket) and key.fileobj in forks:
+                self._forks.hear(key.fileobj)
             elif self._link is not None:
                 self._serve(self._link, mask)
 
@@ -218,9 +216,10 @@ class HostSupervisor:
         if self._stop_by is None:
             self._shutdown = None  # an agent is there: it decides
         op = request["op"]
-        if op in ("spawn", "give"):
+        if op in ("spawn", "tell", "fork"):
             try:
-                link.send({"event": "answer", "id": request["id"], "pid": self._start(request)})
+                if (pid := self._start(op, request)) is not None:
+                    link.send({"event": "answer", "id": request["id"], "pid": pid})
             except OSError as error:
                 link.send({"event": "answer", "id": request["id"], "error": str(error)})
         elif op == "signal":
@@ -234,18 +233,25 @@ class HostSupervisor:
         elif op != "alive":
             raise LookupError(f"unknown op {op!r}")
 
-    def _start(self, request: dict[str, Any]) -> int:
-        """Start a process, or give a standby its duty; the pid. Raises OSError."""
-        tag, ending = request["tag"], Ending(*request["ending"])
-        if request["op"] == "spawn":
+    def _start(self, op: str, request: dict[str, Any]) -> int | None:
+        """Start or tell a process; its pid, or None where the answer comes later. Raises OSError."""
+        if op == "spawn":
+            tag, ending = request["tag"], Ending(*request["ending"])
             return self._children.spawn(request["argv"], request["env"], tag, ending, request["channel"])
-        self._children.give(request["pid"], request["line"], tag, ending)
-        return request["pid"]
+        if op == "tell":
+            self._children.tell(request["pid"], request["line"])
+            return request["pid"]
+        self._forks.begin(request)
+        return None
 
     def _relay(self, pid: int) -> None:
         for line in self._children.hear(pid):
-            if self._link is not None:
-                self._link.send({"event": "said", "pid": pid, "line": line})
+            self._send({"event": "said", "pid": pid, "line": line})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        """To the agent, if there is one."""
+        if self._link is not None:
+            self._link.send(message)
 
     # --- exits ------------------------------------------------------------------------------------------------------
 
@@ -262,8 +268,10 @@ class HostSupervisor:
             status = os.waitstatus_to_exitcode(code)
             if self._agent is not None and pid == self._agent.pid:
                 failed = self._agent_ended(self._agent, status, now)
-            elif self._children.ended(pid, status) and self._link is not None:
-                self._link.send({"event": "exit", "pid": pid, "status": status})
+            elif self._children.ended(pid, status):
+                self._send({"event": "exit", "pid": pid, "status": status})
+            else:
+                self._forks.reaped(pid, status)
 
     def _agent_ended(self, agent: subprocess.Popen[bytes], status: int, now: float) -> int | None:
         agent.returncode = status
@@ -272,6 +280,7 @@ class HostSupervisor:
                 self._hear(self._link, line)
             self._link.close()
         self._agent = self._link = self._leave_by = None
+        self._forks.abort()
         if self._stop_by is not None or self._stop:
             return None
         if not self._ever_spoken and status != 0:

@@ -7,7 +7,8 @@ The agent's end of the pair is its standard input. The agent sends requests (`op
 |---|---|
 | op `alive` | |
 | op `spawn` | id, argv, env, tag, ending, channel: whether the child's standard input is a socket to the supervisor |
-| op `give` | id, pid, line, tag, ending: send the line to the child's channel, close it, and label the child anew |
+| op `tell` | id, pid, line: send the line to the child's channel |
+| op `fork` | id, pid, line, tag, ending: the child forks; the new process gets the line and is a child like any other |
 | op `signal` | pid, number |
 | op `forget` | pid: the agent has acted on the exit |
 | op `keep` | key, value: state that the next agent gets; null removes it |

@@ -21,6 +21,8 @@ from control.requests import Enqueue
 from tests.integration.worker.agent.agent_scene import HOST, AgentScene
 from tests.integration.worker.conftest import MODEL, REPLICA
 from tests.waiting import until
+from worker.agent import agent as agent_module
+from worker.agent import standby as standby_module
 from worker.health.exit_codes import LOAD_FAILED, REFUSED
 from worker.repository.preparation import check
 
@@ -44,19 +46,21 @@ def beats_ready(scene: AgentScene, epoch: int, pid: int) -> None:
     scene.redis.client.persist(scene.redis.keys.heartbeat(0))
 
 
-def test_a_standby_is_kept_while_a_group_serves_and_no_longer(scene: AgentScene) -> None:
-    """It starts once the group is ready, is there once, shows in the host's hash, and ends with the last model."""
+def test_a_standby_is_kept_while_there_is_a_model_and_not_much_longer(
+    scene: AgentScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts at once, and is there once; ranks wait for its imports, not for ever; it ends after the last model."""
+    monkeypatch.setattr(agent_module, "IDLE_S", 0.0)
+    monkeypatch.setattr(standby_module, "AWAIT_S", 1.0)
+    (scene.folder / "standby").touch()
     scene.want()
-    [pid] = until(lambda: scene.pids(0), 40.0)
-    until(lambda: scene.standby() == "off", 40.0)
-    held = scene.redis.lead(2, owner=f"{HOST}/{pid}")
-    scene.redis.client.persist(scene.redis.keys.lock)
-    beats_ready(scene, held.epoch, pid)
-    until(lambda: scene.standby() == "starting", 40.0)
-    [standby] = scene.pids("standby")
+    [standby] = until(lambda: scene.pids("standby"), 40.0)
+    assert not scene.pids(0)
+    until(lambda: scene.pids(1), 40.0)
+    assert scene.standby() == "starting"
     scene.process(1).kill()
     until(lambda: len(scene.pids(1)) == 2, 40.0)
-    assert scene.pids("standby") == [standby], "not ready, so it was not taken, nor a second one started"
+    assert scene.pids("standby") == [standby], "no second one was started"
     catalog.tombstone(scene.redis.client, MODEL)
     until(lambda: scene.standby() == "off", 40.0)
     assert not psutil.pid_exists(standby)
