@@ -39,7 +39,7 @@ def run_agent() -> None:
     logs.configure(settings.log_format, settings.log_level)
     standby = Standby(settings.redis_url, supervisor) if settings.standby else None
     if standby is not None and not supervisor.inherited:
-        standby.tend(calm=True, serving=False)  # beside the imports of this process
+        standby.tend(serving=False)  # beside the imports of this process
 
     from control.placement.placement import Host
     from control.redis.connection import connect

@@ -112,13 +112,12 @@ class Agent:
             self._planner.tend()
 
     def _tend_standby(self, standby: Standby) -> None:
-        """Keep one while anything runs. It imports models' code when no group here is on its way up."""
+        """Keep one while anything runs, and for a while after the start."""
         models, now = {replica.preparation for replica in self.replicas.alive}, time.monotonic()
         if models or self._reconciler.preparing:
             self._used = now
         if self.stopping or now > self._used + IDLE_S:
             standby.stop()
         else:
-            calm = not self._reconciler.preparing and self.replicas.whole
             serving = any(replica.served for replica in self.replicas.alive)
-            standby.tend(sorted(models), calm=calm, serving=serving)
+            standby.tend(sorted(models), serving=serving)

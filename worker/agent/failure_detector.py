@@ -45,8 +45,6 @@ class FailureDetector:
         self._run: dict[int, int] = {}
         """How often each process had run at the last look."""
         self._absence = Absence()
-        self.whole = False
-        """True if the group was ready in its epoch, with all its ranks on this host, at the last look."""
 
     @property
     def seen(self) -> dict[int, int]:
@@ -70,9 +68,6 @@ class FailureDetector:
             if self._replica.attempts and not self._replica.draining:
                 health.write_status(self._client, model, name, "running", "")
             self._replica.ready()
-        leads = beats[0] is not None and beats[0].phase == "ready" and beats[0].epoch == epoch
-        missing = len(self._replica.assignment.ranks) - len(self._replica.processes)
-        self.whole = leads and not missing and (poison is None or poison.epoch != epoch)
         if self._reachability.note():
             self._absence.forget()
         self._end_absent(epoch, beats)

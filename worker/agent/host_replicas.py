@@ -81,11 +81,6 @@ class HostReplicas:
         """Those that neither stop nor were given up."""
         return [one for one in self.by_place.values() if not one.stopping and one.failed is None]
 
-    @property
-    def whole(self) -> bool:
-        """True if the group of each that is alive was ready when last looked at."""
-        return all(self.detectors[replica.place].whole for replica in self.alive)
-
     def _processes(self, assignment: Assignment, folder: str) -> ReplicaProcesses:
         return ReplicaProcesses(
             assignment, folder, self._host_id, self._redis_url, self._supervisor, self.exits, self._standby

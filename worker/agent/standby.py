@@ -94,8 +94,8 @@ class Standby:
         log.info("standby adopted", pid=process.pid, action="adopt")
         self._process = process
 
-    def tend(self, models: Collection[Preparation] = (), *, calm: bool, serving: bool) -> None:
-        """Note that it is ready, or has died; start one when there is none; prepare `models` while the host is `calm`.
+    def tend(self, models: Collection[Preparation] = (), *, serving: bool) -> None:
+        """Note that it is ready, or has died; start one when there is none, which prepares `models`, those in use.
 
         Beside ranks that are `serving` it imports at low priority.
         """
@@ -106,12 +106,11 @@ class Standby:
             self._process = None
         if self._process is None and time.monotonic() >= self._due:
             self._spawn(serving)
-        elif self.state == "ready":
-            if not self._told:
-                log.info("standby ready", action="standby_start")
-                self._told = True
-            if calm and (missing := [model for model in models if model not in self._prepared]):
-                self._prepare(missing[0], background=serving)
+            for model in models:
+                self._prepare(model, serving)
+        elif self.state == "ready" and not self._told:
+            log.info("standby ready", action="standby_start")
+            self._told = True
 
     def awaited(self, model: Preparation) -> bool:
         """True while a rank of `model` is to wait for it: its imports are sooner over than the rank's own would be."""

@@ -22,7 +22,6 @@ from tests.integration.worker.agent.agent_scene import HOST, AgentScene
 from tests.integration.worker.conftest import MODEL, REPLICA
 from tests.waiting import until
 from worker.agent import agent as agent_module
-from worker.agent import standby as standby_module
 from worker.health.exit_codes import LOAD_FAILED, REFUSED
 from worker.repository.preparation import check
 
@@ -51,11 +50,12 @@ def test_a_standby_is_kept_while_there_is_a_model_and_not_much_longer(
 ) -> None:
     """It starts at once, and is there once; ranks wait for its imports, not for ever; it ends after the last model."""
     monkeypatch.setattr(agent_module, "IDLE_S", 0.0)
-    monkeypatch.setattr(standby_module, "AWAIT_S", 1.0)
     (scene.folder / "standby").touch()
     scene.want()
     [standby] = until(lambda: scene.pids("standby"), 40.0)
-    assert not scene.pids(0)
+    until(lambda: scene.agent.replicas.by_place, 40.0)
+    assert not scene.pids(0) and scene.agent._standby is not None
+    scene.agent._standby._await_by = 0.0
     until(lambda: scene.pids(1), 40.0)
     assert scene.standby() == "starting"
     scene.process(1).kill()

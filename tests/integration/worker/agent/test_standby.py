@@ -84,7 +84,7 @@ def replica_of(
 
 def wait_for(standby: Standby, state: str, seconds: float = 40.0) -> None:
     def reached() -> bool:
-        standby.tend(calm=True, serving=False)
+        standby.tend(serving=False)
         return standby.state == state
 
     until(reached, seconds)
@@ -98,7 +98,7 @@ def started(replica: ReplicaProcesses) -> int:
 
 def test_every_rank_is_forked(stand_in: Path, standby: Standby) -> None:
     """The first, which waits for the standby's imports, and each one after it, with its own pid and the rank's duty."""
-    standby.tend(calm=True, serving=False)
+    standby.tend(serving=False)
     replica = replica_of(standby)
     for _ in range(2):
         pid = started(replica)
@@ -109,25 +109,25 @@ def test_every_rank_is_forked(stand_in: Path, standby: Standby) -> None:
     assert standby.state == "ready"
 
 
-def test_one_is_kept(stand_in: Path, standby: Standby) -> None:
-    """A second one never starts; models are prepared in quiet times alone."""
+def test_one_is_kept_and_prepares_what_is_in_use(stand_in: Path, standby: Standby) -> None:
+    """A second one never starts; it is ready once it has prepared the models, among them one that a rank needs."""
+    first, second = Preparation("first", "auto", "cpu"), replica_of(standby).preparation
+    standby.tend([first], serving=True)
     wait_for(standby, "ready")
-    process, model = standby._process, Preparation("folder", "auto", "cpu")
-    standby.tend([model], calm=False, serving=True)
-    assert standby.state == "ready" and not standby._asked
-    standby.tend([model], calm=True, serving=True)
-    until(lambda: standby.state == "ready", 40.0)
-    assert standby._process is process and standby._prepared == {model}
+    process = standby._process
+    assert standby._prepared == {first} and standby.awaited(second) is (standby.state == "starting")
+    wait_for(standby, "ready")
+    assert standby._process is process and standby._prepared == {first, second}
 
 
 def test_a_rank_starts_alone_without_a_standby(stand_in: Path, standby: Standby) -> None:
     """At once where it imports at low priority or is dead, and after a time where its imports hang."""
     (stand_in / "slow").touch()
-    standby.tend(calm=True, serving=True)
+    standby.tend(serving=True)
     replica = replica_of(standby)
     until((stand_in / f"rank-1-{started(replica)}").exists, 40.0)
     standby.stop()
-    standby.tend(calm=True, serving=False)
+    standby.tend(serving=False)
     assert standby.state == "starting" and standby.awaited(replica.preparation)
     standby._await_by = 0.0
     assert not standby.awaited(replica.preparation)
@@ -160,12 +160,12 @@ def test_one_that_dies_is_not_started_again_at_once(
     (stand_in / "broken").touch()
     now = [100.0]
     monkeypatch.setattr(standby_module.time, "monotonic", lambda: now[0])
-    standby.tend(calm=True, serving=False)
+    standby.tend(serving=False)
     assert standby._process is not None and standby._process.wait() == 1
-    standby.tend(calm=True, serving=False)
+    standby.tend(serving=False)
     assert standby.state == "off"
     now[0] += standby_module.RETRY_S
-    standby.tend(calm=True, serving=False)
+    standby.tend(serving=False)
     assert standby.state == "starting"
 
 
@@ -184,7 +184,7 @@ def test_a_forked_rank_is_a_rank_like_any_other(
     folder = str(make("llama", tmp_path / "llama"))
     with supervised() as supervisor:
         standby = Standby(redis.url, supervisor)
-        standby.tend(calm=True, serving=True)
+        standby.tend(serving=True)
         wait_for(standby, "ready", 160.0)
         replica = replica_of(standby, redis.url, folder=folder)
         pid = started(replica)
@@ -213,7 +213,7 @@ def test_preparing_imports_the_code_and_touches_no_device(
     """Whatever became of the model's files, ranks are forked and say what is wrong: here a GPU that is not there."""
     redis.lead_for_good(2)
     standby = Standby(redis.url, supervisor)
-    standby.tend(calm=True, serving=False)
+    standby.tend(serving=False)
     replica = replica_of(standby, redis.url, "cuda:63", str(tmp_path / "no model"))
     started(replica)
     assert replica.exits.get(timeout=40.0).status == REFUSED
