@@ -1,35 +1,57 @@
-"""How much memory the processes that are measured took at most."""
+"""The memory that the processes that are measured take at most."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import psutil
 
 MIB = 2**20
+EVERY_S = 0.2
+"""Between two looks while an engine is watched; a look takes some milliseconds for each GiB."""
 
 
-def peak_of_children() -> float:
-    """MiB of this process's descendants together. Call it before they end.
+class Peak:
+    """The largest sum that was seen of this process's descendants at one moment, in MiB.
 
-    A page that several share counts once (PSS); the peak of each is its PSS now and by how much it has shrunk since it
-    was largest, as the kernel remembers that (VmHWM). So nothing has to watch while times are taken. Raises ValueError
-    where there are none.
+    A page that several share counts once (PSS). The peaks that the kernel keeps of each process (VmHWM) are of
+    different moments and count shared pages for each, so that their sum is more than was ever used.
     """
-    found = []
+
+    def __init__(self) -> None:
+        self.mib = 0.0
+
+    def look(self) -> None:
+        """Compare the sum of now."""
+        self.mib = max(self.mib, memory_of_children())
+
+    @contextmanager
+    def watched(self) -> Generator[None]:
+        """Look again and again, from a thread. Not while rates are taken, which it would slow down."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(EVERY_S):
+                self.look()
+
+        thread = threading.Thread(target=watch, name="memory", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self.look()
+
+
+def memory_of_children() -> float:
+    """MiB of this process's descendants together, each shared page once; 0 where there are none."""
+    total = 0
     for process in psutil.Process().children(recursive=True):
         try:
-            now = process.memory_full_info()
-            found.append(now.pss + max(0, _largest(process.pid) - now.rss))
+            total += process.memory_full_info().pss
         except (psutil.Error, OSError):  # it ended meanwhile
             continue
-    if not found:
-        raise ValueError("no process to measure the memory of")
-    return sum(found) / MIB
-
-
-def _largest(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return total / MIB

@@ -87,13 +87,16 @@ class Runner:
     def _visit(self, result: Result, turn: int) -> None:
         try:
             for streams, lengths, sizes in self._plan.sizes:
-                with self._started(result, sizes, turn) as engine:
+                peak = memory.Peak()
+                with self._started(result, sizes, turn, peak) as engine:
                     for count in streams:
                         if engine.at_once or count <= MOST_IN_A_ROW:
                             self._decode(result, engine, count, turn)
                     for length in lengths:
                         self._first_token(result, engine, length, turn)
-                    result.memory_mib.append(memory.peak_of_children())
+                    with peak.watched():
+                        self._ask(engine, 1, max((self._plan.prompt, *lengths)), FIRST_TOKENS, turn, "memory")
+                result.memory_mib.append(peak.mib)
         except Unavailable as why:
             result.skipped = str(why)
             self._say(f"{result.row} is skipped: {why}")
@@ -102,12 +105,13 @@ class Runner:
             self._say(f"{result.row} failed: {why}")
 
     @contextmanager
-    def _started(self, result: Result, sizes: dict[str, int], turn: int) -> Generator[Engine]:
-        """The engine once it has answered something short."""
+    def _started(self, result: Result, sizes: dict[str, int], turn: int, peak: memory.Peak) -> Generator[Engine]:
+        """The engine once it has answered something short. Its memory is watched meanwhile."""
         engine = self._make(result.row, sizes)
         try:
-            began = engine.start()
-            [stream] = self._ask(engine, 1, SHORT_PROMPT, FIRST_TOKENS, turn, "start")
+            with peak.watched():
+                began = engine.start()
+                [stream] = self._ask(engine, 1, SHORT_PROMPT, FIRST_TOKENS, turn, "start")
             result.first_token_s.append(stream.stamps[0] - began)
             yield engine
         finally:

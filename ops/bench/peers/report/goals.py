@@ -32,6 +32,8 @@ class Goal:
     """Against itself at so many streams."""
     memory: bool = False
     """At most `factor` times its memory."""
+    start: bool = False
+    """With `prompt`: the time from its start to the first token counts too."""
 
     def figure(self, results: Results, share: Share) -> Figure | str:
         """The measured figure, or the name of the row that was not measured."""
@@ -48,7 +50,7 @@ class Goal:
 
     def _value(self, results: Results, ours: Result, theirs: Result | None, share: Share) -> float | None:
         if self.prompt:
-            pairs = [] if theirs is None else [one.ttft_ms.get(self.prompt, []) for one in (ours, theirs)]
+            pairs = [] if theirs is None else [self._prompt_ms(one) for one in (ours, theirs)]
             ratios = [mine / other for mine, other in zip(*pairs, strict=False)]
             return median(ratios) if ratios else None
         if self.memory:
@@ -62,9 +64,16 @@ class Goal:
             return share(ours, self.streams)
         return results.ratio(ours, theirs, self.streams, lambda figures: figures.decode)
 
+    def _prompt_ms(self, result: Result) -> list[float]:
+        """By round."""
+        first = result.ttft_ms.get(self.prompt, [])
+        if not self.start:
+            return first
+        return [1000 * start + ms for start, ms in zip(result.first_token_s, first, strict=False)]
+
     def _name(self, ours: Result, theirs: Result | None) -> str:
         what = f"first token of {self.prompt}" if self.prompt else f"{self.streams} streams"
-        what = "memory" if self.memory else what
+        what = "memory" if self.memory else f"start and {what}" if self.start else what
         against = f"its {self.than_streams} streams" if self.than_streams else str(theirs.row) if theirs else "limit"
         return f"{ours.row} / {against}, {what}"
 
@@ -108,6 +117,7 @@ GOALS: dict[tuple[str, str], list[Goal]] = {
         *_blocks("q4_k_m", 1.15),
         Goal("f16", 1, 1.0, _llama("bf16"), prompt=512),
         Goal("int8", 1, 1.6, ("llama-server:q8_0",), engines=("furrow-farm",), memory=True),
+        Goal("int8", 1, 4.0, ("llama-server:q8_0",), engines=("furrow-farm",), prompt=512, start=True),
     ],
     ("qwen3-0.6b", "cuda"): [Goal("bf16", streams, 0.35) for streams in (1, 8)],
     ("qwen3-8b", "cuda"): [

@@ -124,9 +124,12 @@ def test_goals_are_judged_by_the_first_measured_engine(comparison: Comparison) -
         Goal("f32", 8, 1.0, ("llama-server:f32",)),
         Goal("f32", 1, 1.6, ("llama-server:f32",), memory=True),
         Goal("f32", 1, 1.4, ("llama-server:f32",), memory=True),
+        Goal("f32", 1, 1.0, ("llama-server:f32",), prompt=512, start=True),
     ]
     comparison.results.rows[FARM].memory_mib = [75.0]
+    comparison.results.rows[LLAMA].first_token_s = [2.0]
     found, lacking = judged(goals, comparison.results, comparison.share)
-    assert [figure.holds for figure in found] == [False, True, False, True, False]
+    assert [figure.holds for figure in found] == [False, True, False, True, False, False]
+    assert found[-1].measured == pytest.approx(3.1 / 2.1) and "start and first token of 512" in found[-1].name
     assert found[0].measured == pytest.approx(2)
     assert lacking == ["furrow-farm or furrow-loop:int8", "furrow-farm:f32 with 8 streams"]

@@ -17,7 +17,7 @@ A, B = Row("a", "f32"), Row("b", "f32")
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "peak_of_children", lambda: 100.0)
+    monkeypatch.setattr(memory, "memory_of_children", lambda: 100.0)
 
 
 def plan(**changes: Any) -> Plan:
@@ -33,7 +33,7 @@ def test_rounds_are_taken_in_turns() -> None:
     """Each engine is started and stopped in each round, before the next one starts."""
     events: list[str] = []
     run(plan(streams=(1,), ttft=()), a=FakeEngine(events=events), b=FakeEngine(events=events))
-    assert events == 4 * ["start", "run 1", "run 1", "run 1", "stop"]
+    assert events == 4 * ["start", "run 1", "run 1", "run 1", "run 1", "stop"]
 
 
 def test_all_get_the_same_prompts_and_none_twice() -> None:
@@ -57,6 +57,7 @@ def test_the_figures_of_a_row() -> None:
     assert first.first_token_s == [2.25, 2.25]
     assert first.ttft_ms == {30: [250, 250]}
     assert first.equal == [1, 1, 1, 1]
+    assert first.memory_mib == [100, 100]
     assert results.ratio(first, second, 1, lambda figures: figures.decode) == pytest.approx(2)
     assert results.faults == []
 
