@@ -17,7 +17,7 @@ held.write(b"x" * len(held))
 if os.fork() == 0 and sys.argv[1] == "writes":
     held.seek(0)
     held.write(b"y" * len(held))
-print("there", flush=True)
+os.write(1, b"there\\n")
 sys.stdin.read()
 """
 
