@@ -13,6 +13,7 @@ namespace furrow {
 constexpr int QUERIES = 4;         // that meet a key at once
 constexpr int64_t TOKENS = 16;     // of a chunk, whose heads share the reading of keys
 constexpr int WIDEST = LANES / 2;  // vectors of a value that are summed at once, for two heads
+constexpr int64_t VALUE_BYTES = 32 * 1024;  // of values that all tokens and heads of a task take before the next: they stay in a first-level cache
 constexpr int64_t AHEAD = 2 * LANES;  // positions: keys are asked for so long before they are used
 
 // The work of one thread: `tokens` of one sequence, and the heads that share the key-value head `shared`.
@@ -85,12 +86,13 @@ inline void soften(float* scores, int64_t front, int64_t positions, int64_t room
   for (int64_t i = 0; i < room; i += LANES) store(scores + i, load(scores + i) * share);
 }
 
-// out[i] (HEADS × WIDTH vectors) = Σ weights[i][position] · values[position].
+// out[i] (HEADS × WIDTH vectors) = Σ weights[i][position] · values[position], added to what is there where `more`.
 template <int HEADS, int WIDTH>
-void mix(const float* values, int64_t dim, int64_t positions, const float* const* weights, float* const* out) {
+void mix(const float* values, int64_t dim, int64_t positions, const float* const* weights, float* const* out, bool more) {
   Floats sums[HEADS][WIDTH];
 #pragma GCC unroll 16
-  for (int i = 0; i < HEADS * WIDTH; ++i) sums[i / WIDTH][i % WIDTH] = all(0.0f);
+  for (int i = 0; i < HEADS * WIDTH; ++i)
+    sums[i / WIDTH][i % WIDTH] = more ? load(out[i / WIDTH] + i % WIDTH * LANES) : all(0.0f);
   for (int64_t position = 0; position < positions; ++position, values += dim) {
 #pragma GCC unroll 8
     for (int i = 0; i < WIDTH; ++i) {
@@ -106,14 +108,32 @@ void mix(const float* values, int64_t dim, int64_t positions, const float* const
 
 template <int HEADS, int WIDTH>
 void mix_from(int64_t at, const Task& task, const float* values, int64_t positions, const float* const* weights,
-              float* const* out) {
+              float* const* out, bool more) {
   if constexpr (WIDTH > 0) {
     for (; at + WIDTH * LANES <= task.dim; at += WIDTH * LANES) {
       float* places[HEADS];
       for (int i = 0; i < HEADS; ++i) places[i] = out[i] + at;
-      mix<HEADS, WIDTH>(values + at, task.dim, positions, weights, places);
+      mix<HEADS, WIDTH>(values + at, task.dim, positions, weights, places, more);
     }
-    mix_from<HEADS, WIDTH / 2>(at, task, values, positions, weights, out);
+    mix_from<HEADS, WIDTH / 2>(at, task, values, positions, weights, out, more);
+  }
+}
+
+// Adds to a token's outputs what it sees of the positions `from` … `to`. `weights`: of its first head, by position; heads lie `room`
+// apart.
+inline void mix_block(const Task& task, int64_t token, int64_t from, int64_t to, const float* weights, int64_t room) {
+  const int64_t first = first_seen(task, token), begin = std::max(first, from), end = std::min(to, task.position + token + 1);
+  if (begin >= end) return;
+  const float* values = task.values + begin * task.dim;
+  for (int64_t head = 0; head < task.heads; head += 2) {
+    const float* own = weights + head * room + begin;
+    const float* pair[] = {own, own + room};
+    float* out = task.out + token * task.out_stride + head * task.dim;
+    float* places[] = {out, out + task.dim};
+    if (head + 1 < task.heads)
+      mix_from<2, WIDEST>(0, task, values, end - begin, pair, places, begin > first);
+    else
+      mix_from<1, WIDEST>(0, task, values, end - begin, pair, places, begin > first);
   }
 }
 
@@ -146,18 +166,10 @@ inline void attend(const Task& task, float* scratch) {
       if (task.cap) cap_all(own, room, task.cap);
       soften(own, first - start, seen, room, task.sinks ? task.sinks + head : nullptr);
     }
-    const float* values = task.values + first * task.dim;
-    for (int64_t head = 0; head < task.heads; head += 2) {
-      const float* weights = scores + (token * task.heads + head) * room + first - start;
-      const float* pair[] = {weights, weights + room};
-      float* out = task.out + token * task.out_stride + head * task.dim;
-      float* places[] = {out, out + task.dim};
-      if (head + 1 < task.heads)
-        mix_from<2, WIDEST>(0, task, values, seen, pair, places);
-      else
-        mix_from<1, WIDEST>(0, task, values, seen, pair, places);
-    }
   }
+  const int64_t block = std::max<int64_t>(LANES, VALUE_BYTES / (task.dim * static_cast<int64_t>(sizeof(float))));
+  for (int64_t from = start; from < last; from += block)
+    for (int64_t token = 0; token < task.tokens; ++token) mix_block(task, token, from, from + block, scores + token * task.heads * room - start, room);
 }
 
 // Floats that a thread needs for tasks of `tokens` that see at most `positions`.

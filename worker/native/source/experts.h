@@ -10,7 +10,8 @@
 
 namespace furrow {
 
-constexpr int64_t SHARES = 32;  // for each thread, of a product's cost: small enough to even out, large enough to read memory in runs
+constexpr int64_t SHARES = 32;  // for each thread at most, of slots or of a product's cost: small enough to even out
+constexpr int64_t LEAST_SHARES = 8;  // for each thread, of a product's cost, unless a share would be more than MOST_BYTES
 
 // The temporary memory of a mixture. A slot is a row's place at one of its experts; slots of one expert are neighbours.
 struct MixtureRoom {
@@ -119,7 +120,8 @@ class MixturePass {
   // A layer of every expert for its slots. The panels of all experts, one after the other, are cut into pieces of equal cost: threads
   // have equal work where one expert has all rows, and where each has one.
   void multiply(Hand& hand, Linear Expert::*layer, const int64_t* costs, const Inputs& inputs, float* out, int64_t stride) {
-    const int64_t pieces = SHARES * hand.threads();
+    const int64_t whole = costs[all_experts(mixture_)], threads = hand.threads();
+    const int64_t pieces = std::clamp(whole / MOST_BYTES, LEAST_SHARES * threads, SHARES * threads);
     hand.each(pieces, 1, [&](int64_t from, int64_t to) {
       const int64_t experts = all_experts(mixture_), low = costs[experts] * from / pieces, high = costs[experts] * to / pieces;
       int64_t i = std::upper_bound(costs, costs + experts + 1, low) - costs - 1;

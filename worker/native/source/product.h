@@ -89,11 +89,21 @@ inline void ask_ahead(const typename K::Stored* weights) {
       __builtin_prefetch(reinterpret_cast<const char*>(weights) + AHEAD_BYTES + at);
 }
 
+// What ends a panel's sums is asked for at their begin. The scales of an expert were not read for many steps.
+inline void ask_for_scales(const Matrix& matrix, int64_t output) {
+  if (matrix.kind != INT8) return;
+  for (int64_t at = output; at < output + PANEL; at += LINE_BYTES / 4) {
+    __builtin_prefetch(matrix.scales + at);
+    if (OFFSET) __builtin_prefetch(matrix.sums + at);
+  }
+}
+
 template <typename K, int ROWS>
 void tile(const Linear& linear, const Matrix& matrix, const Rows& inputs, int64_t row, int64_t panel, float* out, bool add) {
   const int64_t steps = (linear.inputs + K::PER - 1) / K::PER;
   const auto* weights = static_cast<const typename K::Stored*>(matrix.weights) + panel * steps * PANEL * K::PER;
   const auto* values = static_cast<const typename K::Input*>(inputs.data) + row * inputs.stride;
+  ask_for_scales(matrix, panel * PANEL);
   typename K::Sum sums[ROWS][2];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i) sums[i][0] = sums[i][1] = K::zero();
