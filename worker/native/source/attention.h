@@ -13,7 +13,7 @@ namespace furrow {
 constexpr int QUERIES = 4;         // that meet a key at once
 constexpr int64_t TOKENS = 16;     // of a chunk, whose heads share the reading of keys
 constexpr int WIDEST = LANES / 2;  // vectors of a value that are summed at once, for two heads
-constexpr int64_t VALUE_BYTES = 32 * 1024;  // of values that all tokens and heads of a task take before the next: they stay in a first-level cache
+constexpr int64_t VALUE_BYTES = 32 * 1024;  // that a task's tokens and heads take before the next: they stay in a first-level cache
 constexpr int64_t AHEAD = 2 * LANES;  // positions: keys are asked for so long before they are used
 
 // The work of one thread: `tokens` of one sequence, and the heads that share the key-value head `shared`.
@@ -169,7 +169,8 @@ inline void attend(const Task& task, float* scratch) {
   }
   const int64_t block = std::max<int64_t>(LANES, VALUE_BYTES / (task.dim * static_cast<int64_t>(sizeof(float))));
   for (int64_t from = start; from < last; from += block)
-    for (int64_t token = 0; token < task.tokens; ++token) mix_block(task, token, from, from + block, scores + token * task.heads * room - start, room);
+    for (int64_t token = 0; token < task.tokens; ++token)
+      mix_block(task, token, from, from + block, scores + token * task.heads * room - start, room);
 }
 
 // Floats that a thread needs for tasks of `tokens` that see at most `positions`.
