@@ -1,4 +1,4 @@
-"""A stream of a model with recurrent layers, begun at a copy of a state, goes on when a rank or the leader is killed."""
+"""A stream of a model with recurrent layers, begun at a copy of a state, goes on when rank or leader are killed."""
 
 from __future__ import annotations
 
