@@ -70,7 +70,7 @@ def check_other_endpoints(
             assert response.usage.input_tokens == said.usage.prompt_tokens
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5"])
 def test_an_answer_about_images_is_transformers_and_goes_on_after_a_kill(kind: str, tmp_path: Path) -> None:
     """Two pictures between texts; the rank that dies had the prompt's keys and values, and the pictures' rows."""
     folder = getattr(image_models, kind)(tmp_path / "seeing")

@@ -22,4 +22,4 @@ def image_part(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Image
     return reader(config, vision, processor)
 
 
-_READERS = {"gemma3": gemma3_part, "qwen3_vl": qwen_part}
+_READERS = {"gemma3": gemma3_part, "qwen3_5": qwen_part, "qwen3_5_moe": qwen_part, "qwen3_vl": qwen_part}

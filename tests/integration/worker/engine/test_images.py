@@ -22,7 +22,7 @@ CHUNKS = (5, 512)
 SIZES = ((30, 21), (17, 40), (60, 12))
 PICTURES = [image_models.picture(seed, *size) for seed, size in enumerate(SIZES, 1)]
 SQUARES = [image_models.square(seed, *size) for seed, size in enumerate(SIZES, 1)]
-OF_KIND = {"gemma3": SQUARES, "qwen3_vl": PICTURES}
+OF_KIND = {"gemma3": SQUARES, "qwen3_5": PICTURES, "qwen3_5_moe": PICTURES, "qwen3_vl": PICTURES}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_images_equal_generate(kind: str, folders: Callable[[str], Path], ranks:
         assert outcome.tokens == expected
 
 
-@pytest.mark.parametrize("kind", sorted(OF_KIND))
+@pytest.mark.parametrize("kind", sorted(OF_KIND.keys() - {"qwen3_5_moe"}))
 def test_the_forward_in_cpp_sees_the_same(kind: str, folders: Callable[[str], Path]) -> None:
     """float32 in C++: the tokens of three images are the same, in chunks and whole, to the bit."""
     folder, pictures = folders(kind), OF_KIND[kind]
