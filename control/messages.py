@@ -193,6 +193,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     lookup: int = LOOKUP_TOKENS
     """Most tokens of a sequence that are guessed from its context and verified in one step."""
     prefix_cache: bool = True  # whether requests may begin with KV that others have computed
+    images: bool = True  # False: the encoder of images is not loaded, and images are refused
     spread: bool = False  # the ranks of a replica go to as many hosts as live, not to one
     drain_s: int = 300  # how long a replica that is to go may finish what it runs; the rest is given back then
     surge: bool = True  # one more replica than wanted may run while others are replaced

@@ -25,6 +25,7 @@ class ModelToLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     gguf: str | None = None
     dequantize: bool = False
     prefix_cache: bool = True
+    images: bool = True
     lookup: int = LOOKUP_TOKENS
     replicas: int | None = None
     spread: bool = False

@@ -28,6 +28,7 @@ def build_spec(
     gguf: str | None = None,
     dequantize: bool = False,
     prefix_cache: bool = True,
+    images: bool = True,
     lookup: int = LOOKUP_TOKENS,
     replicas: int = 1,
     spread: bool = False,
@@ -72,6 +73,7 @@ def build_spec(
         max_context=max_context,
         kv_tokens=kv_tokens,
         prefix_cache=prefix_cache,
+        images=images,
         lookup=lookup,
     )
 

@@ -35,6 +35,12 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 help="Reuse the KV cache of equal prompt beginnings.",
             ),
             click.option(
+                "--images/--no-images",
+                default=True,
+                show_default=True,
+                help="Take images, where the model can; else its encoder of images is not loaded.",
+            ),
+            click.option(
                 "--lookup",
                 type=click.IntRange(0, 64),
                 default=LOOKUP_TOKENS,

@@ -29,4 +29,4 @@ def compile_early() -> None:
 def _compile(assignment: Assignment) -> None:
     spec = assignment.spec
     with suppress(FurrowError):  # the load will say what is wrong with the files
-        build(kinds_of(inspect(Path(os.environ["FURROW_FOLDER"])), spec.quant, spec.dequantize))
+        build(kinds_of(inspect(Path(os.environ["FURROW_FOLDER"]), images=False), spec.quant, spec.dequantize))

@@ -75,7 +75,7 @@ def begin(
         threading.Thread(target=native.library, name="compile", daemon=True).start()
     if rank:
         return Rank(*clients, spec.name, assignment.replica, rank_worker)
-    files = validation.inspect(Path(os.environ["FURROW_FOLDER"]))
+    files = validation.inspect(Path(os.environ["FURROW_FOLDER"]), spec.images)
     assets, address = read_assets(files, spec.max_context), rendezvous_address(clients[0])
     leader = Leader(clients, assignment, f"{host_id()}/{os.getpid()}", files, assets, rank_worker, address)
 

@@ -87,7 +87,7 @@ def prepare_model(model: Preparation) -> None:
     from worker.repository import validation
 
     try:
-        prepare(validation.inspect(Path(model.folder)).config, model.dtype, model.device)
+        prepare(validation.inspect(Path(model.folder), images=False).config, model.dtype, model.device)
     except Exception as error:  # the rank that loads it will say what is wrong with it
         log.warning(
             "standby could not prepare a model", folder=model.folder, error=str(error), action="standby_prepare"

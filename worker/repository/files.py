@@ -45,11 +45,11 @@ class ModelFiles:
         return str(self.folder or (self.weights[0].parent if self.weights else "?"))
 
 
-def inspect(folder: Path) -> ModelFiles:
-    """Read `folder`, or a GGUF file; no weight is read, only file headers. Raises ModelFilesError that names the file
-    at fault, ModelFilesAway where it is missing, or can't be read now."""
+def inspect(folder: Path, images: bool = True) -> ModelFiles:
+    """Read `folder`, or a GGUF file; no weight is read, only file headers. Without `images` the image part is left out.
+    Raises ModelFilesError that names the file at fault, ModelFilesAway where it is missing, or can't be read now."""
     try:
-        return _inspect_gguf(Path(folder)) if is_gguf(folder) else _inspect(Path(folder))
+        return _inspect_gguf(Path(folder)) if is_gguf(folder) else _inspect(Path(folder), images)
     except OSError as error:
         raise ModelFilesAway(f"Model folder {folder} can't be read: {error}. Repair the file system.") from error
 
@@ -64,7 +64,7 @@ def _inspect_gguf(path: Path) -> ModelFiles:
     return ModelFiles(config=configuration(model), weights=model.files, folder=path.parent, gguf=model)
 
 
-def _inspect(folder: Path) -> ModelFiles:
+def _inspect(folder: Path, images: bool) -> ModelFiles:
     if not folder.is_dir():
         raise ModelFilesAway(f"Model folder {folder} does not exist. Give a folder with config.json and safetensors.")
     config = _read_json(folder / "config.json", required=True)
@@ -78,8 +78,9 @@ def _inspect(folder: Path) -> ModelFiles:
         raise ModelFilesAway(
             f"{folder} has no tokenizer.json. Save a fast tokenizer there (`tokenizer.save_pretrained(folder)`)."
         )
+    described_config = _with_image_part(config, folder) if images else text_config(config)
     return ModelFiles(
-        config=described(folder, _with_image_part(config, _read_json(folder / "preprocessor_config.json"))),
+        config=described(folder, described_config),
         weights=weights,
         folder=folder,
         tokenizer=tokenizer,
@@ -88,9 +89,12 @@ def _inspect(folder: Path) -> ModelFiles:
     )
 
 
-def _with_image_part(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
+def _with_image_part(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The configuration of the text part, and with it what the image part needs."""
-    part = image_part(config, processor)
+    # transformers 5 writes both into the second file.
+    processor = _read_json(folder / "preprocessor_config.json")
+    processor = processor or _read_json(folder / "processor_config.json").get("image_processor")
+    part = image_part(config, processor if isinstance(processor, dict) else {})
     return text_config(config) | ({} if part is None else {FIELD: msgspec.to_builtins(part)})
 
 

@@ -44,7 +44,7 @@ def check(
     if spec.quant in BLOCK_QUANTS:
         check_host(f"--quant {spec.quant}", INSTEAD)
     place = source.resolve(spec.source, tell=tell, fetch=fetch, gguf=spec.gguf)
-    files = validation.inspect(place)
+    files = validation.inspect(place, spec.images)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
     tensors.check(files.config, files.weights, spec.tp, assignment.devices)
     validation.check_devices(files.config, assignment.devices)

@@ -36,7 +36,13 @@ Fetch = Callable[[str, str, Path, Tell, str | None], Path]
 ABANDONED_S = 3600.0
 """A file to which nothing was written for so long is no download any more: a connection that is silent ends sooner."""
 
-OPTIONAL = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja", "preprocessor_config.json")
+OPTIONAL = (
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")
 
 
@@ -124,7 +130,7 @@ def _cached(repository: str, revision: str, cache: Path, gguf: str | None) -> Pa
     snapshot = root / "snapshots" / commit
     try:
         found = _in_folder(snapshot, gguf)
-        files = inspect(found)
+        files = inspect(found, images=False)
         if files.gguf is not None:
             check_described(files.gguf)
     except ModelFilesError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from control.errors import ModelFilesError
 from worker.repository.multimodal.gemma_images import gemma3_part
 from worker.repository.multimodal.image_part import ImagePart
 from worker.repository.multimodal.qwen_images import qwen_part
@@ -19,7 +20,10 @@ def image_part(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Image
     quantized = "quantization_config" in config or "compression_config" in config
     if reader is None or not isinstance(vision, dict) or not processor or quantized:
         return None
-    return reader(config, vision, processor)
+    try:
+        return reader(config, vision, processor)
+    except ModelFilesError as error:
+        raise ModelFilesError(f"{error} Or serve its text alone, with --no-images.") from error
 
 
 _READERS = {"gemma3": gemma3_part, "qwen3_5": qwen_part, "qwen3_5_moe": qwen_part, "qwen3_vl": qwen_part}
