@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
@@ -30,8 +30,19 @@ def load_tower(
         owner, _, leaf = name.rpartition(".")
         modules.get_submodule(owner)._parameters[leaf] = nn.Parameter(stored.to(dtype, copy=True), requires_grad=False)
         done()
-    axes = None if part.sections is None else interleaved_axes(part.sections, text.model.rotary_emb.inv_freq.numel())
-    return VisionTower(part, encoder.eval(), axes)
+    return VisionTower(part, encoder.eval(), None if part.sections is None else _axes(part.sections, text.model))
+
+
+def _axes(sections: list[int], body: Any) -> Tensor:
+    """Raises ModelFilesError for sections that are not those of the text part's rotary embedding."""
+    rotary = body.rotaries[""] if hasattr(body, "rotaries") else body.rotary_emb
+    frequencies = rotary.inv_freq.numel()
+    if sum(sections) != frequencies:
+        raise ModelFilesError(
+            f"config.json has mrope_section = {sections}, but a head turns by {frequencies} frequencies. Use the "
+            "config.json of these weights."
+        )
+    return interleaved_axes(sections, frequencies)
 
 
 def _encoder(part: ImagePart, dtype: torch.dtype, text: Any) -> QwenEncoder | SiglipEncoder:
