@@ -9,6 +9,7 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
+from api.images.hosts import Hosts
 from api.schemas.how import CallFormat
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+")
@@ -25,6 +26,16 @@ def check_origins(_context: click.Context, _parameter: click.Parameter, origins:
                 f"{origin!r} is no origin; write https://HOST, http://HOST:PORT, app://NAME, null or *."
             )
     return origins
+
+
+def read_hosts(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Each host alone; several may be given with commas between them."""
+    hosts = tuple(host for names in given for host in names.split(","))
+    try:
+        Hosts(hosts)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return hosts
 
 
 class ApiOption(click.Option):
@@ -128,6 +139,15 @@ _OPTIONS = (
         type=click.FloatRange(0, 2_592_000),
         default=0.0,
         help="Seconds for which Redis keeps prompt and tokens of a request that has ended, for `furrow replay`.",
+    ),
+    _option(
+        "--image-hosts",
+        "image_hosts",
+        multiple=True,
+        metavar="HOST[,HOST]",
+        callback=read_hosts,
+        help="Hosts that images are fetched from by http and https: exact names with public addresses, HOST or "
+        "HOST:PORT. Repeatable [default: none, images come as data URLs].",
     ),
     _option(
         "--strict",

@@ -19,6 +19,8 @@ from api.generation.archive import Archive
 from api.generation.existing import ExistingRequests
 from api.generation.sessions import Sessions
 from api.generation.submit import Submitter
+from api.images.fetching import Fetcher
+from api.images.hosts import Hosts
 from api.images.loading import ImageLoader
 from api.models.grammar import GrammarChecks
 from api.models.models import Models
@@ -49,7 +51,7 @@ class Process:
         self.settler = Settler(self.batches)
         self.limiter = Limiter(self.batches, self.settler)
         self.bodies = Bodies(settings.body_limits)
-        self.images = ImageLoader()
+        self.images = ImageLoader(fetcher=Fetcher(Hosts(settings.image_hosts)) if settings.image_hosts else None)
         self.models = Models(self.sync_client, settings, self.images)
         self.follower = Follower(self.client, self.batches, settings)
         self.orphans = OrphanReaper(self.sync_client, settings.api_id)

@@ -59,6 +59,8 @@ class ApiSettings:
     """How many stored responses one owner may have."""
     keep_requests: float = 0.0
     """How long prompt and tokens of a request that has ended are kept, for `furrow replay`."""
+    image_hosts: tuple[str, ...] = ()
+    """Hosts that images are fetched from, as `api.images.hosts` reads them; empty: none is fetched."""
     grace: float = 30.0
     """How long open streams may go on after SIGTERM."""
     reader_timeout: float = 60.0

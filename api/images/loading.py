@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from api.errors.errors import TooManyBodies
+from api.images.answer import Oversized
 from api.images.decoding import Decoder, NotDecoded
+from api.images.fetching import Fetcher
+from api.images.hosts import UrlRefused
 from api.images.limits import MOST_BYTES, MOST_PIXEL_BYTES, needs_more
 from api.images.sources import INVALID, TOO_MANY, check_number, data_of, is_data, refused, too_large
 from api.schemas.image_parts import ImageSource
@@ -43,8 +48,9 @@ Known = dict[str, LoadedImage]
 class ImageLoader:
     """Loads the images of requests, for all models of an API process."""
 
-    def __init__(self, held_bytes: int = HELD_BYTES) -> None:
-        self._decoder = Decoder()
+    def __init__(self, held_bytes: int = HELD_BYTES, fetcher: Fetcher | None = None) -> None:
+        """`fetcher`: None where nothing is fetched."""
+        self._decoder, self._fetcher = Decoder(), fetcher
         self._most_held, self._held = held_bytes, 0
 
     async def stop(self) -> None:
@@ -62,11 +68,12 @@ class ImageLoader:
         room_sent, most_pixels = MOST_BYTES, most_tokens * wanted.unit * wanted.unit * _CHANNELS
         code = "context_length_exceeded" if most_pixels < MOST_PIXEL_BYTES else TOO_MANY
         room = min(MOST_PIXEL_BYTES, most_pixels)
+        until = asyncio.get_running_loop().time() + (self._fetcher.patience_s if self._fetcher is not None else 0)
         for source in sources:
             image = known.get(source.url)
             if image is None:
                 try:
-                    image = known[source.url] = await self._loaded(source, wanted, room_sent, room)
+                    image = known[source.url] = await self._loaded(source, wanted, room_sent, room, until)
                 except NotDecoded as why:
                     raise refused(source.path, str(why), code if why.too_large else INVALID) from why
             elif image.sent > room_sent:
@@ -78,19 +85,39 @@ class ImageLoader:
             room -= _pixel_bytes(image)
         return loaded
 
-    async def _loaded(self, source: ImageSource, wanted: ImageInput, room_sent: int, room: int) -> LoadedImage:
-        data = await self._data(source, room_sent)
-        sent, image = len(data), await self._decoder.decode(data, wanted, room)
+    async def _loaded(
+        self, source: ImageSource, wanted: ImageInput, room_sent: int, room: int, until: float
+    ) -> LoadedImage:
+        async with self._data(source, room_sent, until) as data:
+            sent, image = len(data), await self._decoder.decode(data, wanted, room)
         del data
         pieces = self._held_pieces(len(image.pixels))
         pieces += await asyncio.to_thread(pieces_of, image.pixels)
         tokens = image.height * image.width // (wanted.unit * wanted.unit)
         return LoadedImage(tokens, image.height, image.width, image.digest, sent, pieces)
 
-    async def _data(self, source: ImageSource, room: int) -> bytes:
+    @asynccontextmanager
+    async def _data(self, source: ImageSource, room: int, until: float) -> AsyncGenerator[bytes]:
+        """The image as it was sent; what is fetched counts until the block is left."""
         if is_data(source):
-            return await asyncio.to_thread(data_of, source, room)
-        raise refused(source.path, "is no data URL, and this server fetches none; send data:image/png;base64,…")
+            yield await asyncio.to_thread(data_of, source, room)
+            return
+        if self._fetcher is None:
+            raise refused(
+                source.path,
+                "is no data URL, and this server fetches none: send data:image/png;base64,…, or start it with "
+                "--image-hosts HOST",
+            )
+        try:
+            data = await self._fetcher.fetch(source.url, room, until)
+        except UrlRefused as why:
+            raise refused(source.path, str(why)) from why
+        except Oversized:
+            raise too_large(source.path) from None
+        try:
+            yield data
+        finally:
+            self._fetcher.release(data)
 
     def _held_pieces(self, size: int) -> HeldPieces:
         """Raises TooManyBodies where `size` bytes are too many for this process."""

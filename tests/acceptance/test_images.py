@@ -47,7 +47,7 @@ def check_other_endpoints(
     ]
     result: Any = {"role": "tool", "tool_call_id": "c", "content": content}
     output: Any = {"type": "function_call_output", "call_id": "c", "output": items}
-    asked: dict[str, Any] = {"model": "seeing", "temperature": 0}
+    asked: dict[str, Any] = {"model": "seeing", "extra_body": {"ignore_eos": True, "temperature": 0}}
     with anthropic.Anthropic(
         base_url=base_url.removesuffix("/v1"), api_key="none", timeout=120, max_retries=0
     ) as claude:
@@ -56,14 +56,10 @@ def check_other_endpoints(
             (result, [{"type": "tool_result", "tool_use_id": "c", "content": blocks}], output),
         ]
         for message, given, item in cases:
-            said = client.chat.completions.create(
-                **asked, messages=[message], max_tokens=8, extra_body={"ignore_eos": True}
-            )
+            said = client.chat.completions.create(**asked, messages=[message], max_tokens=8)
             turn: Any = {"role": "user", "content": given}
-            answer = claude.messages.create(**asked, messages=[turn], max_tokens=8, extra_body={"ignore_eos": True})
-            response: Any = client.responses.create(
-                **asked, input=[item], max_output_tokens=8, extra_body={"ignore_eos": True}
-            )
+            answer = claude.messages.create(**asked, messages=[turn], max_tokens=8)
+            response: Any = client.responses.create(**asked, input=[item], max_output_tokens=8)
             assert said.choices[0].message.content == answer.content[0].text == response.output_text
             counted = claude.messages.count_tokens(model="seeing", messages=[turn])
             assert said.usage is not None and counted.input_tokens == said.usage.prompt_tokens

@@ -260,7 +260,7 @@ def test_eleven_images_over_messages_and_results(plain: httpx.Client, leader: Sc
     [
         (MESSAGES, {"type": "image", "source": {"type": "file", "file_id": "f"}}, "messages[0].content[0].source"),
         (MESSAGES, {"type": "image"}, "messages[0].content[0].source"),
-        (MESSAGES, {"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}}, "source.url"),
+        (MESSAGES, {"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}}, "--image-hosts"),
         (RESPONSES, {"type": "input_image", "file_id": "file-1"}, "input[0].content[0].file_id"),
         (RESPONSES, {"type": "input_image"}, "input[0].content[0].image_url"),
         (RESPONSES, {"type": "input_image", "image_url": url_of(TWO), "detail": "huge"}, "input[0].content[0].detail"),

@@ -1,0 +1,102 @@
+"""The hosts that an operator lets images come from: which URLs name one, and which addresses may be connected to."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from control.errors import FurrowError
+
+_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*")
+_ENTRY = re.compile(r"(?P<host>[^:/@]+)(:(?P<port>[1-9][0-9]{0,4}))?")
+_URL = re.compile(r"(?P<scheme>[A-Za-z]+)://(?P<authority>[^/?#\\]*)(?P<target>[!-~]*)", re.ASCII)
+_LONGEST_URL = 8192
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
+_NOT_PUBLIC = [
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # Azure's own services answer there
+        "192.88.99.0/24",  # relays of 6to4
+        "2001::/23",  # Teredo, ORCHID and other protocols
+    )
+]
+"""Networks that `ipaddress` may take for public."""
+
+
+class UrlRefused(FurrowError):
+    """A URL that no image is fetched from; the text follows the image's name in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A URL that was checked. `target` is its path and query."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+
+    @property
+    def authority(self) -> str:
+        """As the field Host has it."""
+        return self.host if self.port == _PORTS[self.scheme] else f"{self.host}:{self.port}"
+
+
+class Hosts:
+    """Names of hosts, exact, with the ports that each may be asked on."""
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        """`entries`: HOST for ports 80 and 443, or HOST:PORT. Raises ValueError for another form."""
+        self._ports: dict[str, set[int]] = {}
+        for entry in entries:
+            found = _ENTRY.fullmatch(entry.strip().lower())
+            if found is None or not _HOST.fullmatch(found["host"]) or int(found["port"] or 1) > 65535:
+                raise ValueError(f"{entry!r} is no host; write HOST or HOST:PORT, without a scheme or a path")
+            ports = {int(found["port"])} if found["port"] else set(_PORTS.values())
+            self._ports.setdefault(found["host"], set()).update(ports)
+
+    def place(self, url: str) -> Place:
+        """The parts of a URL of one of the hosts. Raises UrlRefused."""
+        found = _URL.fullmatch(url[: _LONGEST_URL + 1].partition("#")[0])
+        if found is None or len(url) > _LONGEST_URL or found["scheme"].lower() not in _PORTS:
+            raise UrlRefused("has no URL that is served; send data:image/png;base64,… or https://HOST/PATH")
+        scheme, authority = found["scheme"].lower(), found["authority"].lower()
+        if "@" in authority:
+            raise UrlRefused("has a URL with a user or a password; send it without")
+        host, _, port = authority.partition(":")
+        if host not in self._ports:
+            raise UrlRefused(
+                f"is on the host '{host[:80]}', which is none of --image-hosts; send data:image/png;base64,…"
+            )
+        number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0 if port else _PORTS[scheme]
+        if number not in self._ports[host]:
+            known = ", ".join(map(str, sorted(self._ports[host])))
+            raise UrlRefused(f"is on port {port[:8]} of '{host[:80]}', where --image-hosts allows {known}")
+        target = found["target"]
+        return Place(scheme, host, number, target if target.startswith("/") else f"/{target}")
+
+
+def is_public(address: str) -> bool:
+    """True for an address of the public internet. Of an address that leads to an IPv4 one, that one counts."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or _nat64(ip)
+        if inner is not None:
+            return is_public(str(inner))
+        if ip not in _GLOBAL_V6:
+            return False
+    if any(ip.version == network.version and ip in network for network in _NOT_PUBLIC):
+        return False
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified or ip.is_loopback)
+
+
+def _nat64(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None

@@ -1,0 +1,231 @@
+"""Images from hosts: a local server stands for the allowed ones, by a resolver and a connector of the test. Names,
+addresses, answers and times are checked by the code that runs in production."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from api.images import fetching
+from api.images.answer import Oversized
+from api.images.fetching import Fetcher
+from api.images.hosts import Hosts, Place, UrlRefused
+from api.images.loading import ImageLoader
+from api.schemas.image_parts import ImageSource
+from control.errors import RequestError
+from control.messages import ImageInput
+
+PUBLIC = "93.184.216.34"
+URL = "http://img.example.com/a.png"
+IMAGE = b"\x89PNG and so on"
+
+
+def answer(body: bytes = IMAGE, *fields: str, status: str = "200 OK", length: int | None = None) -> bytes:
+    head = [f"HTTP/1.1 {status}", *fields, f"Content-Length: {len(body) if length is None else length}"]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+class Site:
+    """A server that answers each path with bytes, some of them slowly."""
+
+    def __init__(self, patience_s: float) -> None:
+        self.answers: dict[str, bytes] = {}
+        self.addresses = [PUBLIC]
+        self.heads: list[str] = []
+        self.connected: list[str] = []
+        self.pause_s = 0.0
+        self.resolved = 0
+        hosts = Hosts(["img.example.com", "other.example.com"])
+        self.fetcher = Fetcher(hosts, self._resolve, self._connect, patience_s)
+
+    async def fetch(self, url: str = URL, room: int = 1000) -> bytes:
+        return await self.fetcher.fetch(url, room, asyncio.get_running_loop().time() + self.fetcher.patience_s)
+
+    async def _resolve(self, host: str, port: int) -> list[str]:
+        self.resolved += 1
+        return self.addresses
+
+    async def _connect(self, address: str, place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self.connected.append(address)
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            self.heads.append(head)
+            said = self.answers.get(head.split()[1], answer(status="404 Not Found"))
+            if self.pause_s:
+                for byte in said:
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(self.pause_s)
+            else:
+                writer.write(said)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncGenerator[Site]:
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        self.port: int = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            await server.wait_closed()
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with Site(10).listening() as site:
+        yield site
+
+
+def held(site: Site) -> int:
+    return site.fetcher._buffered  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_an_image_comes_from_the_address_that_was_checked(site: Site) -> None:
+    """One resolution, a connection to its address, no credentials; its bytes count until they are released."""
+    site.answers["/a.png"] = answer()
+    data = await site.fetch()
+    assert data == IMAGE and (site.resolved, site.connected) == (1, [PUBLIC])
+    assert "Host: img.example.com\r\n" in site.heads[0] and "Authorization" not in site.heads[0]
+    assert held(site) == len(IMAGE)
+    site.fetcher.release(data)
+    assert held(site) == 0
+
+
+@pytest.mark.parametrize(
+    "addresses", [["127.0.0.1"], [PUBLIC, "10.0.0.1"], ["::ffff:169.254.169.254"], ["64:ff9b::7f00:1"], ["::1"], []]
+)
+async def test_no_connection_to_an_address_that_is_not_public(site: Site, addresses: list[str]) -> None:
+    site.addresses = addresses
+    with pytest.raises(UrlRefused, match="not all public"):
+        await site.fetch()
+    assert site.connected == []
+
+
+async def test_the_systems_own_resolver_is_checked() -> None:
+    """`localhost` on the list of hosts is refused by its address."""
+    with pytest.raises(UrlRefused, match="not all public"):
+        await Fetcher(Hosts(["localhost"])).fetch("http://localhost/", 10, asyncio.get_running_loop().time() + 10)
+
+
+def redirect(to: str, status: str = "302 Found") -> bytes:
+    return answer(b"", f"Location: {to}", status=status)
+
+
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [
+        ("http://evil.net/a.png", "none of --image-hosts"),
+        ("http://127.0.0.1/a.png", "none of --image-hosts"),
+        ("http://img.example.com:22/a.png", "is on port 22"),
+        ("file:///etc/passwd", "no URL that is served"),
+        ("/a.png", "more than 3 times"),
+        ("", "more than 3 times"),
+    ],
+)
+async def test_a_redirect_elsewhere_is_refused(site: Site, to: str, why: str) -> None:
+    site.answers["/a.png"] = redirect(to)
+    with pytest.raises(UrlRefused, match=why):
+        await site.fetch()
+    assert len(site.connected) <= 4 and held(site) == 0
+
+
+async def test_a_redirect_to_an_allowed_host_is_checked_as_well(site: Site) -> None:
+    site.answers |= {"/a.png": redirect("http://other.example.com/b.png", "307 Temporary Redirect"), "/b.png": answer()}
+    assert await site.fetch() == IMAGE and site.resolved == 2
+    resolve = site.fetcher._resolve  # pyright: ignore[reportPrivateUsage]
+
+    async def other(host: str, port: int) -> list[str]:
+        return ["10.0.0.1"] if host == "other.example.com" else await resolve(host, port)
+
+    site.fetcher._resolve = other  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(UrlRefused, match="not all public"):
+        await site.fetch()
+
+
+def chunked(*parts: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in [*parts, b""])
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "why"),
+    [
+        (answer(length=10**12), Oversized, None),
+        (answer(length=10**400), UrlRefused, "HTTP/1.1|could not"),
+        (answer(b"x" * 1001), Oversized, None),
+        (chunked(*[b"x" * 100] * 11), Oversized, None),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1001, Oversized, None),
+        (answer(length=len(IMAGE) + 5), UrlRefused, "ended the connection early"),
+        (chunked(IMAGE)[:-5], UrlRefused, "ended the connection early"),
+        (b"", UrlRefused, "ended the connection early"),
+        (answer(IMAGE, "Content-Encoding: gzip"), UrlRefused, "compressed"),
+        (answer(IMAGE, f"X: {'y' * 200_000}"), UrlRefused, "head of too many bytes"),
+        (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 100_000, UrlRefused, "head of too many bytes|HTTP/1.1"),
+        (answer(status="404 Not Found"), UrlRefused, "status 404"),
+        (answer(status="101 Switching Protocols"), UrlRefused, "status 101"),
+        (b"SSH-2.0-OpenSSH\r\n", UrlRefused, "not answer in HTTP"),
+        (chunked(IMAGE).replace(b"chunked", b"chunked\r\nContent-Length: 3"), UrlRefused, "HTTP/1.1"),
+    ],
+)
+async def test_an_answer_that_is_refused(site: Site, said: bytes, error: type[Exception], why: str | None) -> None:
+    site.answers["/a.png"] = said
+    with pytest.raises(error, match=why):
+        await site.fetch()
+    assert held(site) == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [answer(IMAGE + b"more", length=len(IMAGE)), chunked(IMAGE[:4], IMAGE[4:]), b"HTTP/1.1 200 OK\r\n\r\n" + IMAGE],
+)
+async def test_an_answer_however_it_ends(site: Site, said: bytes) -> None:
+    """By a length (what follows is no part of it), by chunks, or with the connection."""
+    site.answers["/a.png"] = said
+    assert await site.fetch() == IMAGE
+
+
+async def test_a_slow_server_holds_nobody_else() -> None:
+    """A byte at a time: given up after the request's time, while the loop serves others."""
+    async with Site(0.3).listening() as site:
+        site.answers["/a.png"], site.pause_s = answer(), 0.05
+        turns, slow = 0, asyncio.ensure_future(site.fetch())
+        while not slow.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        with pytest.raises(UrlRefused, match=r"have 0\.3 s"):
+            await slow
+        assert turns > 3 and held(site) == 0
+
+
+async def test_memory_of_all_is_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "BUFFERED_BYTES", 20)
+    site.answers["/a.png"] = answer()
+    first = await site.fetch()
+    with pytest.raises(fetching.TooManyBodies, match="as many images"):
+        await site.fetch()
+    site.fetcher.release(first)
+    assert await site.fetch() == IMAGE
+
+
+async def test_the_loader_names_the_part(site: Site) -> None:
+    """A fetched image is decoded as any other, and its bytes are released."""
+    wanted = ImageInput(kind="grid", token=9, placeholder="<i>", unit=8, least_pixels=64, most_pixels=1536, resample=3)
+    loader = ImageLoader(fetcher=site.fetcher)
+    site.answers["/a.png"] = answer()
+    try:
+        for url, why in ((URL, "none that can be read"), ("https://evil.net/a", "--image-hosts")):
+            with pytest.raises(RequestError, match=why) as refused:
+                await loader.load([ImageSource(url, "here")], wanted, 100, {})
+            assert refused.value.param == "here" and held(site) == 0
+    finally:
+        await loader.stop()
