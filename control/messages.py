@@ -197,8 +197,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     spread: bool = False  # the ranks of a replica go to as many hosts as live, not to one
     drain_s: int = 300  # how long a replica that is to go may finish what it runs; the rest is given back then
     surge: bool = True  # one more replica than wanted may run while others are replaced
-    paused: bool = False
-    """Requests are queued, but leaders claim none."""
+    paused: bool = False  # requests are queued, but leaders claim none
     revision: int = 1
     """Grows with each change that a running replica can't follow; a replica of an older revision is replaced."""
     unload: bool = False

@@ -40,15 +40,8 @@ def build_spec(
 
     Raises RequestError, DevicesError or SettingsError.
     """
-    numbers = {
-        "tp": tp,
-        "max_context": max_context,
-        "kv_tokens": kv_tokens,
-        "lookup": lookup,
-        "replicas": replicas,
-        "drain_s": drain_s,
-    }
-    for number, value in numbers.items():
+    numbers = {"tp": tp, "max_context": max_context, "kv_tokens": kv_tokens, "lookup": lookup}
+    for number, value in (numbers | {"replicas": replicas, "drain_s": drain_s}).items():
         if value is not None and (text := refusal(number, value)) is not None:
             raise SettingsError(text)
     source = model_source(model, demo)
