@@ -65,9 +65,9 @@ def run_agent() -> None:
 
 
 def begin_rank() -> NoReturn:
-    from worker.rank.early import compile_early
+    from worker.rank.early import compile_beside
 
-    compile_early()  # beside the import of torch
+    compile_beside()  # and beside the import of torch
     be_rank()
 
 
@@ -89,6 +89,17 @@ def run_standby(background: bool) -> None:
         be_rank()
 
 
+def run_compile() -> None:
+    """Compile what a rank will need, while the standby that is to fork it imports."""
+    from control.process import die_with_parent
+    from worker.rank.early import compile_now
+
+    die_with_parent()
+    settings = Settings.from_environment()
+    logs.configure(settings.log_format, settings.log_level)
+    compile_now()
+
+
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -105,6 +116,8 @@ def main() -> int:
         begin_rank()
     elif part == "standby":
         run_standby("background" in sys.argv[2:])
+    elif part == "compile":
+        run_compile()
     elif part == "download":
         from worker.repository.download import download_here
 

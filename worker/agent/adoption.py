@@ -100,7 +100,7 @@ def adopt_replicas(
 
 
 def adopt_standby(supervisor: SupervisorClient, standby: Standby | None) -> None:
-    """Keep the standby process that was there, or end it where none is wanted any more."""
+    """Keep the standby process that was there, or end it where none is wanted any more; forget compilers."""
     for process in supervisor.inherited:
         if process.tag.get("kind") == "standby":
             if standby is not None and process.poll() is None:
@@ -108,3 +108,5 @@ def adopt_standby(supervisor: SupervisorClient, standby: Standby | None) -> None
             else:
                 process.kill()
                 process.forget()
+        elif process.tag.get("kind") == "compile":
+            process.when_ended(lambda _, process=process: process.forget())

@@ -12,6 +12,7 @@ import structlog
 from control.messages import Assignment, encode
 from control.process import python_command
 from worker.agent.standby import Preparation, Standby, rank_environment
+from worker.native.compiled import was_compiled
 from worker.supervision.client import ChildProcess, SupervisorClient
 from worker.supervision.version import VERSION
 from worker.supervision.wire import AT_ONCE, Ending, Tag
@@ -78,6 +79,8 @@ class ReplicaProcesses:
     processes: dict[int, ChildProcess] = field(default_factory=dict)
     outdated: set[int] = field(default_factory=set)
     """Pids of ranks that were ended because they run another version; these ends are no failures."""
+    compiles: bool = False
+    """True once a process was started that compiles the ranks' library."""
     attempts: int = 0
     due: float = 0.0
     served: bool = False
@@ -126,6 +129,7 @@ class ReplicaProcesses:
         if missing and self._end_outdated():
             return  # until they are gone
         if missing and self.standby is not None and self.standby.awaited(self.preparation):
+            self._compile_early(*missing[0])
             return
         for rank, device in missing:
             self.processes[rank] = self._spawn(rank, device)
@@ -138,8 +142,18 @@ class ReplicaProcesses:
             self.kill(rank)
         return bool(outdated)
 
-    def _spawn(self, rank: int, device: str) -> ChildProcess:
-        duty = {
+    def _compile_early(self, rank: int, device: str) -> None:
+        """Compile a CPU rank's library while it waits for the standby, on a host that has compiled none yet."""
+        if device != "cpu" or self.compiles or was_compiled("native"):
+            return
+        self.compiles = True
+        environment = rank_environment(self.redis_url) | self._duty(rank, device)
+        process = self.supervisor.spawn(python_command("worker", "compile"), environment, {"kind": "compile"}, AT_ONCE)
+        process.when_ended(lambda _: process.forget())
+
+    def _duty(self, rank: int, device: str) -> dict[str, str]:
+        """The environment that tells a rank process what it is."""
+        return {
             "FURROW_ASSIGNMENT": encode(self.assignment).decode(),
             "FURROW_RANK": str(rank),
             "FURROW_DEVICE": device,
@@ -147,6 +161,9 @@ class ReplicaProcesses:
             "FURROW_HOST_ID": self.host_id,
             "FURROW_REDIS_URL": self.redis_url,
         }
+
+    def _spawn(self, rank: int, device: str) -> ChildProcess:
+        duty = self._duty(rank, device)
         model, replica = self.place
         tag: Tag = {"kind": "rank", "model": model, "replica": replica, "rank": rank, "version": VERSION}
         ending = self._ending(rank)

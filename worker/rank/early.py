@@ -1,4 +1,4 @@
-"""Compilation of the C++ library while a rank imports torch."""
+"""Compilation of the C++ library while torch is imported: by a rank that starts alone, or by the standby."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DTYPES = ("auto", "float32")
 """Those that the library computes in."""
 
 
-def compile_early() -> None:
+def compile_beside() -> None:
     """Begin to compile the library that the rank of this process will load, in a thread."""
-    assignment = msgspec.json.decode(os.environ["FURROW_ASSIGNMENT"], type=Assignment)
-    if os.environ["FURROW_DEVICE"] == "cpu" and assignment.spec.dtype in DTYPES:
-        threading.Thread(target=_compile, args=[assignment], name="compile early", daemon=True).start()
+    threading.Thread(target=compile_now, name="compile early", daemon=True).start()
 
 
-def _compile(assignment: Assignment) -> None:
-    spec = assignment.spec
-    with suppress(FurrowError):  # the load will say what is wrong with the files
-        build(kinds_of(inspect(Path(os.environ["FURROW_FOLDER"]), images=False), spec.quant, spec.dequantize))
+def compile_now() -> None:
+    """Compile the library of the rank that this process's environment describes, if it needs one and there is none."""
+    spec = msgspec.json.decode(os.environ["FURROW_ASSIGNMENT"], type=Assignment).spec
+    if os.environ["FURROW_DEVICE"] == "cpu" and spec.dtype in DTYPES:
+        with suppress(FurrowError):  # the load will say what is wrong with the files
+            build(kinds_of(inspect(Path(os.environ["FURROW_FOLDER"]), images=False), spec.quant, spec.dequantize))

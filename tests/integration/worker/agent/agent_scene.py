@@ -23,6 +23,7 @@ SCRIPT = """#!/bin/sh
 # In the place of python: what $FURROW_RANK does is what the file of its name says, else it waits to be told to stop.
 # A standby dies at once unless there is a file of its name; then it imports for ever.
 trap 'exit 0' TERM USR1
+[ "$4" = compile ] && exit 0
 echo $$ >> {folder}/pids-${{FURROW_RANK:-standby}}
 [ "$4" = standby ] && [ -e {folder}/standby ] && exec sleep 60
 [ "$4" = standby ] && exit 1

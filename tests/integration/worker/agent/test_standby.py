@@ -109,6 +109,26 @@ def test_every_rank_is_forked(stand_in: Path, standby: Standby) -> None:
     assert standby.state == "ready"
 
 
+def test_a_host_s_first_library_is_compiled_while_the_standby_imports(
+    stand_in: Path, standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, for CPU ranks, by a process of its own; a host that has a library starts none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(stand_in))
+    (stand_in / "slow").touch()
+    standby.tend(serving=False)
+    gpu, first = replica_of(standby, device="cuda:0"), replica_of(standby)
+    for replica in (gpu, first, first):
+        replica.spawn_missing()
+        assert not replica.processes, "it waits"
+    until(lambda: list(stand_in.glob("compile-1-*")), 40.0)
+    compiled = stand_in / "furrow/compiled"
+    compiled.mkdir(parents=True)
+    (compiled / "native-0.so").touch()
+    later = replica_of(standby)
+    later.spawn_missing()
+    assert (gpu.compiles, first.compiles, later.compiles) == (False, True, False)
+
+
 def test_one_is_kept_and_prepares_what_is_in_use(stand_in: Path, standby: Standby) -> None:
     """A second one never starts; it is ready once it has prepared the models, among them one that a rank needs."""
     first, second = Preparation("first", "auto", "cpu"), replica_of(standby).preparation
