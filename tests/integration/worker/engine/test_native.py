@@ -92,6 +92,20 @@ def test_a_sequence_has_the_same_bits_in_any_company(
     assert torch.equal(rest, alone[-1])
 
 
+def test_values_are_taken_block_by_block(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention takes 32 KiB of values at a time. Over several such blocks the logits are torch's, and those of a whole
+    prompt and of its chunks have the same bits."""
+    ours = loaded(checkpoint("qwen3"), None, monkeypatch, native=True)
+    block = 32 * 1024 // (4 * ours.model.cache_layout.layers[0].head_dim)
+    prompt = PROMPT * (2 * block // len(PROMPT) + 1)
+    whole = ours.step(Row(0, prompt, 0, True))
+    middle = len(prompt) // 2 + 1
+    ours.step(Row(1, prompt[:middle], 0, False))
+    assert torch.equal(ours.step(Row(1, prompt[middle:], middle, True)), whole)
+    theirs = loaded(checkpoint("qwen3"), None, monkeypatch, native=False).step(Row(0, prompt, 0, True))
+    assert (whole - theirs).abs().max() < NEAR[None]
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "qwen3_next"])
 def test_threads_share_a_step_without_changing_it(
     family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
