@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from control.commands import GenerateStep
+from control.commands import generate_step
 from control.messages import Sampling
 from tests import models
 from worker.collective import Solo
@@ -70,18 +70,21 @@ def generate(
     steps: int = 10_000,
     prefix_tokens: int | None = None,
     every: int = 0,
+    pixels: dict[str, bytes] | None = None,
 ) -> int:
     """Run the sequences to their ends, or for so many steps; returns the number of preemptions.
 
-    They arrive together, or one after so many steps.
+    They arrive together, or one after so many steps. `pixels` of images are by digest.
     """
     engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), Solo())
+    engine.images.pixels = lambda image: (pixels or {})[image.digest]
     scheduler = Scheduler(
         kv_tokens=kv_tokens,
         token_budget=token_budget,
         max_sequences=8,
         prefix_tokens=prefix_tokens,
         state_tokens=engine.store.state_tokens,
+        whole_images=engine.images.whole,
     )
     coming = list(sequences)
     sampler, seq = Sampler(), 0
@@ -93,7 +96,8 @@ def generate(
             continue
         plan = scheduler.plan()
         planned = plan.to_sample
-        with engine.step(GenerateStep(epoch=1, seq=seq, model_id="tiny", change=plan.change)) as step:
+        command = generate_step({"epoch": 1, "seq": seq}, "tiny", plan.change, images=plan.images)
+        with engine.step(command) as step:
             forward = step.forward()
             assert forward.sids == plan.sampled
             tokens = [one.token for one in sampler.sample(forward.logits, [row(sequence) for sequence in planned])]
