@@ -23,6 +23,9 @@ from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]
 
+ALONE_TOO = ("llama", "qwen3_moe", "qwen3_next")
+"""Families whose two ranks run a sequence alone too. That company changes nothing is shown for each on one rank."""
+
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_one_rank_equals_generate(family: str, checkpoint: Checkpoint) -> None:
@@ -57,7 +60,7 @@ def test_two_ranks_equal_generate(family: str, checkpoint: Checkpoint, ranks: Ra
     folder = checkpoint(family)
     ranks.form(2)
     ranks.ask("load", folder, "float64")
-    for jobs in [*(solo(37, chunk) for chunk in CHUNKS), mixed()]:
+    for jobs in [*(solo(37, chunk) for chunk in CHUNKS if family in ALONE_TOO), mixed()]:
         first, second = ranks.ask("play", write(jobs))
         assert_identical(folder, jobs, first)
         assert second.tokens == first.tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +81,12 @@ def prompts(count: int, length: int) -> list[list[int]]:
     return torch.randint(0, 128, (count, length), generator=generator).tolist()
 
 
+@functools.cache
+def exact_logits(folder: Path) -> Tensor:
+    """The float32 logits of the prompts with which packings are compared."""
+    return logits_of(load(folder, collective=Solo(), dtype="float32"), prompts(4, 24))
+
+
 @pytest.mark.parametrize("quant", [*QUANTS, "int8 in 7 bits"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_logits_point_the_same_way(family: str, quant: str, tame: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +94,8 @@ def test_logits_point_the_same_way(family: str, quant: str, tame: Checkpoint, mo
     folder, asked = tame(family), prompts(4, 24)
     if quant == "int8 in 7 bits":
         monkeypatch.setattr(int8, "weight_levels", lambda: 63)
-    exact = logits_of(load(folder, collective=Solo(), dtype="float32"), asked)
     packed = logits_of(load(folder, collective=Solo(), quant=quant.split()[0]), asked)
-    cosine = functional.cosine_similarity(exact, packed, dim=-1).mean()
+    cosine = functional.cosine_similarity(exact_logits(folder), packed, dim=-1).mean()
     bound = 0.998 if int8.weight_levels() == 63 and quant != "f16" else 0.999
     assert cosine >= bound - (LOOSER.get(family, 0) if quant != "f16" else 0)
 
