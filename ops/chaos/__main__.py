@@ -27,6 +27,7 @@ from ops.chaos.errors import ChaosError
 from ops.chaos.faults import FAULTS, ON_ANY_FARM, suited
 from ops.chaos.load import Load
 from ops.chaos.prompts import questions
+from ops.chaos.replays import KEEP_S, noting, replay_some
 from ops.chaos.run import Struck, strike_all
 from ops.chaos.sabotage import CONTROLS, FRAIL, Sabotage
 from ops.chaos.schedule import schedule
@@ -37,6 +38,7 @@ from ops.demo import MODEL_DIR
 from worker.repository.source import resolve
 
 QUESTIONS = 16
+ENOUGH_WITHIN_S = 600.0
 
 
 @click.command(epilog=f"Kinds: {', '.join(FAULTS)}.")
@@ -64,6 +66,14 @@ QUESTIONS = 16
 @click.option("--devices", default="cpu", show_default=True, help="One per rank.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float64", show_default=True)
 @click.option(
+    "--replay",
+    "replays",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Requests to compute once more afterwards, with other threads and chunks; their logits must be the same.",
+)
+@click.option(
     "--report", "report_file", type=click.Path(dir_okay=False, path_type=Path), help="File for all figures, as JSON."
 )
 @click.option("--log", "log_file", type=click.Path(dir_okay=False, path_type=Path), help="File for the farm's log.")
@@ -83,6 +93,7 @@ def chaos(
     tp: int,
     devices: str,
     dtype: str,
+    replays: int,
     report_file: Path | None,
     log_file: Path | None,
 ) -> None:
@@ -92,24 +103,27 @@ def chaos(
     the processes of its ranks, which must be on this machine.
 
     The exit status is 1 if a stream is not exact, if a strike has no proved effect, or if the farm does not recover.
-    With --control it is 1 if every stream is exact.
+    With --control it is 1 if every stream is exact, with --replay also if a token or a hash of logits differs.
     """
-    machine = describe()
+    machine, same = describe(), True
     click.echo(machine)
     sabotage = CONTROLS[control] if control else None
     if sabotage is not None and urls:
         raise click.UsageError("--control needs a private farm, because it breaks streams: leave --url out")
-    names = chosen(
-        kinds or (",".join(sabotage.kinds) if sabotage else "all"), list(ON_ANY_FARM) if urls else suited(topology)
-    )
+    known = list(ON_ANY_FARM) if urls else suited(topology)
+    if replays:
+        known = without_sabotage(known, dtype, urls or control)
+    names = chosen(kinds or (",".join(sabotage.kinds) if sabotage else "all"), known)
     with ExitStack() as stack:
         if urls:
             target: View = attached(connect_to_farm(redis_url), model, urls)
         else:
             spec = build_spec(source, tp=tp, devices=devices, dtype=dtype, demo=MODEL_DIR)
-            own = stack.enter_context(own_farm(spec, log_file, sabotage, topology, names))
+            own = stack.enter_context(own_farm(spec, log_file, sabotage, topology, names, bool(replays)))
             own.log_entries, target = log_entries, own
-        struck, load, failure = run(target, names, times, seed, streams, length)
+        struck, load, failure = run(target, names, times, seed, streams, length, replays)
+        if isinstance(target, Target) and replays and failure is None:
+            same = replay_some(target, load.checked, replays, seed, say)
     for line in report.lines(seed, struck, load.checked):
         click.echo(line)
     if report_file is not None:
@@ -119,8 +133,17 @@ def chaos(
         return
     if failure is not None:
         raise failure
-    if not report.passed(struck, load.checked):
+    if not (same and report.passed(struck, load.checked)):
         sys.exit(1)
+
+
+def without_sabotage(kinds: Sequence[str], dtype: str, other: object) -> list[str]:
+    """The kinds of faults that a run with --replay may have. Raises click.UsageError."""
+    if other:
+        raise click.UsageError("--replay needs a private farm that is whole: leave --url and --control out")
+    if dtype != "float32":
+        raise click.UsageError("--replay compares logits, which only the forward in C++ repeats: add --dtype float32")
+    return [kind for kind in kinds if kind not in FRAIL.kinds]
 
 
 def judge(sabotage: Sabotage, broken: int) -> None:
@@ -132,20 +155,27 @@ def judge(sabotage: Sabotage, broken: int) -> None:
 
 @contextmanager
 def own_farm(
-    spec: ModelSpec, log_file: Path | None, sabotage: Sabotage | None, topology: str, kinds: Sequence[str]
+    spec: ModelSpec, log_file: Path | None, sabotage: Sabotage | None, topology: str, kinds: Sequence[str], keeps: bool
 ) -> Generator[Target]:
-    """A private target in a temporary folder, with the files that the `kinds` need."""
+    """A private target in a temporary folder, with the files that the `kinds` need. If `keeps`, it keeps requests, and
+    hashes of logits."""
     with tempfile.TemporaryDirectory(prefix="furrow-chaos-") as name:
         folder = Path(name)
         if sabotage is None and set(kinds) & set(FRAIL.kinds):
             sabotage = FRAIL
+        logits = folder / "logits"
+        if keeps:
+            logits.mkdir()
+            sabotage = noting(logits)
         environment = sabotage.write(folder / "sabotage") if sabotage else {}
         if "given-up" in kinds:  # its files are damaged
             found = resolve(spec.source)
             for copy in ("model", "sole-model"):
                 shutil.copytree(found, folder / copy)
             spec = msgspec.structs.replace(spec, source=str(folder / "model"))
-        with private_target(spec, folder, log_file or folder / "log", environment, topology) as target:
+        keep_s = KEEP_S if keeps else 0
+        with private_target(spec, folder, log_file or folder / "log", environment, topology, keep_s) as target:
+            target.logits = logits if keeps else None
             yield target
 
 
@@ -162,9 +192,9 @@ def attached(client: SyncRedis, model: str, urls: Sequence[str]) -> View:
 
 
 def run(
-    target: View, kinds: list[str], times: int, seed: int, streams: int, length: int
+    target: View, kinds: list[str], times: int, seed: int, streams: int, length: int, least: int = 0
 ) -> tuple[list[Struck], Load, FurrowError | None]:
-    """The strikes, the load with every checked stream, and the error that ended the run early."""
+    """The strikes, the load with `least` checked streams or more, and the error that ended the run early."""
     struck: list[Struck] = []
     load = Load(target.urls, questions(target.spec.name, seed, length, QUESTIONS), streams, seed)
     load.record()
@@ -173,6 +203,7 @@ def run(
     failure: FurrowError | None = None
     try:
         strike_all(target, load, schedule(kinds, times, seed), streams, struck, say)
+        target.until(lambda: len(load.checked) >= least, f"{least} streams have ended", ENOUGH_WITHIN_S)
         load.stop(target.until)
     except FurrowError as error:
         failure = error

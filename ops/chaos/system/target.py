@@ -38,7 +38,9 @@ class Target(View):
         supervisor: Supervisor,
         log: Path,
         proxy: Proxy | None = None,
+        keep_s: int = 0,
     ) -> None:
+        """API processes keep requests for `keep_s` after their end."""
         self.ports = [free_port(HOST, 0) for _ in range(APIS)]
         super().__init__(spec, server.client, [(HOST, port) for port in self.ports])
         self.server, self.redis_url = server, redis_url
@@ -46,11 +48,13 @@ class Target(View):
         """The lossy proxy between the farm and the server; None if there is none."""
         self.log = log
         """The log of the farm's processes."""
+        self.logits: Path | None = None
+        """The folder in which leaders note hashes of their logits, where they do."""
         self.log_entries = LOG_ENTRIES
         """For `large-log`: logged when the leader is killed."""
         self._supervisor = supervisor
         self._worker = Part("worker", "worker.supervision", [])
-        arguments = ["--host", HOST, "--grace", "5", "--port"]
+        arguments = ["--host", HOST, "--grace", "5", "--keep-requests", str(keep_s), "--port"]
         self._apis = [Part(f"api {index + 1}", "api", [*arguments, str(p)]) for index, p in enumerate(self.ports)]
 
     def start(self) -> None:
@@ -63,6 +67,14 @@ class Target(View):
     def tend(self) -> None:
         """Restart parts that died, as `furrow serve` does."""
         self._supervisor.tend()
+
+    def restart_worker(self, **environment: str) -> None:
+        """Stop the host's supervisor with its ranks, and start it with more environment."""
+        self._supervisor.environment.update(environment)
+        old = self._worker.process
+        assert old is not None
+        old.terminate()
+        self.until(lambda: self._worker.process not in (old, None), "the worker runs again", 120.0)
 
     # --- processes --------------------------------------------------------------------------------------------------
 
@@ -104,10 +116,12 @@ def private_target(
     log_file: Path,
     environment: Mapping[str, str] | None = None,
     topology: str = "server",
+    keep_s: int = 0,
 ) -> Generator[Target]:
     """A running target whose data lie in `folder`; all of it is stopped at the end.
 
-    `environment` is its processes' own, `topology` one of TOPOLOGIES; the lossy proxy stands before one server only.
+    `environment` is its processes' own, `topology` one of TOPOLOGIES, `keep_s` as in Target; the lossy proxy stands
+    before one server only.
     """
     with ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab"))
@@ -124,7 +138,7 @@ def private_target(
         parts = {"FURROW_REDIS_URL": url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
         supervisor = Supervisor({**parts, **(environment or {})}, lambda line: None, log)
         stack.callback(supervisor.stop)
-        target = Target(spec, server, url, supervisor, log_file, proxy)
+        target = Target(spec, server, url, supervisor, log_file, proxy, keep_s)
         target.start()
         yield target
 

@@ -1,0 +1,34 @@
+"""The comparison of replayed requests: hashes of logits by their context, and the outcome of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ops.chaos.replays import Logits, Outcome
+
+A, B, C = "a" * 16, "b" * 16, "c" * 16
+
+
+@pytest.mark.parametrize(("again", "differing"), [(B, 0), (C, 1)])
+def test_a_context_has_one_row_of_logits(tmp_path: Path, again: str, differing: int) -> None:
+    """In whichever process it was computed; a line that a kill cut is left out, and so is every other file."""
+    (tmp_path / "1.logits").write_text(f"{A} {B}\n{B} {B}\n{A} {B[:5]}")
+    (tmp_path / "2.logits").write_text(f"{A} {again}\n")
+    (tmp_path / "sitecustomize.py").write_text(f"{B} {A}\n")
+    found = Logits()
+    found.read(tmp_path)
+    assert (found.rows, len(found.contexts), found.again, found.differing) == (3, 2, 1, differing)
+
+
+def test_a_run_passes_only_where_rows_were_compared() -> None:
+    """One token or row that differs fails it, and so do rows that were computed once only."""
+    same = Logits(rows=20, again=10)
+    outcome = Outcome(requests=2, tokens=10)
+    assert outcome.passed(same)
+    assert not outcome.passed(Logits(rows=20, again=9))
+    assert not outcome.passed(Logits(rows=20, again=10, differing=1))
+    assert not Outcome(requests=2, tokens=10, differing=["r: token 5"]).passed(same)
+    assert not Outcome().passed(Logits())
+    assert outcome.lines(same)[0] == "replayed 2 requests of 10 tokens: 0 differ"
