@@ -185,13 +185,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[str] = []
     """Empty: the host chooses. Else one per rank: `cpu`, `cuda:0`, …"""
     dtype: str = "auto"
-    quant: str | None = None
-    """Packing of the weights on CPUs: `int8`, `f16`, or none."""
+    quant: str | None = None  # packing of the weights on CPUs
     dequantize: bool = False  # weights that a GGUF file has in blocks become plain numbers
     max_context: int | None = None
     kv_tokens: int | None = None
-    lookup: int = LOOKUP_TOKENS
-    """Most tokens of a sequence that are guessed from its context and verified in one step."""
+    lookup: int = LOOKUP_TOKENS  # most tokens of a sequence that are guessed from its context and verified in one step
+    deterministic: bool = False  # serve only where a token's bits depend on no other request
     prefix_cache: bool = True  # whether requests may begin with KV that others have computed
     images: bool = True  # False: the encoder of images is not loaded, and images are refused
     spread: bool = False  # the ranks of a replica go to as many hosts as live, not to one

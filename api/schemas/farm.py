@@ -27,6 +27,7 @@ class ModelToLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prefix_cache: bool = True
     images: bool = True
     lookup: int = LOOKUP_TOKENS
+    deterministic: bool = False
     replicas: int | None = None
     spread: bool = False
     drain_s: int = 300

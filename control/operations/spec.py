@@ -30,6 +30,7 @@ def build_spec(
     prefix_cache: bool = True,
     images: bool = True,
     lookup: int = LOOKUP_TOKENS,
+    deterministic: bool = False,
     replicas: int = 1,
     spread: bool = False,
     drain_s: int = 300,
@@ -48,7 +49,9 @@ def build_spec(
     placed = parse_devices(devices, tp)
     quant = canonical_quant(quant)
     check_quant(quant, dtype, placed)
-    if quant is not None and not placed:
+    if deterministic:
+        check_deterministic(dtype, placed)
+    if (quant is not None or deterministic) and not placed:
         placed = ["cpu"] * tp
     return ModelSpec(
         name=check_model_name(name or model_name(model, source)),
@@ -68,7 +71,23 @@ def build_spec(
         prefix_cache=prefix_cache,
         images=images,
         lookup=lookup,
+        deterministic=deterministic,
     )
+
+
+def check_deterministic(dtype: str, devices: list[str]) -> None:
+    """Raises SettingsError for a type or a device that `--deterministic` is not offered for."""
+    if dtype not in ("auto", "float32"):
+        raise SettingsError(
+            f"--deterministic needs the forward in C++, which computes in float32, not in --dtype {dtype}: use --dtype "
+            "float32, or leave --deterministic out"
+        )
+    for device in devices:
+        if not device.startswith("cpu"):
+            raise SettingsError(
+                f"--deterministic is not offered on {device}: on GPUs the order of sums in products, norms, attention "
+                "and NCCL depends on the batch. Use --devices cpu, or leave --deterministic out"
+            )
 
 
 def model_source(model: str, demo: Path | None = None) -> str:

@@ -48,6 +48,11 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 help="Most tokens guessed from the context and verified in one step; 0: off.",
             ),
             click.option(
+                "--deterministic",
+                is_flag=True,
+                help="Refuse to serve where other requests could change the bits of an answer. Selects CPUs.",
+            ),
+            click.option(
                 "--quant",
                 metavar=f"[{'|'.join(QUANTS)}]",
                 help="Pack the weights in fewer bits, on CPUs. Selects CPUs if --devices is not given.",

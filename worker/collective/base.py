@@ -17,6 +17,8 @@ class Collective(Protocol):
     world_size: int
     name: str
     """The transport, which decides the order of sums; "" for a group of one."""
+    batch_invariant: bool
+    """True if a number's sum has the same bits in a tensor of any size."""
     count: int
     """Collectives called so far by this rank; equal on every rank between steps."""
 
@@ -42,6 +44,7 @@ class Solo:
 
     def __init__(self) -> None:
         self.rank, self.world_size, self.name, self.count = 0, 1, "", 0
+        self.batch_invariant = True
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor

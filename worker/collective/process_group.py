@@ -30,6 +30,8 @@ class ProcessGroupCollective:
         self._group, self.name = group, name
         self.rank: int = group.rank()
         self.world_size: int = group.size()
+        # A ring sums in an order that follows from a number's place in the tensor; with two ranks both are equal.
+        self.batch_invariant = self.world_size <= 2
         self.count = 0
 
     def all_reduce(self, tensor: Tensor) -> Tensor:

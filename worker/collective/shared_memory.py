@@ -26,6 +26,7 @@ class SharedMemoryCollective:
 
     def __init__(self, exchange: Exchange, rank: int, world_size: int) -> None:
         self.rank, self.world_size, self.name, self.count = rank, world_size, "shared memory", 0
+        self.batch_invariant = True
         self._exchange: Exchange | None = exchange
         self._why_closed = CollectiveFailed("this rank has left its group")
 

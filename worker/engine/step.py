@@ -62,7 +62,7 @@ class Engine:
     def verifies_guesses(self) -> bool:
         """True if a row may have guesses: its logits have the same bits as those of its tokens one by one, and cached
         positions that were guessed wrong can be overwritten."""
-        return self.model.is_native and not self.store.state_tokens
+        return self.model.batch_invariant and not self.store.state_tokens
 
     # --- an epoch ----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from control import requests
 from control.commands import LoadDenseShard
-from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable
+from control.errors import EpochOver, Fenced, GroupError, Lost, Poisoned, RedisUnavailable, SettingsError
 from control.messages import Assignment, ModelAssets
 from control.records import catalog
 from control.records.backend import Backend, backend_of, put_backend
@@ -51,6 +51,12 @@ POLL_S = 0.05
 """Interval between attempts to take the lock."""
 DISPLACED_S = 5.0
 """A lock that is held for longer is another leader's, not one that this host's last process left."""
+
+
+NOT_DETERMINISTIC = (
+    "--deterministic: the order of sums of this replica depends on the batch ({}). Serve a model whose forward is C++, "
+    "in float32, on at most 2 ranks or with all on one host; or leave --deterministic out."
+)
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,7 @@ class Leader:
                 with ranks as group:
                     kv_tokens, formation = group.form(self._load_command)
                     self._backend = self._backend_of(group)
+                    self._check_deterministic()
                     self._publish(kv_tokens, formation)
                     self._work(lease, group, kv_tokens, progress, heartbeat)
             except GroupError as error:
@@ -240,6 +247,13 @@ class Leader:
     def _backend_of(self, group: Group) -> Backend | None:
         spec = self._spec
         return backend_of(self._stored, spec.quant, spec.dequantize, [rank.backend for rank in group.loaded])
+
+    def _check_deterministic(self) -> None:
+        """Raises GroupError where other requests could change an answer although the model must not be served so."""
+        backend = self._backend
+        if self._spec.deterministic and not (backend is not None and backend.batch_invariant):
+            known = "an older version" if backend is None else "; ".join((*backend.kernels, backend.collective))
+            raise GroupError("load", SettingsError(NOT_DETERMINISTIC.format(known)), [])
 
     def _publish(self, kv_tokens: int, formation: health.Formation) -> None:
         """Write the model's assets to the catalog, from when on it counts as served, and what other replicas must know

@@ -19,7 +19,7 @@ def describe(model: ServedModel) -> RankBackend:
         dtype=str(model.dtype).removeprefix("torch."),
         kernels="; ".join(_cpu(model) if model.device.type == "cpu" else _gpu(model)),
         collective=model.collective.name,
-        batch_invariant=model.is_native,
+        batch_invariant=model.batch_invariant,
     )
 
 

@@ -72,6 +72,11 @@ class ServedModel:
         """True if the forward is C++."""
         return self._native is not None
 
+    @property
+    def batch_invariant(self) -> bool:
+        """True if a token's logits have the same bits in any batch and chunk, and with any number of threads."""
+        return self.is_native and self._link.collective.batch_invariant
+
     def parts(self) -> Iterator[nn.Module]:
         return self._module.modules()
 

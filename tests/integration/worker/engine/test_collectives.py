@@ -37,6 +37,16 @@ def exchanged(collective: Collective) -> list[Tensor]:
     ]
 
 
+def rows_that_change(collective: Collective) -> tuple[bool, int]:
+    """What the collective says of itself, and how many of 16 rows have another sum beside others than alone."""
+    rows = torch.randn(16, 896, generator=torch.Generator().manual_seed(collective.rank))
+    together = collective.all_reduce(rows.clone())
+    alone = [collective.all_reduce(row.clone()) for row in rows.split(1)]
+    return collective.batch_invariant, sum(
+        not torch.equal(one, row) for one, row in zip(torch.cat(alone), together, strict=True)
+    )
+
+
 def wait_for_the_other(collective: Collective) -> str:
     """How a wait for a rank that never comes ends."""
     try:
@@ -49,11 +59,14 @@ def wait_for_the_other(collective: Collective) -> str:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("members", [2, 4])
 def test_processes_exchange_what_sockets_would(ranks: RankGroup, members: int) -> None:
-    """Equal to gloo but for the order of the sum, and the same bits on every rank."""
+    """Equal to gloo but for the order of the sum, and the same bits on every rank, beside other rows or alone. gloo's
+    ring has that property with two ranks only, and says so."""
     assert ranks.form(members) == [SHARED] * members
     found = ranks.ask("run", exchanged)
+    assert ranks.ask("run", rows_that_change) == [(True, 0)] * members
     assert ranks.form(members, refuses=members - 1) == [SOCKETS] * members
     expected = ranks.ask("run", exchanged)
+    assert all(steady == (not changed) == (members == 2) for steady, changed in ranks.ask("run", rows_that_change))
     for one in found:
         assert all(torch.equal(*pair) for pair in zip(one, found[0], strict=True))
     for mine, theirs in zip(found[0], expected[0], strict=True):

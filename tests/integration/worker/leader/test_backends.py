@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from control.errors import GroupError
 from control.records.backend import backends
 from control.redis.connection import run
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
+from tests.waiting import until
 from worker.models.served import ServedModel
 from worker.native.host import SWITCH
 from worker.native.library import library
@@ -57,3 +59,21 @@ def test_a_request_that_goes_on_with_other_kernels_says_so(scene: LeaderScene, m
     assert [entry.fingerprint for entry in scene.log("a") if entry.fingerprint] == [told[0], told[2]]
     assert scene.log("a")[0].fingerprint == told[0]
     assert list(run(scene.redis.client, backends(MODEL))) == [REPLICA]
+
+
+def test_a_deterministic_model_is_not_served_by_torch(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In C++ it is; else the load fails with the reason, before anything is published."""
+    scene.stop()
+    scene.spec = msgspec.structs.replace(scene.spec, dtype="float32", deterministic=True)
+    scene.start()
+    scene.ask("a", max_tokens=3)
+    assert len(scene.answer("a")) == 3
+    scene.stop()
+    scene.redis.client.delete(scene.keys.backends)
+    monkeypatch.setenv(SWITCH, "0")
+    scene.start()
+    until(lambda: scene.ended, 40.0)
+    [error] = scene.ended
+    assert isinstance(error, GroupError) and "--deterministic: the order of sums" in str(error)
+    assert "transformers" in str(error) and run(scene.redis.client, backends(MODEL)) == {}
+    scene.ended.clear()

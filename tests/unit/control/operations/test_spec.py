@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +38,26 @@ def test_the_command_tells_an_api_process_the_folder(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FURROW_DEMO_MODEL", "/elsewhere")
     assert demo_environment() == {}
     assert demo_model() == Path("/elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"devices": "cuda:0"}, "not offered on cuda:0"),
+        ({"devices": "cpu,cuda:0", "tp": 2}, "not offered on cuda:0"),
+        ({"dtype": "float64"}, "not in --dtype float64"),
+        ({"dtype": "bfloat16"}, "not in --dtype bfloat16"),
+    ],
+)
+def test_deterministic_is_refused_where_it_can_t_hold(options: dict[str, Any], words: str) -> None:
+    """With the reason and a remedy; without the option the same model is accepted."""
+    with pytest.raises(SettingsError, match=words) as refused:
+        build_spec("some/model", deterministic=True, **options)
+    assert "leave --deterministic out" in str(refused.value)
+    assert not build_spec("some/model", **options).deterministic
+
+
+def test_deterministic_selects_cpus() -> None:
+    """Where no devices are named."""
+    spec = build_spec("some/model", deterministic=True, tp=2)
+    assert spec.deterministic and spec.devices == ["cpu", "cpu"]
