@@ -34,7 +34,7 @@ def write(folder: Path, kind: str, family: str = "qwen3", **changes: Any) -> tup
     exact: Written = {}
     for name, tensor in load_file(stored / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if name.endswith("_proj.weight"):
+        if name.endswith(("_proj.weight", "in_proj_qkv.weight", "in_proj_z.weight", "in_proj_qkvz.weight")):
             pieces, exact[name] = quantize(module, tensor)
             written |= pieces
         else:

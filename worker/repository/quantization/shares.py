@@ -9,7 +9,7 @@ from worker.formats.shares import ends_at
 from worker.repository.quantization.linear import QuantizedLinear
 
 FEED_FORWARD = re.compile(r"\.(?:down_proj|c_proj|fc2|w2)$")
-ATTENTION = re.compile(r"\.(?:o_proj|dense)$")
+ATTENTION = re.compile(r"\.(?:o_proj|dense|out_proj)$")
 """Layers of whose inputs each rank has a share."""
 
 

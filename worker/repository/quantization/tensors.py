@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
+from worker.repository.families import FAMILIES
 from worker.repository.multimodal.text_part import text_name
 from worker.repository.quantization import mxfp4, shares
 from worker.repository.quantization.linear import QuantizedLinear
@@ -99,7 +100,9 @@ def _sizes(config: dict[str, Any], module: str) -> dict[str, tuple[int, int]]:
     if not isinstance(hidden, int) or not isinstance(heads, int) or not heads:
         return {}
     head = config.get("head_dim") or hidden // heads
-    sizes = {"q_proj": (heads * head, hidden), "o_proj": (hidden, heads * head)}
+    family = FAMILIES.get(str(config.get("model_type")))
+    gated = 2 if family is not None and family.recurrent else 1  # a gate of each output beside its query
+    sizes = {"q_proj": (gated * heads * head, hidden), "o_proj": (hidden, heads * head)}
     if ".shared_expert" in module:
         return sizes
     own = config.get("moe_intermediate_size") if ".experts." in module else None

@@ -108,3 +108,25 @@ def test_two_ranks_share_whole_groups(kind: str, written: Written, ranks: RankGr
     short = [Job(1, prompt(21), 16, 3)]
     ranks.ask("load", stored, "float32")
     assert_close(plain, short, ranks.ask("play", write(short))[0])
+
+
+RECURRENT = {
+    "qwen3_5_text": ("fp8 by block", {}),
+    "qwen3_next": ("gptq", {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("family", sorted(RECURRENT))
+def test_recurrent_layers(family: str, tmp_path: Path, ranks: RankGroup) -> None:
+    """One rank's logits in float32, in C++, are within 1e-4 of transformers' on the plain weights, and two ranks give
+    its tokens in float64; projections into recurrent layers and out of them are quantized."""
+    kind, shape = RECURRENT[family]
+    stored, plain = quantized.write(tmp_path, kind, family, **shape)
+    jobs, short = mixed(), [Job(1, prompt(21), 8, 3)]
+    engine = engine_of(stored, "auto")
+    assert engine.model.is_native == (library() is not None)
+    assert_close(plain, short, play(engine, write(short)))
+    ranks.form(2)
+    ranks.ask("load", stored, "float64")
+    assert_identical(plain, jobs, ranks.ask("play", write(jobs))[0])
