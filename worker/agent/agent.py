@@ -31,6 +31,8 @@ from worker.supervision.client import SupervisorClient
 log = structlog.get_logger()
 
 TICK_S = 0.2
+STEADY_TICK_S = 0.4
+"""Between two ticks while every replica serves. Exits are handled at once all the same."""
 IDLE_S = 30.0
 """Time without a model on this host after which its standby ends. One is there from the start: it imports while the
 first model's files are found."""
@@ -76,7 +78,7 @@ class Agent:
             except Exception:  # the agent must survive an unforeseen error: it is the one that restarts the others
                 log.exception("agent tick failed", action="agent_tick")
             try:
-                self._exits.wait(TICK_S)
+                self._exits.wait(self.tick_s)
             except RedisUnavailable as error:  # it is reported when Redis is back
                 outage.waits(LOOP, error)
         self._reconciler.close()
@@ -103,6 +105,15 @@ class Agent:
         self.replicas.record()
         if self._standby is not None:
             self._tend_standby(self._standby)
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds until the next tick."""
+        replicas = self.replicas.by_place.values()
+        if self.stopping or self._reconciler.preparing or not replicas:
+            return TICK_S
+        serve = all(one.served and not (one.attempts or one.draining or one.stopping) for one in replicas)
+        return STEADY_TICK_S if serve else TICK_S
 
     def _beat_and_plan(self) -> None:
         standby = self._standby.state if self._standby is not None else "off"

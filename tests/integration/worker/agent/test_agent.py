@@ -66,6 +66,21 @@ def test_a_standby_is_kept_while_there_is_a_model_and_not_much_longer(
     assert not psutil.pid_exists(standby)
 
 
+def test_an_agent_whose_replicas_serve_looks_less_often(scene: AgentScene) -> None:
+    """Twice as long lies between two ticks, until something changes: here a rank's end, which is noticed at once."""
+    assert scene.agent.tick_s == agent_module.TICK_S
+    scene.want()
+    [pid] = until(lambda: scene.pids(0), 40.0)
+    held = scene.redis.lead(2, owner=f"{HOST}/{pid}")
+    scene.redis.client.persist(scene.redis.keys.lock)
+    assert scene.agent.tick_s == agent_module.TICK_S
+    beats_ready(scene, held.epoch, pid)
+    until(lambda: scene.agent.tick_s == agent_module.STEADY_TICK_S, 40.0)
+    scene.redis.client.delete(scene.redis.keys.heartbeat(0))
+    scene.process(1).kill()
+    until(lambda: scene.agent.tick_s == agent_module.TICK_S, 40.0)
+
+
 def test_a_dead_leader_s_epoch_is_poisoned_and_its_lock_is_free_at_once(scene: AgentScene) -> None:
     """The lock is freed at once; the poison names rank, pid and signal, and the rank is started again."""
     scene.want()
