@@ -19,6 +19,7 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.pages import PagedStore
 from worker.models.loading import load
+from worker.native.host import SWITCH
 
 Checkpoint = Callable[[str], Path]
 
@@ -62,11 +63,12 @@ def test_a_step_must_fit_in_whole_blocks(checkpoint: Checkpoint) -> None:
     assert (engine.store.length(3), engine.store.used_tokens) == (None, 32)
 
 
-def test_the_kernels_serve_a_whole_model(checkpoint: Checkpoint) -> None:
+def test_the_kernels_serve_a_whole_model(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the Triton kernels, float32 logits of chunks and decode rows are those of plain torch within 1e-4."""
     pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
     from worker.attention import paged
 
+    monkeypatch.setenv(SWITCH, "0")  # C++ reads no pages
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load(checkpoint("gemma2"), collective=Solo(), dtype="float32", device=device)
     jobs = [Job(1, list(range(11)), 8, 2), Job(2, list(range(40, 45)), 16, 2, start=1)]
