@@ -62,7 +62,7 @@ class Process:
         self.seals = Seals(self.batches)
         sessions = Sessions(self.follower, self.archive, self.seals, self.settler, settings, lambda: self.interrupted)
         self.submitter = Submitter(
-            self.batches, self.models, sessions, self.seals, self.grammars, self.limiter, settings
+            self.batches, self.models, sessions, self.seals, self.grammars, self.limiter, self.archive, settings
         )
         self.existing = ExistingRequests(self.batches, self.models, sessions, settings, lambda: self.interrupted)
         self.completion = ResponseCompletion(

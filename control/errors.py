@@ -129,6 +129,17 @@ class QueueFull(FurrowError):
         self.model, self.queued, self.retry_after, self.bound = model, queued, retry_after, bound
 
 
+class ImagesFull(FurrowError):
+    """The images of requests that have not ended take as many bytes in Redis as they may."""
+
+    def __init__(self, model: str, of: str, taken: int, most: int) -> None:
+        whose = f"model '{model}'" if of == "model" else f"this tenant for model '{model}'"
+        super().__init__(
+            f"Images of requests that have not ended take {taken} of the {most} bytes that {whose} may have. Retry "
+            "shortly, or send smaller images."
+        )
+
+
 class ArgumentsRefused(FurrowError):
     """A script refused its keys or arguments before it wrote anything: a fault of Furrow's own, never of a client's."""
 

@@ -78,6 +78,10 @@ class ModelKeys:
     def images(self, rid: str) -> str:  # hash `image:piece` -> base64: stage_image, enqueue -> leader; until its end
         return f"{self.base}images:{rid}"
 
+    @property
+    def image_bytes(self) -> str:  # hash rid -> `bytes tenant`: stage_image, which forgets those without images; 2 days
+        return f"{self.base}image_bytes"
+
     def staged(self, rid: str, repair: str) -> str:  # stream as log: repair, enqueue -> the same, renamed; 60 s
         return f"{self.base}staged:{rid}:{repair}"
 

@@ -135,6 +135,7 @@ _REFUSED: list[tuple[type[errors.RequestError], int, str | None]] = [
 """Status and default code of errors in a request; the first class that fits counts."""
 _FAILED: list[tuple[type[Exception], int, str, Callable[[Any], float | None]]] = [
     (errors.QueueFull, 429, "rate_limit_exceeded", lambda error: _spread(error.retry_after)),
+    (errors.ImagesFull, 429, "rate_limit_exceeded", lambda _: _spread(2.0)),
     (errors.RateLimited, 429, "rate_limit_exceeded", lambda error: error.retry_after),
     (TooManyBodies, 429, "rate_limit_exceeded", lambda _: _spread(1.0)),
     (BodyTooSlow, 408, "request_timeout", lambda _: None),

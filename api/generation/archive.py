@@ -30,6 +30,7 @@ from control.records.responses import (
 )
 from control.redis.batches import Batches
 from control.replicas.health.memory import ServerMemory, in_words
+from control.requests.images import ImageBounds
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -41,6 +42,8 @@ MAX_CHAIN_BYTES = 16 * 1024 * 1024
 """Of all stored responses of one conversation: they are read whole for each continuation."""
 STORED_SHARE = 4
 """One part in so many of Redis' memory may be used for stored responses, and one in so many of that by one owner."""
+IMAGES_SHARE = 8
+"""One part in so many of Redis' memory may be used for the images of a model's requests, half of it by one tenant."""
 _UNKNOWN_MEMORY = 4 * 1024**3
 """Assumed where the server does not show what it has."""
 _USUAL_OPTIONS_BYTES = 64 * 1024
@@ -70,11 +73,14 @@ class Archive:
         self._asked, self._number = settings.response_bytes, settings.response_number
         self.quota = Quota(settings.response_bytes or _UNKNOWN_MEMORY // STORED_SHARE**2, settings.response_number)
         """Of each owner, as things are now."""
+        self.image_bounds = _image_bounds(_UNKNOWN_MEMORY)
+        """Of requests' images, as things are now."""
 
     def share_out(self, servers: Sequence[ServerMemory], owners: int) -> None:
         """Set the quota from Redis' memory and from how many owners share what there is for all."""
         memory = min((server.most or server.machine // STORED_SHARE for server in servers), default=0)
         together = (memory or _UNKNOWN_MEMORY) // STORED_SHARE
+        self.image_bounds = _image_bounds(memory or _UNKNOWN_MEMORY)
         each = self._asked or together // STORED_SHARE
         self.quota = Quota(min(each, together // max(1, owners)), self._number)
 
@@ -182,6 +188,10 @@ class Archive:
             if stored.done:
                 break
         await self._batches.run_every(_LANE, note_bytes(owner, stored))
+
+
+def _image_bounds(memory: int) -> ImageBounds:
+    return ImageBounds(memory // IMAGES_SHARE, memory // IMAGES_SHARE // 2)
 
 
 def _record_bytes(items: list[Any], told: dict[str, Any]) -> int:

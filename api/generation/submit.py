@@ -9,6 +9,7 @@ from api.access.limiter import Limiter
 from api.access.seals import Seals
 from api.errors.request_ids import member_rid
 from api.follow.feeds import Feeds
+from api.generation.archive import Archive
 from api.generation.backpressure import Backpressure
 from api.generation.caller import Caller
 from api.generation.inputs.preparation import prepare_inputs
@@ -37,10 +38,12 @@ class Submitter:
         seals: Seals,
         grammars: GrammarChecks,
         limiter: Limiter,
+        archive: Archive,
         settings: ApiSettings,
     ) -> None:
         self._batches, self._models, self._sessions, self._seals = batches, models, sessions, seals
         self._grammars, self._limiter, self._settings = grammars, limiter, settings
+        self._archive = archive
         self._backpressure = Backpressure()
 
     async def submit(self, body: Body | InputsRequest, caller: Caller) -> Session:
@@ -90,7 +93,9 @@ class Submitter:
             enqueue = prepared.enqueue(feeds.rid, member, self._settings)
             # Before the enqueue: the first tokens may be published before its answer is here.
             feed = feeds.open(enqueue.rid)
-            for piece in requests.stage_images(enqueue.model, enqueue.rid, enqueue.images):
+            for piece in requests.stage_images(
+                enqueue.model, enqueue.rid, enqueue.images, enqueue.tenant, self._archive.image_bounds
+            ):
                 await self._batches.run(enqueue.model, piece)
             enqueued = await self._batches.run(enqueue.model, requests.enqueue(enqueue))
             if enqueued.rid != enqueue.rid:

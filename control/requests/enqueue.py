@@ -14,7 +14,7 @@ from control.errors import IdempotencyConflict, QueueFull, RedisUnavailable, Req
 from control.keys import CLASSES, ModelKeys
 from control.messages import GenerationRequest, LogEntry, encode
 from control.redis.connection import Call, Steps
-from control.requests.images import stage_images
+from control.requests.images import ANY_BYTES, stage_images
 from control.requests.staging import stage
 
 DEFAULT_DEADLINE_MS = 24 * 3_600_000
@@ -88,7 +88,7 @@ def enqueue_again(request: Enqueue, delivered: Sequence[LogEntry]) -> Steps[Enqu
     Where another process was first the log is what it had delivered; `repair` adds to that. Raises as `enqueue`, and
     RedisUnavailable.
     """
-    yield from stage_images(request.model, request.rid, request.images)
+    yield from stage_images(request.model, request.rid, request.images, request.tenant, ANY_BYTES)
     count = len(delivered)  # it may grow meanwhile
     if not count:
         return (yield enqueue(request))

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
+
+from control.errors import ImagesFull, RequestError
 from control.keys import ModelKeys
 from control.redis.connection import Call, read
 
@@ -30,11 +34,42 @@ def pieces_of(pixels: bytes) -> list[str]:
     return [base64.b64encode(view[at : at + PIECE_BYTES]).decode() for at in range(0, len(view), PIECE_BYTES)]
 
 
-def stage_images(model: str, rid: str, images: Sequence[Pieces]) -> list[Call[int]]:
-    """Calls that write the images of a request that is not queued yet, one for each piece."""
-    key = ModelKeys(model).images(rid)
+class ImageBounds(msgspec.Struct, frozen=True):
+    """Bytes that the images of requests which have not ended may take in Redis, as base64."""
+
+    model: int
+    """All of a model; 0: any number."""
+    tenant: int
+    """Those of one tenant."""
+
+
+ANY_BYTES = ImageBounds(0, 0)
+"""For a request that Redis had and lost."""
+
+
+def stage_images(model: str, rid: str, images: Sequence[Pieces], tenant: str, bounds: ImageBounds) -> list[Call[int]]:
+    """Calls that write the images of a request that is not queued yet, one for each piece, in their order.
+
+    Each returns the number of pieces that are there. The first raises ImagesFull where others take what there is, and
+    RequestError where the images alone are too large.
+    """
+    keys, total = ModelKeys(model), sum(len(text) for pieces in images for text in pieces)
+
+    def parse(reply: list[Any]) -> int:
+        if not reply[1]:
+            return int(reply[0])
+        most = bounds.model if reply[1] == "model" else bounds.tenant
+        if total > (alone := min(bounds.model, bounds.tenant)):
+            raise RequestError(
+                f"The images take {total} bytes as the model takes them, and at most {alone} are held for a tenant. "
+                "Send fewer or smaller images.",
+                code="too_many_images",
+            )
+        raise ImagesFull(model, reply[1], int(reply[2]), most)
+
+    head = (keys.base, rid, tenant, total, bounds.model, bounds.tenant)
     return [
-        Call("stage_image", (key,), (f"{image}:{piece}", text), int)
+        Call("stage_image", (keys.images(rid), keys.image_bytes), (*head, f"{image}:{piece}", text), parse)
         for image, pieces in enumerate(images)
         for piece, text in enumerate(pieces)
     ]
