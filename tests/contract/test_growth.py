@@ -239,6 +239,7 @@ ALLOWED = {
     ("_weights", "HVALS', base .. 'weights'"): "a fingerprint for each replica of the model, read once in a call",
     ("follow", "HKEYS', KEYS[1]"): "the fields of one request, which the scripts name",
     ("put_spec", "HGETALL', KEYS[1]"): "the fields of a ModelSpec",
+    ("stage_image", "HGETALL', KEYS[2])"): "the requests with images that have not ended: as many as queue and run",
     ("_stored", "ZRANGE', index, 0, BATCH - 1"): "a batch",
     ("_turns", "ZRANGE', turns, 0, 0"): "one",
     ("trim_responses", "ZRANGE', KEYS[1], 0, 0"): "one",
