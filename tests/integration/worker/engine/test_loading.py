@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,7 +24,9 @@ from worker.layers import packing
 from worker.layers.linear import threads_here
 from worker.models import loading
 from worker.models.loading import load, resolve_dtype
-from worker.native.library import KindMissing
+from worker.models.native import forward
+from worker.models.native.unsupported import NotNative
+from worker.native.library import KindMissing, library
 from worker.repository.files import ModelFiles, inspect
 
 Checkpoint = Callable[[str], Path]
@@ -49,6 +52,18 @@ def test_logits_in_16_bits_are_those_of_transformers(family: str, dtype: str, ch
         theirs = reference(torch.tensor([job.prompt])).logits[0, -1].float()
     assert ours.dtype == torch.float32
     assert torch.cosine_similarity(ours, theirs, dim=0) > 0.9999
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+def test_a_model_that_its_plan_refuses_is_loaded_again(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With transformers' modules, in the layers of which torch's forward can be seen to go on."""
+    monkeypatch.setattr(forward, "Plan", Mock(side_effect=NotNative("it is refused")))
+    with capture_logs() as logs:
+        model = load(checkpoint("gemma3_text"), collective=Solo(), dtype="float32")
+    assert [entry["event"] for entry in logs if entry["action"] == "load_again"] == ["loading again with transformers"]
+    found = play(Engine(model, SlabStore(model.cache_layout, 512), Solo()), write([Job(1, [3, 4, 5], 512, 1)]))
+    assert found.logits[1][0].isfinite().all()
+    assert model.progress == len(model.cache_layout.layers)
 
 
 def test_auto_is_float32_on_a_cpu() -> None:

@@ -188,6 +188,8 @@ def rotates(attention: Any) -> bool:
         ({"partial_rotary_factor": 0.5}, r"only 0\.5 of its heads"),
         ({"rope_scaling": {"rope_type": "axial"}}, "of type axial"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, r"differ by layer \(full_attention\)"),
+        ({"use_bidirectional_attention": True}, "its attention sees later tokens"),
+        ({"model_type": "qwen3_5_text", "linear_key_head_dim": 24}, r"its recurrent heads are \(24, 128\) wide"),
     ],
 )
 def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: str) -> None:
@@ -196,9 +198,17 @@ def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: 
         native_meta_model(native_config(given), given)
 
 
+def test_norms_over_the_heads_of_several_ranks_are_left_to_transformers() -> None:
+    with pytest.raises(NotNative, match="its norms are over the heads of all ranks"):
+        native_config(config_json("olmo2"), 2)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"query_pre_attn_scalar": 0, "model_type": "gemma2"}, "query_pre_attn_scalar = 0; a number above 0"),
+        ({"mlp_only_layers": [0.5], "model_type": "qwen3_moe"}, r"mlp_only_layers = \[0\.5\]; a list of whole"),
+        ({"no_rope_layers": [1], "model_type": "smollm3"}, r"no_rope_layers = \[1\]; a list of 3"),
         ({"intermediate_size": "90"}, "intermediate_size = '90'"),
         ({"intermediate_size": None}, "intermediate_size = None"),
         ({"head_dim": 0}, "head_dim = 0"),
