@@ -122,7 +122,7 @@ void mix_from(int64_t at, const Task& task, const float* values, int64_t positio
 // Adds to a token's outputs what it sees of the positions `from` … `to`. `weights`: of its first head, by position; heads lie `room`
 // apart.
 inline void mix_block(const Task& task, int64_t token, int64_t from, int64_t to, const float* weights, int64_t room) {
-  const int64_t first = first_seen(task, token), begin = std::max(first, from), end = std::min(to, task.position + token + 1);
+  const int64_t first = first_seen(task, token), begin = std::max(first, from), end = std::min(to, end_seen(task, token));
   if (begin >= end) return;
   const float* values = task.values + begin * task.dim;
   for (int64_t head = 0; head < task.heads; head += 2) {
