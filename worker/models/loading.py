@@ -44,6 +44,7 @@ from worker.native.host import unavailable
 from worker.native.library import KindMissing
 from worker.repository import validation
 from worker.repository.files import ModelFiles, inspect, is_gguf
+from worker.repository.multimodal import tower_tensors
 from worker.repository.multimodal.image_part import part_of
 from worker.repository.pooling.description import pooling_of
 from worker.repository.pooling.gate import is_encoder, is_whole
@@ -197,6 +198,7 @@ class _Load:
             return None
         from worker.models.vision.loading import load_tower  # only here: it imports transformers
 
+        tower_tensors.check(self.files.config, self.files.weights)
         with Checkpoint(self.files.weights, images=True) as checkpoint:
             return load_tower(part, checkpoint, self.dtype, model, lambda: self.tell(1.0))
 

@@ -23,6 +23,7 @@ from worker.native.host import INSTEAD, check_host
 from worker.repository import source, validation
 from worker.repository.download import Download
 from worker.repository.gguf import gate
+from worker.repository.multimodal import tower_tensors
 from worker.repository.quantization import tensors
 
 log = structlog.get_logger()
@@ -47,6 +48,7 @@ def check(
     files = validation.inspect(place, spec.images)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
     tensors.check(files.config, files.weights, spec.tp, assignment.devices)
+    tower_tensors.check(files.config, files.weights)
     validation.check_devices(files.config, assignment.devices)
     if files.gguf is not None:
         gate.check(files.gguf, files.config, spec, assignment.devices)

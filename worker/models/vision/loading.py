@@ -11,7 +11,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
 from worker.models.checkpoint import StoredTensors, checked
-from worker.models.vision.pixels import CHANNELS
 from worker.models.vision.qwen import QwenEncoder
 from worker.models.vision.rotary import interleaved_axes
 from worker.models.vision.siglip import SiglipEncoder
@@ -51,15 +50,7 @@ def _encoder(part: ImagePart, dtype: torch.dtype, text: Any) -> QwenEncoder | Si
         tokens = (part.input.side // part.input.unit) ** 2
         given = {"text_config": {"hidden_size": text.hidden_size}, "mm_tokens_per_image": tokens}
         return SiglipEncoder(_configuration(part, given), dtype)
-    config = _configuration(part, {}).vision_config
-    if config.out_hidden_size != text.hidden_size:
-        raise ModelFilesError(
-            f"vision_config.out_hidden_size = {config.out_hidden_size}, but the text part's hidden_size is "
-            f"{text.hidden_size}. Use the config.json of these weights."
-        )
-    if config.in_channels != CHANNELS:
-        raise ModelFilesError(f"vision_config.in_channels = {config.in_channels}; images have {CHANNELS}.")
-    return QwenEncoder(config, dtype)
+    return QwenEncoder(_configuration(part, {}).vision_config, dtype)
 
 
 def _configuration(part: ImagePart, beside: dict[str, Any]) -> Any:

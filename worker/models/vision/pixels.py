@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CHANNELS = 3
-
 
 def normalised(pixels: Tensor, rescale: float, mean: list[float], std: list[float]) -> Tensor:
     """Pixels (height, width, 3) uint8 as (3, height, width) float32: rescaled in double, then normalised in float."""

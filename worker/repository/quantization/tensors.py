@@ -47,8 +47,9 @@ class Header:
 Headers = dict[str, Header]
 
 
-def headers_of(files: list[Path]) -> Headers:
-    """The tensors of the text part, by their names there; raises ModelFilesError naming a file that is no such file."""
+def headers_of(files: list[Path], named: Callable[[str], str | None] = text_name) -> Headers:
+    """The tensors of the text part by their names there, or those that `named` gives a name. Raises ModelFilesError
+    naming a file that is no such file."""
     found: Headers = {}
     for path in files:
         try:
@@ -58,7 +59,7 @@ def headers_of(files: list[Path]) -> Headers:
                     raise ValueError(f"its header should have {length} bytes")
                 entries: dict[str, Any] = json.loads(file.read(length))
             for stored, entry in entries.items():
-                name = text_name(stored)
+                name = named(stored)
                 if stored != "__metadata__" and name is not None:
                     found[name] = Header(str(entry["dtype"]), tuple(int(one) for one in entry["shape"]), path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:

@@ -6,15 +6,20 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from control.commands import GenerateStep, GenerateStepWithImages, StepImage
-from control.errors import RankError
+from control.errors import ModelFilesError, RankError
 from control.messages import PromptImage
 from tests import image_models
 from tests.integration.worker.engine.parity import engine_of
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
+from worker.repository.files import inspect
+from worker.repository.multimodal import tower_tensors
+from worker.repository.multimodal.image_part import FIELD, image_name, part_of
+from worker.repository.quantization.tensors import headers_of
 
 NEW = 8
 CHUNKS = (5, 512)
@@ -129,3 +134,20 @@ def test_a_row_that_ends_inside_a_whole_image_is_refused(folders: Callable[[str]
     heir = Job(2, prompt, 512, NEW, start=2, donor=1, shared=inside)
     tokens = play(engine, with_images([donor, heir], {1: placed, 2: placed})).tokens
     assert tokens[2] == tokens[1]
+
+
+@pytest.mark.parametrize("kind", sorted(OF_KIND))
+def test_the_gate_asks_for_the_tensors_of_transformers(kind: str, folders: Callable[[str], Path]) -> None:
+    """Names and shapes from config.json are those of the checkpoint; another width is refused, naming the tensor."""
+    files = inspect(folders(kind))
+    part = part_of(files.config)
+    assert part is not None
+    expected = tower_tensors.expected(part, files.config["hidden_size"])
+    stored = headers_of(files.weights, image_name)
+    assert {name: one.shape for name, one in stored.items()} == expected
+    tower_tensors.check(files.config, files.weights)
+    other = msgspec.structs.replace(part, vision=part.vision | {"intermediate_size": 40})
+    with pytest.raises(ModelFilesError, match=r"fc1.weight has the type F32 and the shape \[48, 32\].* \[40, 32\]"):
+        tower_tensors.check(files.config | {FIELD: msgspec.to_builtins(other)}, files.weights)
+    with pytest.raises(ModelFilesError, match=f"Token {image_models.IMAGE_PAD} stands for images, but vocab_size"):
+        tower_tensors.check(files.config | {"vocab_size": image_models.IMAGE_PAD}, files.weights)
