@@ -56,7 +56,8 @@ def noted(sampler, rows, forward):
         files[pid] = open(os.path.join({str(folder)!r}, f"{{pid}}.logits"), "a", buffering=1)
     for row, logits in zip(rows, forward.logits):
         context = array.array("i", [*row.prompt, *row.output, *row.guessed])
-        files[pid].write(digest(context.tobytes()) + " " + digest(logits.numpy().tobytes()) + "\\n")
+        words = digest(context.tobytes()), digest(logits.numpy().tobytes()), str(len(row.guessed))
+        files[pid].write(" ".join(words) + "\\n")
     return begin(sampler, rows, forward)
 
 module.StepSampler.begin = noted
@@ -74,14 +75,17 @@ class Logits:
     again: int = 0
     """Rows of a context that had been computed before."""
     differing: int = 0
+    guessed: int = 0
+    """Rows behind guesses, right or wrong."""
 
     def read(self, folder: Path) -> None:
         """Take in all files; a line that a killed process did not finish is left out."""
         for path in sorted(folder.glob("*.logits")):
             for line in path.read_text().splitlines():
-                context, _, logits = line.partition(" ")
-                if len(context) == len(logits) == HASH:
+                context, logits, guesses = (*line.split(" "), "", "", "")[:3]
+                if len(context) == len(logits) == HASH and guesses:
                     self.rows += 1
+                    self.guessed += guesses != "0"
                     first = self.contexts.setdefault(context, logits)
                     self.again += first is not logits
                     self.differing += first != logits
@@ -99,8 +103,8 @@ class Outcome:
         gone = f" ({self.gone} others were lost with Redis' data)" if self.gone else ""
         return [
             f"replayed {self.requests} requests of {self.tokens} tokens{gone}: {len(self.differing)} differ",
-            f"{logits.rows} rows of logits after {len(logits.contexts)} contexts, {logits.again} computed again: "
-            f"{logits.differing} differ",
+            f"{logits.rows} rows of logits after {len(logits.contexts)} contexts, {logits.guessed} behind guesses, "
+            f"{logits.again} computed again: {logits.differing} differ",
             *self.differing[:10],
         ]
 

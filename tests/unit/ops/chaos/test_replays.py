@@ -14,12 +14,13 @@ A, B, C = "a" * 16, "b" * 16, "c" * 16
 @pytest.mark.parametrize(("again", "differing"), [(B, 0), (C, 1)])
 def test_a_context_has_one_row_of_logits(tmp_path: Path, again: str, differing: int) -> None:
     """In whichever process it was computed; a line that a kill cut is left out, and so is every other file."""
-    (tmp_path / "1.logits").write_text(f"{A} {B}\n{B} {B}\n{A} {B[:5]}")
-    (tmp_path / "2.logits").write_text(f"{A} {again}\n")
+    (tmp_path / "1.logits").write_text(f"{A} {B} 0\n{B} {B} 2\n{A} {B}\n{A} {B[:5]}")
+    (tmp_path / "2.logits").write_text(f"{A} {again} 1\n")
     (tmp_path / "sitecustomize.py").write_text(f"{B} {A}\n")
     found = Logits()
     found.read(tmp_path)
     assert (found.rows, len(found.contexts), found.again, found.differing) == (3, 2, 1, differing)
+    assert found.guessed == 2
 
 
 def test_a_run_passes_only_where_rows_were_compared() -> None:
