@@ -212,10 +212,11 @@ class HostSupervisor:
                 link.send({"event": "answer", "id": number, "error": f"not understood: {error!r}"})
 
     def _obey(self, link: Link, request: dict[str, Any]) -> None:
-        self._heard, self._spoken, self._ever_spoken = time.monotonic(), True, True
+        self._heard, op = time.monotonic(), request["op"]
+        if request.get("tag", {}).get("kind") != "standby":  # that is asked for before the agent waits for Redis
+            self._spoken = self._ever_spoken = True
         if self._stop_by is None:
             self._shutdown = None  # an agent is there: it decides
-        op = request["op"]
         if op in ("spawn", "tell", "fork"):
             try:
                 if (pid := self._start(op, request)) is not None:
@@ -285,8 +286,7 @@ class HostSupervisor:
             return None
         if not self._ever_spoken and status != 0:
             return status if status > 0 else 128 - status
-        pause = self._pause(now)
-        ranks = len(self._children.living())
+        pause, ranks = self._pause(now), len(self._children.living())
         words = {"pid": agent.pid, "status": describe(status), "processes_kept": ranks, "again_in_s": pause}
         log("info" if status == 0 else "error", "the agent ended and is started again", **words, action="agent_restart")
         return None
