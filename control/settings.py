@@ -46,13 +46,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """True: ranks on the CPUs of one host exchange through shared memory instead of sockets."""
     weight_cache_bytes: int = 50 * 2**30
     """Limit of the packed weights that this host keeps in its cache folder; 0 keeps none."""
+    metrics: str | None = None
+    """HOST:PORT of the agent's /metrics, or `off`; None: the default."""
     has_parent: bool = False
     """Started by another Furrow process, with which this one must end."""
 
     @classmethod
     def from_environment(cls) -> Settings:
         """Read FURROW_REDIS_URL (else REDIS_URL) and FURROW_ REDIS_WAIT, LOG_FORMAT, LOG_LEVEL, STANDBY, SHARED_MEMORY,
-        WEIGHT_CACHE.
+        WEIGHT_CACHE, METRICS.
 
         Raises SettingsError naming the variable, its value and what is accepted.
         """
@@ -81,6 +83,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             standby=keeps_standby(),
             shared_memory=shared_memory == "1",
             weight_cache_bytes=weight_cache_bytes(),
+            metrics=os.environ.get("FURROW_METRICS") or None,
             has_parent="FURROW_PARENT" in os.environ,
         )
 

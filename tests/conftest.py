@@ -18,6 +18,9 @@ from worker.agent.devices import accelerators
 # where tests run side by side.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Agents of tests run side by side; those that are about metrics name a port.
+os.environ.setdefault("FURROW_METRICS", "off")
+
 # Read when Triton is loaded, which other libraries may do: without a GPU its kernels run in its interpreter.
 if not accelerators():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -20,6 +20,7 @@ def run_agent() -> None:
     """The agent of this host, until its supervisor says stop; on SIGTERM it leaves its processes to the next agent."""
     from control.process import die_with_parent, name_process
     from worker.agent.standby import Standby
+    from worker.metrics.counters import forget_folder, share_folder
     from worker.supervision.client import SupervisorClient
 
     agent: Agent | None = None
@@ -37,6 +38,7 @@ def run_agent() -> None:
     settings = Settings.from_environment()
     name_process("furrow-agent")
     logs.configure(settings.log_format, settings.log_level)
+    share_folder(supervisor.kept)
     standby = Standby(settings.redis_url, supervisor) if settings.standby else None
     if standby is not None and not supervisor.inherited:
         standby.tend(serving=False)  # beside the imports of this process
@@ -46,8 +48,10 @@ def run_agent() -> None:
     from control.redis.readiness import wait_until_ready
     from worker.agent.agent import Agent
     from worker.agent.devices import accelerators
+    from worker.metrics.host_metrics import HostMetrics
 
     client = connect(settings.redis_url)
+    metrics = HostMetrics(supervisor, settings.metrics)
     if not supervisor.kept:  # with ranks to look after it waits as a running agent does
         wait_until_ready(client, settings.redis_wait_s, say)
         supervisor.keep("devices", accelerators())
@@ -59,7 +63,10 @@ def run_agent() -> None:
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the supervisor decides the order
+    metrics.start(agent, connect(settings.redis_url))
     agent.run()
+    if agent.stopping:
+        forget_folder()
     logging.shutdown()
     os._exit(0)  # a download that is under way must not delay it
 

@@ -64,7 +64,12 @@ def acquire(
     def parse(reply: int | None) -> Lease | None:
         return Lease(model, replica, owner, int(reply), weights) if reply else None
 
-    return Call("acquire", (keys.lock, keys.epoch, keys.poison), (owner, keys.base, world_size, floor), parse)
+    return Call(
+        "acquire",
+        (keys.lock, keys.epoch, keys.poison),
+        (owner, keys.base, world_size, floor, ModelKeys(model).base),
+        parse,
+    )
 
 
 def renew(lease: Lease, world_size: int) -> Call[None]:

@@ -19,7 +19,8 @@ class Claimed:
 
     `seq` counts the entries that were emitted before (by an earlier epoch, or before a loss of data); the leader goes
     on after them with the `open` choices that have not ended. `attempts` counts the epochs that have had it, this one
-    included; `deadline_ms` and `claimed_ms`, the time of its first claim, are the server's clock.
+    included. Times are the server's clock: `claimed_ms` that of its first claim, `first_ms` that of its first token, 0
+    before it.
     """
 
     rid: str
@@ -30,6 +31,8 @@ class Claimed:
     seq: int
     open: int
     claimed_ms: int
+    enqueued_ms: int = 0
+    first_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,5 +125,4 @@ def _adopted(reply: list[Any]) -> Adopted:
 
 def _claimed(fields: list[Any]) -> Claimed:
     rid, tenant, priority, *numbers = fields
-    attempts, deadline_ms, seq, open_choices, claimed_ms = map(int, numbers)
-    return Claimed(rid, tenant, priority, attempts, deadline_ms, seq, open_choices, claimed_ms)
+    return Claimed(rid, tenant, priority, *map(int, numbers))

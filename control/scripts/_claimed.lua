@@ -1,15 +1,16 @@
 -- Handing requests to a leader; needs queue. A request is handed over by id and seq alone: its prompt and its log are
 -- read outside scripts, in pages. Only the owner appends to a log, so nothing changes meanwhile.
 
--- {rid, tenant, class, attempts, deadline, seq of the log's last entry, choices that have not ended, ms of the claim}
+-- {rid, tenant, class, attempts, deadline, seq of the log's last entry, choices that have not ended, ms of the claim,
+-- ms of the enqueueing, ms of the first token}
 local function describe(base, rid)
   local f = redis.call('HMGET', base .. 'req:' .. rid, 'tenant', 'priority', 'attempts', 'deadline', 'seq', 'n', 'ended',
-    't_claimed')
+    't_claimed', 't_enqueued', 't_first')
   local open = tonumber(f[6])
   for _ in string.gmatch(f[7] or '', '%d+') do
     open = open - 1
   end
-  return {rid, f[1], f[2], f[3], f[4], f[5], whole(open), f[8] or '0'}
+  return {rid, f[1], f[2], f[3], f[4], f[5], whole(open), f[8] or '0', f[9] or '0', f[10] or '0'}
 end
 
 -- The requests that the claim with this id handed out, if this call repeats it because its reply was lost; else nil.

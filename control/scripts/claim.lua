@@ -8,7 +8,7 @@
 --      8 fingerprint of the leader's weights, or '': what began with others is not taken
 --      9 tenants of each class to skip, whose requests all began with other weights (int)
 --      10 guests beyond the room (int)  11 flows that are no guests (JSON): ["class tenant", …]
--- Returns {'OK', last id of the bell, {{rid, tenant, class, attempts, deadline, seq, open choices, ms}, …},
+-- Returns {'OK', last id of the bell, {{rid, tenant, class, attempts, deadline, seq, open choices, ms, ms, ms}, …},
 --      1 where another call may find more at once, else 0, tenants to skip at the next call},
 --      {'LOST', why}, {'FENCED', why} or {'POISONED', kind, message, rank}.
 -- Looks at HAND_OUT heads of queues at most, whether they are taken, have expired or are passed on, and ends about

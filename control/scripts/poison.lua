@@ -4,7 +4,7 @@
 -- Returns 1 if this call is the one that counts, 0 if the epoch was poisoned before or is over.
 --@keys hash stream string
 --@arguments count number text text base
---@model bell
+--@model bell load
 --@include clock
 --@include bell
 local epoch = redis.call('GET', KEYS[3])
@@ -21,5 +21,6 @@ redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'rank', ARGV[2], 'kind', ARGV[3], 
 -- The history wakes those who wait for commands or replies, the bell those who wait for work.
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', POISONS_LENGTH, '*', 'epoch', ARGV[1], 'rank', ARGV[2], 'kind', ARGV[3],
   'message', ARGV[4])
+redis.call('HINCRBY', ARGV[5] .. 'load', 'poisons:' .. ARGV[3], 1)
 ring(ARGV[5], 'poison', '')
 return 1

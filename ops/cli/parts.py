@@ -26,13 +26,18 @@ def become(module: str, *arguments: str, **environment: str) -> NoReturn:
 @redis_option
 @click.option("--host-id", help="This host's name in the farm [default: the machine's name].")
 @click.option("--address", help="Address for other hosts [default: the local address of the connection to Redis].")
-def worker(redis_url: str | None, host_id: str | None, address: str | None) -> None:
+@click.option(
+    "--metrics",
+    metavar="HOST:PORT|off",
+    help="Address of /metrics and /health of this host's ranks [default: 127.0.0.1:9464, or a free port].",
+)
+def worker(redis_url: str | None, host_id: str | None, address: str | None, metrics: str | None) -> None:
     """Run this host's agent, which starts and watches the ranks that the farm assigns to the host.
 
     SIGTERM ends the ranks in order. SIGUSR2 replaces the agent while the ranks continue.
     """
     redis = redis_reference(redis_url) if redis_url else None
-    given = {"FURROW_REDIS_URL": redis, "FURROW_HOST_ID": host_id, "FURROW_ADDRESS": address}
+    given = {"FURROW_REDIS_URL": redis, "FURROW_HOST_ID": host_id, "FURROW_ADDRESS": address, "FURROW_METRICS": metrics}
     become("worker.supervision", **{name: value for name, value in given.items() if value})
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import psutil
 import structlog
@@ -19,7 +20,7 @@ from control.redis.clients import SyncRedis
 from control.redis.outage import outage
 from worker.agent.adoption import adopt_standby
 from worker.agent.host_replicas import HostReplicas
-from worker.agent.host_view import read_host
+from worker.agent.host_view import Place, read_host
 from worker.agent.planner import Planner
 from worker.agent.rank_exits import RankExits
 from worker.agent.reconciliation import Reconciler
@@ -36,6 +37,10 @@ STEADY_TICK_S = 0.4
 IDLE_S = 30.0
 """Time without a model on this host after which its standby ends. One is there from the start: it imports while the
 first model's files are found."""
+SILENT_S = 5.0
+"""An agent whose loop made no turn for this time is not healthy."""
+PLANS_S = 2.0
+"""An agent that last got the placement lock so long ago does not hold it any more."""
 LOOP = "agent"
 """Name of this loop in log lines about an outage of Redis."""
 
@@ -62,6 +67,9 @@ class Agent:
         self.stopping = False
         self.leaving = False
         """True once another agent is to replace this one; it adopts every process."""
+        self.turned_at = time.monotonic()
+        """The last turn of the loop, by the monotonic clock."""
+        self._planned_at = -PLANS_S
 
     def run(self) -> None:
         """Adopt what is there, then tick until told to stop; an exit is handled the moment that it is reported."""
@@ -69,6 +77,7 @@ class Agent:
         log.info("agent ready", host=self._host.id, devices=list(self._host.devices) or ["cpu"], action="agent_start")
         while not self.leaving and (not self.stopping or self.replicas.by_place):
             self._supervisor.alive()
+            self.turned_at = time.monotonic()
             try:
                 self.tick()
                 self._reachability.note()
@@ -119,8 +128,28 @@ class Agent:
         standby = self._standby.state if self._standby is not None else "off"
         beat = farm.host_beat(self._host, os.getpid(), psutil.virtual_memory().available, standby)
         # After an absence of Redis the other hosts' heartbeats have lapsed without their fault.
-        if farm.hold_placement(self._client, self._host.id, beat) and self._reachability.steady:
-            self._planner.tend()
+        if farm.hold_placement(self._client, self._host.id, beat):
+            self._planned_at = time.monotonic()
+            if self._reachability.steady:
+                self._planner.tend()
+
+    @property
+    def plans(self) -> bool:
+        """True while this agent holds the placement lock; for any thread."""
+        return time.monotonic() - self._planned_at < PLANS_S
+
+    def places(self) -> list[Place]:
+        """The replicas of this host, by model and name; for any thread."""
+        return list(self.replicas.by_place)
+
+    def health(self) -> dict[str, Any]:
+        """The state of the loop, and the pids of the ranks; for any thread."""
+        silent_s = time.monotonic() - self.turned_at
+        ranks = {
+            f"{model}:{name}": {str(rank): pid for rank, pid in replica.pids().items()}
+            for (model, name), replica in list(self.replicas.by_place.items())
+        }
+        return {"ok": silent_s < SILENT_S, "silent_s": round(silent_s, 1), "plans": self.plans, "replicas": ranks}
 
     def _tend_standby(self, standby: Standby) -> None:
         """Keep one while anything runs, and for a while after the start."""

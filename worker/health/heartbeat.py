@@ -130,6 +130,7 @@ class Heartbeat:
         if stuck and self._over is None:
             self._poison_for_hang()
         used, kept = self._progress.kv()
+        served = self._progress.served()
         beat = health.Beat(
             epoch=self._epoch,
             seq=self._progress.seq,
@@ -141,6 +142,10 @@ class Heartbeat:
             host=os.environ.get("FURROW_HOST_ID", ""),
             kv_used=used,
             kv_kept=kept,
+            running=served.running,
+            tokens=served.tokens,
+            first_tokens=served.first_tokens,
+            first_tokens_ms=served.first_tokens_ms,
             loaded_percent=int(100 * self._progress.read_share()),
             progress=self._progress.count(),
             stalled_ms=int(1000 * self._progress.stalled_s),

@@ -22,6 +22,16 @@ PER_TOKEN_S = 0.05
 """Extra time for each prompt token in a step: a part of a layer may take as long."""
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Requests that run; tokens, first tokens, and the sum of the times to these, since the counters began."""
+
+    running: int = 0
+    tokens: int = 0
+    first_tokens: int = 0
+    first_tokens_ms: int = 0
+
+
 @dataclass
 class Deadlines:
     """How long a step may show no progress: max(2 s, 10 × p99 of the epoch's steps) plus time for prompt tokens."""
@@ -56,11 +66,15 @@ class _Command:
 class Progress:
     """Written by the main thread, read by the heartbeat; each field is assigned atomically, so no lock is needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[float], None] = lambda seconds: None) -> None:
+        """`ended` is told the seconds of each command."""
+        self._ended = ended
         self.phase: Phase = "starting"
         self.seq = 0
         self.kv: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Returns the tokens of KV memory in use and kept; only a leader knows them."""
+        self.served: Callable[[], Served] = Served
+        """Returns the counts of requests; only a leader has any."""
         self.read_share: Callable[[], float] = lambda: 0.0
         """Returns the part of the checkpoint that was read, 0 to 1."""
         self.count: Callable[[], int] = lambda: 0
@@ -102,7 +116,9 @@ class Progress:
         started = self._pending.began if self._pending else time.monotonic()
         self._pending = None
         self.seq = seq
-        return time.monotonic() - started
+        seconds = time.monotonic() - started
+        self._ended(seconds)
+        return seconds
 
     def idle(self) -> None:
         self._pending = None

@@ -31,6 +31,7 @@ from worker.leader.dead_replicas import DeadReplicas
 from worker.leader.requests.redis_exchange import LOOP, RedisExchange
 from worker.leader.requests.request_manager import RequestManager
 from worker.leader.serving import PEER_FAILED, STEP_FAILED, Serving
+from worker.metrics.counters import Counters
 from worker.repository.fingerprint import fingerprints
 from worker.repository.pooling.description import pooling_of
 from worker.repository.pooling.gate import is_whole
@@ -81,7 +82,9 @@ class Leader:
         rank_worker: RankWorker,
         address: str,
         limits: LeaderLimits | None = None,
+        counters: Counters | None = None,
     ) -> None:
+        self._counters = counters or Counters()
         self._client, self._blocking, self._heartbeat_client = clients
         self._spec, self._replica = assignment.spec, assignment.replica
         self._owner, self._files, self._assets = owner, files, assets
@@ -161,7 +164,7 @@ class Leader:
         return None
 
     def _serve(self, lease: Lease) -> None:
-        progress = Progress()
+        progress = Progress(self._counters.command)
         worker, client = self._rank_worker, self._heartbeat_client
         with worker.heartbeat(client, lease.model, lease.replica, lease.epoch, progress, lease) as heartbeat:
             ranks = Group(self._client, self._blocking, lease, worker, progress, heartbeat.check, self._address)
@@ -194,7 +197,10 @@ class Leader:
         exchange = RedisExchange(self._client, self._blocking, lease, heartbeat.check)
         finisher = Finisher(self._decode)
         fingerprint = None if self._backend is None else self._backend.fingerprint
-        manager = RequestManager(lease, exchange, scheduler, finisher, self._grammars, images, fingerprint)
+        manager = RequestManager(
+            lease, exchange, scheduler, finisher, self._grammars, images, fingerprint, self._counters
+        )
+        progress.served = manager.counters.served
         dead_replicas = DeadReplicas(self._client, lease)
         counting = BackgroundCall[bool]("recount")
         serving = Serving(

@@ -220,6 +220,7 @@ class Serving:
 
     def _idle(self) -> None:
         """Claim, and if there was nothing wait for the bell, which also rings for cancels, drains and poison."""
+        self._manager.note_load()
         self.claimer.reconcile()
         claims = self.claimer.claim_now()
         if self._scheduler.has_work or claims.more:

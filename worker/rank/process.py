@@ -22,6 +22,7 @@ from control.settings import Settings, host_id
 from worker.collective import native
 from worker.health.exit_codes import STOPPED
 from worker.leader.leader import Leader
+from worker.metrics.counters import Labels, counters_of
 from worker.models.packed.cache import WeightCache
 from worker.rank.ending import exit_status
 from worker.rank.rank import Rank
@@ -73,11 +74,13 @@ def begin(
     rank_worker = RankWorker(rank, spec.tp, device, settings.shared_memory, weights)
     if spec.tp > 1 and device == "cpu":  # compiled while the ranks gather
         threading.Thread(target=native.library, name="compile", daemon=True).start()
+    counters = counters_of(Labels(spec.name, assignment.replica, rank))
     if rank:
-        return Rank(*clients, spec.name, assignment.replica, rank_worker)
+        return Rank(*clients, spec.name, assignment.replica, rank_worker, counters)
     files = validation.inspect(Path(os.environ["FURROW_FOLDER"]), spec.images)
     assets, address = read_assets(files, spec.max_context), rendezvous_address(clients[0])
-    leader = Leader(clients, assignment, f"{host_id()}/{os.getpid()}", files, assets, rank_worker, address)
+    owner = f"{host_id()}/{os.getpid()}"
+    leader = Leader(clients, assignment, owner, files, assets, rank_worker, address, counters=counters)
 
     def drain(_signal: int, _frame: FrameType | None) -> None:
         leader.draining = True

@@ -15,6 +15,7 @@ from control.redis.outage import outage
 from control.replicas import commands, health
 from control.replies import Bye, ErrorReply, Reply
 from worker.health.progress import UNKNOWN_STEP_S, Progress
+from worker.metrics.counters import Counters
 from worker.tp_group.rank_worker import RankWorker
 
 log = structlog.get_logger()
@@ -44,7 +45,9 @@ class Rank:
         model: str,
         replica: str,
         rank_worker: RankWorker,
+        counters: Counters | None = None,
     ) -> None:
+        self._counters = counters or Counters()
         self._client, self._blocking, self._heartbeat_client = client, blocking, heartbeat
         self._model, self._replica, self._rank_worker = model, replica, rank_worker
         self.stopping = False
@@ -80,7 +83,7 @@ class Rank:
         return None
 
     def _serve(self, epoch: int) -> None:
-        progress = Progress()
+        progress = Progress(self._counters.command)
         progress.phase = "ready"
         mailbox = commands.Mailbox(self._blocking, self._model, self._replica, epoch, self._rank_worker.rank)
         client = self._heartbeat_client

@@ -127,6 +127,11 @@ class Scheduler:
         """KV that running sequences hold, and that ended ones hold as long as nobody needs the room."""
         return self._account.used - self._account.kept, self._account.kept
 
+    @property
+    def kv_usage(self) -> float:
+        """The part of the KV memory that running sequences hold, 0 to 1."""
+        return (self._account.used - self._account.kept) / max(1, self._account.capacity)
+
     def drop(self, sid: int, *, failed: bool = False) -> None:
         """End a sequence in any state, also while a step with it runs; an unknown sid is no error. Its KV is kept as a
         prefix for others unless it has `failed`; then the prefix that it began with is dropped too."""

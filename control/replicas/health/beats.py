@@ -31,6 +31,14 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of KV memory that running sequences hold; told by the leader, as is the next."""
     kv_kept: int = 0
     """Those that ended sequences hold until somebody needs the room."""
+    running: int = 0
+    """Requests that the leader runs."""
+    tokens: int = 0
+    """Tokens that the replica's leaders on this host have brought, as the next two since its counters began."""
+    first_tokens: int = 0
+    """Requests that got their first token."""
+    first_tokens_ms: int = 0
+    """The sum of their times from the queue to the first token."""
     loaded_percent: int = 0
     """Part of the checkpoint that was read, in the phase loading."""
     progress: int = 0

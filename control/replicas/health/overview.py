@@ -4,7 +4,7 @@ the rollout of a change."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ from control.records.backend import Backend, backends
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run_every
 from control.replicas.health.beats import Beat
+from control.replicas.health.load import ModelLoad, load_of
 from control.replicas.health.look import Look, look_at
 from control.replicas.health.state import ReplicaState, ReplicaView, model_state, replica_state
 from control.replicas.lease import holder
@@ -60,6 +61,7 @@ class Overview:
     assets: AssetsMark | None
     replicas: list[ReplicaOverview]
     paused: bool = False
+    load: ModelLoad = field(default_factory=ModelLoad)
 
     @property
     def is_rolled_out(self) -> bool:
@@ -95,7 +97,7 @@ class _Model:
     """The fields of a model that are read besides its replicas."""
 
     spec: ModelSpec
-    queued: int
+    load: ModelLoad
     assets: AssetsMark | None
     assigned: dict[str, catalog.Assigned]
     backends: dict[str, Backend]
@@ -105,7 +107,7 @@ def _about(spec: ModelSpec) -> list[Call[Any]]:
     """The calls that read a _Model."""
     model = ModelKeys(spec.name)
     return [
-        read("HGET", model.load, "queued", parse=_count),
+        load_of(spec.name),
         read("HMGET", model.assets, "created", "kv_tokens", "context_length", "vocab_size", parse=_mark),
         catalog.replicas(spec.name),
         backends(spec.name),
@@ -133,13 +135,14 @@ def _overview(about: _Model, found: Iterator[Any]) -> Overview:
         model=spec.name,
         state=state,
         detail=detail,
-        queued=about.queued,
+        queued=about.load.queued,
         revision=spec.revision,
         wanted=spec.replicas,
         rolled_out=done,
         assets=about.assets,
         replicas=replicas,
         paused=spec.paused,
+        load=about.load,
     )
 
 
@@ -176,7 +179,3 @@ def _replica(
 
 def _mark(reply: list[str | None]) -> AssetsMark | None:
     return tuple(reply) if any(reply) else None
-
-
-def _count(reply: str | None) -> int:
-    return max(0, int(reply or 0))

@@ -41,6 +41,11 @@ def dead_letters(model: str) -> Call[list[DeadLetter]]:
     return read("XREVRANGE", ModelKeys(model).dead, "+", "-", "COUNT", 2 * DEAD_LENGTH, parse=parse)
 
 
+def count_letters(model: str) -> Call[int]:
+    """The number of those that are kept."""
+    return read("XLEN", ModelKeys(model).dead, parse=int)
+
+
 def dead_letter(client: SyncRedis, model: str, rid: str) -> DeadLetter:
     """The one of request `rid`. Raises LetterNotFound."""
     for letter in run(client, dead_letters(model)):

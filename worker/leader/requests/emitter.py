@@ -61,6 +61,7 @@ class Emitter:
             self._claimer.forget(rid)
         self._note_accepted(result)
         manager = self._manager
+        manager.note_load()
         for rid in manager.isolation.emitted(manager.running, self._claimer.reading.rids):
             manager.hold(rid)
         for rid in result.cancelled:
@@ -84,5 +85,6 @@ class Emitter:
                 request.send_again(emission, result.behind[rid])
             else:
                 request.emitted(emission)
+                self._manager.counters.accepted(request, emission, result.accepted_ms)
                 if emission.done is not None:
                     self._manager.finished(rid)

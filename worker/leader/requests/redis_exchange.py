@@ -7,7 +7,7 @@ taken before the next one starts, so the leader is at most one step ahead of Red
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -87,16 +87,19 @@ class RedisExchange:
 
         return send
 
-    def emit_end(self, request: RunningRequest, state: RequestState = "finished") -> None:
-        """Emit a request's end by itself, outside a step's offer. Raises EpochOver."""
+    def emit_end(self, request: RunningRequest, state: RequestState = "finished") -> Iterator[tuple[Emission, int]]:
+        """Emit a request's end by itself, outside a step's offer: each emission once Redis has taken it, and when it
+        did in ms of its clock. Raises EpochOver."""
         done = False
         while not done:
             emission = request.emission(state)
-            expected = self.held(requests.emit(self._lease, [emission])).behind.get(request.rid)
+            result = self.held(requests.emit(self._lease, [emission]))
+            expected = result.behind.get(request.rid)
             if expected is not None:
                 request.send_again(emission, expected)
             else:
                 request.emitted(emission)
+                yield emission, result.accepted_ms
                 done = emission.done is not None
 
     def wait_for_work(self, bell: str, block_ms: int) -> None:

@@ -6,14 +6,16 @@ from collections.abc import Collection, Mapping
 from typing import Literal
 
 from control.errors import RequestError, RequestTooLarge
-from control.messages import FinishReason, PromptToken
+from control.messages import FinishReason, PromptToken, RequestState
 from control.replicas.lease import Lease
 from worker.engine.images import EngineImages
 from worker.engine.scoring import PromptScores
 from worker.leader.requests.crash_isolation import CrashIsolation
 from worker.leader.requests.prompt_scores import prompt_entries
 from worker.leader.requests.redis_exchange import RedisExchange
+from worker.leader.requests.request_counters import RequestCounters
 from worker.leader.requests.running import RunningRequest
+from worker.metrics.counters import Counters
 from worker.sampling.grammars import Grammars
 from worker.sampling.step_sampler import StepTokens
 from worker.scheduling.finish import Finisher
@@ -34,9 +36,11 @@ class RequestManager:
         grammars: Grammars,
         images: EngineImages | None = None,
         fingerprint: str | None = None,
+        counters: Counters | None = None,
     ) -> None:
         """`images`: those of the leader's rank; None where the model takes text only. `fingerprint`: that of the
-        replica's backend, for the logs of its requests."""
+        replica's backend, for the logs of its requests. `counters`: the rank's."""
+        self.counters = RequestCounters(counters or Counters())
         self._images, self._fingerprint = images, fingerprint
         self._exchange, self._scheduler = exchange, scheduler
         self._finisher, self._grammars = finisher, grammars
@@ -93,7 +97,7 @@ class RequestManager:
         except (RequestTooLarge, RequestError) as error:
             self._drop(request)
             request.end("error", str(error))
-            self._exchange.emit_end(request)
+            self._emit_end(request)
             del self._running[request.rid]
 
     def _check_images(self, request: RunningRequest) -> None:
@@ -210,7 +214,16 @@ class RequestManager:
         del self._running[rid]
         self._drop(request)
         request.end(state, cause)
-        self._exchange.emit_end(request, state)
+        self._emit_end(request, state)
+
+    def _emit_end(self, request: RunningRequest, state: RequestState = "finished") -> None:
+        """Emit a request's end by itself, and count it."""
+        for emission, accepted_ms in self._exchange.emit_end(request, state):
+            self.counters.accepted(request, emission, accepted_ms)
+
+    def note_load(self) -> None:
+        """Count what runs now."""
+        self.counters.load(len(self._running), self._scheduler.kv_usage)
 
     def forget(self, rid: str) -> None:
         """The request is not this replica's any more."""

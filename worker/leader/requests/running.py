@@ -45,6 +45,15 @@ class RunningRequest:
     """That of this leader's backend."""
     told_fingerprint: str | None = None
     """The last one that the log has."""
+    enqueued_ms: int = 0
+    """As the next ones, a time of the server's clock."""
+    claimed_ms: int = 0
+    first_ms: int = 0
+    """The time of its first token; 0 before it."""
+    emitted_ms: int = 0
+    """The time at which Redis took its last token from this leader; 0 before it."""
+    tokens: int = 0
+    """Number of generated tokens that the log in Redis has."""
 
     @classmethod
     def begin(cls, claimed: Claimed, params: GenerationRequest) -> RunningRequest:
@@ -62,7 +71,10 @@ class RunningRequest:
             )
             for choice in range(params.sampling.n)
         ]
-        return cls(claimed.rid, params, claimed.attempts, sequences)
+        request = cls(claimed.rid, params, claimed.attempts, sequences)
+        request.enqueued_ms, request.claimed_ms = claimed.enqueued_ms, claimed.claimed_ms
+        request.first_ms = claimed.first_ms
+        return request
 
     def replay(self, entries: list[LogEntry]) -> None:
         self.history.extend(entries)
@@ -74,6 +86,7 @@ class RunningRequest:
                 raise RuntimeError(f"request {self.rid}: its log goes on after the end of choice {entry.choice}")
             if entry.token is not None:
                 sequence.output.append(entry.token)
+                self.tokens += 1
             elif entry.prompt:
                 sequence.scored += len(entry.prompt)
             if entry.finish is not None:

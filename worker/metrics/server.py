@@ -1,0 +1,85 @@
+"""The agent's HTTP server for /metrics and /health, on threads of its own."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from control.errors import SettingsError
+
+DEFAULT_ADDRESS = "127.0.0.1:9464"
+OFF = "off"
+READ_LIMIT_S = 5.0
+"""A client that does not send its request within this time is disconnected."""
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that leaves early is no error of this process."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = READ_LIMIT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write no line for each scrape."""
+
+    def address_string(self) -> str:
+        return str(self.client_address[0])
+
+
+class MetricsServer:
+    """Serves until the process ends."""
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> None:
+        """`health`: the body of /health; without `ok` its status is 503. Raises OSError for a port in use."""
+        self._health, self._metrics = health, make_wsgi_app(registry)
+        self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_Handler)
+
+    @property
+    def address(self) -> str:
+        host, port = self._server.server_address[:2]
+        return f"{host}:{port}"
+
+    def start(self) -> None:
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        path, method = environment.get("PATH_INFO", ""), environment.get("REQUEST_METHOD", "")
+        if method not in ("GET", "HEAD"):
+            return _text(start, "405 Method Not Allowed", "Only GET is answered here.")
+        if path == "/metrics":
+            return self._metrics(environment, start)
+        if path == "/health":
+            body = self._health()
+            status = "200 OK" if body.get("ok") else "503 Service Unavailable"
+            start(status, [("content-type", "application/json")])
+            return [json.dumps(body).encode()]
+        return _text(start, "404 Not Found", "This agent serves /metrics and /health.")
+
+
+def _text(start: Callable[..., Any], status: str, words: str) -> list[bytes]:
+    start(status, [("content-type", "text/plain; charset=utf-8")])
+    return [f"{words}\n".encode()]
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """`HOST:PORT`, or None for `off`. Raises SettingsError."""
+    if text == OFF:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise SettingsError(f"--metrics {text!r} is no address: use HOST:PORT such as {DEFAULT_ADDRESS}, or {OFF}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
