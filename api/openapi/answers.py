@@ -265,6 +265,7 @@ class Health(Shape):
 class ModelState(Shape):
     id: str
     state: str
+    paused: bool
     detail: str
 
 
