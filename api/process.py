@@ -11,6 +11,7 @@ from api.access.settler import Settler
 from api.asgi.bodies import Bodies
 from api.background.canary import Canary
 from api.background.completion import ResponseCompletion
+from api.background.farm_events import FarmEvents
 from api.background.heartbeat import Heartbeat
 from api.background.orphans import OrphanReaper
 from api.errors.errors import ShuttingDown
@@ -65,6 +66,7 @@ class Process:
             self.batches, self.models, sessions, self.seals, self.grammars, self.limiter, self.archive, settings
         )
         self.existing = ExistingRequests(self.batches, self.models, sessions, settings, lambda: self.interrupted)
+        self.farm_events = FarmEvents(self.sync_client, lambda: self.draining or self.interrupted)
         self.completion = ResponseCompletion(
             self.client, self.sync_client, self.archive, self.existing, self.seals, self.metrics
         )
@@ -89,6 +91,7 @@ class Process:
         self.follower.wake_all()
 
     async def stop(self) -> None:
+        await self.farm_events.stop()
         await self.completion.stop()
         await self.follower.stop()
         await self.grammars.stop()

@@ -159,6 +159,12 @@ class FarmCard(msgspec.Struct, kw_only=True):
     keys: int
 
 
+class FarmAway(msgspec.Struct, kw_only=True):
+    """The farm's state is not known: Redis does not answer."""
+
+    error: str
+
+
 class Done(msgspec.Struct, kw_only=True):
     """The change, in words."""
 

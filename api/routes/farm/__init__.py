@@ -16,7 +16,7 @@ from api.routes.farm.models import (
     show_models,
     unload_model,
 )
-from api.routes.farm.places import drain_host, drain_replica, show_farm, show_hosts
+from api.routes.farm.places import drain_host, drain_replica, follow_farm, show_farm, show_hosts
 from api.routes.farm.running import cancel_request, list_requests
 
 farm_routes = Router(
@@ -24,7 +24,7 @@ farm_routes = Router(
     guards=[operators_only],
     tags=["operators"],
     route_handlers=[
-        *(show_farm, show_hosts, drain_host, drain_replica),
+        *(show_farm, follow_farm, show_hosts, drain_host, drain_replica),
         *(show_models, load_model, reload_model, scale_model, pause_model, resume_model, unload_model),
         *(list_requests, cancel_request),
         *(list_letters, show_letter, retry_letter, drop_letter),

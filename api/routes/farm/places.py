@@ -1,58 +1,39 @@
-"""/farm and /farm/hosts: the state of the farm, and the drain of hosts and replicas."""
+"""/farm, /farm/events and /farm/hosts: the state of the farm, and the drain of hosts and replicas."""
 
 from __future__ import annotations
 
 from litestar import get, post
+from litestar.openapi import ResponseSpec
+from litestar.response import Stream
 
+from api.background.farm_events import read_farm, read_hosts
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
-from api.schemas.farm import Done, FarmCard, HostCard, Hosts, HostToDrain, ReplicaNamed
-from control import access, requests
+from api.routes.generation import process_of
+from api.schemas.farm import Done, FarmCard, Hosts, HostToDrain, ReplicaNamed
 from control.errors import RequestError
 from control.placement import farm
-from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import run, run_every
-from control.replicas import health
 
 
 @get("/")
 async def show_farm(request: Http) -> FarmCard:
     """Models, hosts, API processes, dead letters and keys."""
-    return await on_farm(request, _show)
+    return await on_farm(request, read_farm)
 
 
-def _show(client: SyncRedis) -> FarmCard:
-    models = [spec.name for spec in catalog.list_specs(client)]
-    letters = run_every(client, [requests.dead_letters(model) for model in models])
-    return FarmCard(
-        models=health.overviews(client),
-        hosts=_hosts(client),
-        apis=farm.living_apis(client),
-        dead_letters={model: len(found) for model, found in zip(models, letters, strict=True) if found},
-        keys=run(client, access.count()),
-    )
+@get("/events", responses={200: ResponseSpec(str, media_type="text/event-stream", generate_examples=False)})
+async def follow_farm(request: Http) -> Stream:
+    """The state of the farm once a second, as server-sent events: `farm` with the answer of GET /farm, or `away`."""
+    # The type as a header: the framework would let the handler's annotation decide it.
+    headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"}
+    return Stream(process_of(request).farm_events.follow(), headers=headers | {"x-accel-buffering": "no"})
 
 
 @get("/hosts")
 async def show_hosts(request: Http) -> Hosts:
     """Every known host, with its state and its assigned replicas."""
-    return Hosts(data=await on_farm(request, _hosts))
-
-
-def _hosts(client: SyncRedis) -> list[HostCard]:
-    living = {host.id: host for host in farm.living_hosts(client)}
-    drained = farm.drained_hosts(client)
-    return [
-        HostCard(
-            id=name,
-            alive=name in living,
-            drained=name in drained,
-            devices=list(living[name].devices) if name in living else [],
-            replicas=sorted(f"{one.spec.name}:{one.replica}" for one in farm.assignments(client, name)),
-        )
-        for name in farm.known_hosts(client)
-    ]
+    return Hosts(data=await on_farm(request, read_hosts))
 
 
 @post("/hosts/drain", status_code=200, operation_class=taking(HostToDrain))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +108,22 @@ def test_the_farm_at_one_look(operator: httpx.Client, leader: ScriptedLeader, re
     [alpha] = found["hosts"]
     assert (alpha["id"], alpha["alive"], alpha["devices"], alpha["drained"]) == ("alpha", True, ["cuda:0"], False)
     assert found["apis"] and found["keys"] >= 1
+
+
+def test_the_farm_is_streamed(operator: httpx.Client, leader: ScriptedLeader) -> None:
+    """A snapshot a second as server-sent events, with what an operator has changed meanwhile; for operators alone."""
+    found: list[dict[str, Any]] = []
+    with operator.stream("GET", "/farm/events", timeout=20) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                found.append(json.loads(line.removeprefix("data: ")))
+                if len(found) == 1:
+                    assert operator.post("/farm/models/pause", json={"model": "tiny"}).status_code == 200
+                if found[-1]["models"][0]["paused"]:
+                    break
+    assert operator.post("/farm/models/resume", json={"model": "tiny"}).status_code == 200
+    assert 2 <= len(found) <= 8 and found[0]["models"][0]["load"]["queued"] == 0
 
 
 def test_models_are_loaded_changed_and_unloaded(operator: httpx.Client, redis_client: SyncRedis) -> None:

@@ -1,0 +1,97 @@
+"""Snapshots of the farm, once a second while anybody follows: one reading for all followers of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+import msgspec
+
+from api.asgi.tasks import PeriodicTask
+from api.schemas.farm import FarmAway, FarmCard, HostCard
+from control import access
+from control.errors import RedisUnavailable
+from control.placement import farm
+from control.redis.clients import SyncRedis
+from control.redis.connection import run, run_every
+from control.replicas import health
+from control.requests.upkeep.dead import count_letters
+
+EVERY_S = 1.0
+
+
+def read_farm(client: SyncRedis, *, shared: bool = False) -> FarmCard:
+    """The whole farm. `shared`: its models as any API process read them within the last second.
+
+    Raises RedisUnavailable.
+    """
+    models = health.shared_overviews(client) if shared else health.overviews(client)
+    letters = run_every(client, [count_letters(one.model) for one in models])
+    return FarmCard(
+        models=models,
+        hosts=read_hosts(client),
+        apis=farm.living_apis(client),
+        dead_letters={one.model: count for one, count in zip(models, letters, strict=True) if count},
+        keys=run(client, access.count()),
+    )
+
+
+def read_hosts(client: SyncRedis) -> list[HostCard]:
+    """Every known host with its assignments. Raises RedisUnavailable."""
+    living = {host.id: host for host in farm.living_hosts(client)}
+    drained = farm.drained_hosts(client)
+    return [
+        HostCard(
+            id=name,
+            alive=name in living,
+            drained=name in drained,
+            devices=list(living[name].devices) if name in living else [],
+            replicas=sorted(f"{one.spec.name}:{one.replica}" for one in farm.assignments(client, name)),
+        )
+        for name in farm.known_hosts(client)
+    ]
+
+
+class FarmEvents:
+    """The stream of `GET /farm/events`. A follower that reads slowly misses snapshots and delays nobody."""
+
+    def __init__(self, client: SyncRedis, ended: Callable[[], bool]) -> None:
+        """`ended` is true once this process shuts down: every stream ends then."""
+        self._client, self._ended = client, ended
+        self._followers = 0
+        self._task: PeriodicTask | None = None
+        self._event, self._next = b"", asyncio.Event()
+
+    async def follow(self) -> AsyncGenerator[bytes, None]:
+        """Server-sent events: `farm` with a FarmCard, or `away` with the error while Redis does not answer."""
+        self._followers += 1
+        try:
+            if self._task is None:
+                self._task = PeriodicTask("farm_events", self._read, EVERY_S)
+                self._task.start()
+            elif self._event:
+                yield self._event
+            while not self._ended():
+                await self._next.wait()
+                yield self._event
+        finally:
+            self._followers -= 1
+            if not self._followers:
+                await self.stop()
+
+    async def stop(self) -> None:
+        """End the readings."""
+        task, self._task, self._event = self._task, None, b""
+        if task is not None:
+            await task.stop()
+
+    async def _read(self) -> None:
+        """Read once, and wake the followers."""
+        try:
+            card = await asyncio.to_thread(read_farm, self._client, shared=True)
+            event = b"event: farm\ndata: " + msgspec.json.encode(card)
+        except RedisUnavailable as error:
+            event = b"event: away\ndata: " + msgspec.json.encode(FarmAway(error=str(error)))
+        self._event, woken = event + b"\n\n", self._next
+        self._next = asyncio.Event()
+        woken.set()

@@ -1,0 +1,234 @@
+"""`furrow top`: models, replicas and ranks with their rates, once a second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from control.errors import RedisUnavailable
+from control.operations.options import connect_to_farm, redis_option
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.replicas import health
+from ops.cli.tables import duration, echo_json
+
+EVERY_S = 1.0
+LONG_MS = 2_000
+"""The age of a command from which on it is shown."""
+_STYLES = {"loaded": "green", "failed": "bold red", "poisoned": "red", "recovering": "yellow", "loading": "cyan"}
+
+
+class RankRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`pending_ms`: the age of its command. `slow`: it got on with a long command since the last reading, and another
+    rank of its group did not: that one waits for it."""
+
+    rank: int
+    device: str
+    pid: int
+    phase: str
+    step: int
+    pending_ms: int
+    memory_bytes: int
+    slow: bool
+
+
+class ReplicaRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates are those between two readings; None before the second one, and while no leader beats."""
+
+    replica: str
+    state: str
+    detail: str
+    host: str
+    running: int
+    tokens_per_second: float | None
+    first_token_ms: float | None
+    """The mean of the requests that got their first token between the readings; None where none did."""
+    kv_usage: float | None
+    ranks: list[RankRow]
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    state: str
+    paused: bool
+    queued: int
+    expected_wait_ms: int | None
+    wanted: int
+    serving: int
+    replicas: list[ReplicaRow]
+
+
+class Rates:
+    """Turns the counts of two readings into rates."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], tuple[float, list[health.Beat | None]]] = {}
+
+    def rows(self, overviews: list[health.Overview], kv_tokens: dict[str, int]) -> list[ModelRow]:
+        """The rows of a reading that was made just now; `kv_tokens`: the KV memory of a replica, by model."""
+        now = time.monotonic()
+        return [
+            ModelRow(
+                model=one.model,
+                state=one.state,
+                paused=one.paused,
+                queued=one.queued,
+                expected_wait_ms=one.load.expected_wait_ms,
+                wanted=one.wanted,
+                serving=sum(replica.state == "loaded" for replica in one.replicas),
+                replicas=[
+                    self._replica(one.model, replica, kv_tokens.get(one.model, 0), now) for replica in one.replicas
+                ],
+            )
+            for one in overviews
+        ]
+
+    def _replica(self, model: str, one: health.ReplicaOverview, kv_tokens: int, now: float) -> ReplicaRow:
+        leader = one.beats[0] if one.beats else None
+        since, before = self._last.get((model, one.replica), (now, []))
+        self._last[model, one.replica] = now, one.beats
+        rate = first = None
+        last = before[0] if before else None
+        if leader is not None and last is not None and now > since and leader.tokens >= last.tokens:
+            rate = (leader.tokens - last.tokens) / (now - since)
+            firsts = leader.first_tokens - last.first_tokens
+            first = (leader.first_tokens_ms - last.first_tokens_ms) / firsts if firsts > 0 else None
+        slow = _slow(before, one.beats)
+        return ReplicaRow(
+            replica=one.replica,
+            state=one.state,
+            detail=one.detail,
+            host=one.host,
+            running=leader.running if leader is not None else 0,
+            tokens_per_second=rate,
+            first_token_ms=first,
+            kv_usage=leader.kv_used / kv_tokens if leader is not None and kv_tokens else None,
+            ranks=[_rank(rank, beat, rank in slow) for rank, beat in enumerate(one.beats) if beat is not None],
+        )
+
+
+def _slow(before: list[health.Beat | None], now: list[health.Beat | None]) -> set[int]:
+    """The ranks that got on with a long command while another rank stood still, which waits for them."""
+    moved = {
+        rank: beat.progress != old.progress
+        for rank, (old, beat) in enumerate(zip(before, now, strict=False))
+        if old is not None and beat is not None and beat.oldest_pending_ms > LONG_MS
+    }
+    return {rank for rank, got_on in moved.items() if got_on} if not all(moved.values()) else set()
+
+
+def _rank(rank: int, beat: health.Beat, slow: bool) -> RankRow:
+    return RankRow(
+        rank=rank,
+        device=beat.device,
+        pid=beat.pid,
+        phase=beat.phase,
+        step=beat.seq,
+        pending_ms=beat.oldest_pending_ms,
+        memory_bytes=beat.memory_bytes,
+        slow=slow,
+    )
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print one reading, over a second, and return.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print JSON.")
+@redis_option
+def top(once: bool, as_json: bool, redis_url: str | None) -> None:
+    """Show models, replicas and ranks with tokens a second, KV memory, queue and expected wait.
+
+    It reads Redis once a second until Ctrl-C. Output to a pipe is that of --once.
+    """
+    client = connect_to_farm(redis_url)
+    rates = Rates()
+    if once or as_json or not sys.stdout.isatty():
+        _read(client, rates)
+        time.sleep(EVERY_S)
+        rows = _read(client, rates)
+        if as_json:
+            echo_json(rows)
+        else:
+            Console(width=None if sys.stdout.isatty() else 160).print(_table(rows))
+        return
+    with Live(_table(_read(client, rates)), screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(EVERY_S)
+                live.update(_turn(client, rates), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def _turn(client: SyncRedis, rates: Rates) -> Any:
+    """The next picture: while Redis is away that is said."""
+    try:
+        return _table(_read(client, rates))
+    except RedisUnavailable as error:
+        return Text(f"Redis is away: {error}", style="bold red")
+
+
+def _read(client: SyncRedis, rates: Rates) -> list[ModelRow]:
+    overviews = health.overviews(client)
+    assets = {one.model: catalog.get_assets(client, one.model) for one in overviews}
+    return rates.rows(overviews, {name: found.kv_tokens for name, found in assets.items() if found is not None})
+
+
+def _table(rows: list[ModelRow]) -> Any:
+    if not rows:
+        return Text("No models. Load one with `furrow models load MODEL`.")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (
+        "MODEL",
+        "REPLICA",
+        "STATE",
+        "HOST",
+        "RUN",
+        "QUEUE",
+        "WAIT",
+        "TOK/S",
+        "FIRST",
+        "KV",
+        "RANKS",
+        "DETAIL",
+    ):
+        table.add_column(name, no_wrap=name not in ("RANKS", "DETAIL"), justify="right" if name in _NUMBERS else "left")
+    for model in rows:
+        for place, replica in enumerate(model.replicas):
+            table.add_row(*_cells(model, replica, first=place == 0))
+    return Group(table)
+
+
+_NUMBERS = ("RUN", "QUEUE", "WAIT", "TOK/S", "FIRST", "KV")
+
+
+def _cells(model: ModelRow, replica: ReplicaRow, first: bool) -> list[Text]:
+    wait = "-" if model.expected_wait_ms is None else duration(model.expected_wait_ms)
+    state = "paused" if model.paused and replica.state == "loaded" else replica.state
+    return [
+        Text(model.model if first else ""),
+        Text(replica.replica),
+        Text(state, style="yellow" if state == "paused" else _STYLES.get(replica.state, "")),
+        Text(replica.host or "-"),
+        Text(str(replica.running)),
+        Text(str(model.queued) if first else ""),
+        Text(wait if first else ""),
+        Text("-" if replica.tokens_per_second is None else f"{replica.tokens_per_second:.1f}"),
+        Text("-" if replica.first_token_ms is None else duration(replica.first_token_ms)),
+        Text("-" if replica.kv_usage is None else f"{replica.kv_usage:.0%}"),
+        Text("  ").join([_rank_text(rank) for rank in replica.ranks]) if replica.ranks else Text("-"),
+        Text(replica.detail),
+    ]
+
+
+def _rank_text(rank: RankRow) -> Text:
+    waits = f" {duration(rank.pending_ms)}" if rank.pending_ms > LONG_MS else ""
+    mark = " slow" if rank.slow else ""
+    return Text(f"{rank.rank}:{rank.device}:{rank.step}{waits}{mark}", style="bold red" if rank.slow else "")
