@@ -244,7 +244,7 @@ def wait_for_model(address: str) -> None:
 
 def wait_for_end(address: str) -> None:
     """Until the API process follows no request."""
-    none = b"furrow_api_followed_requests 0\n"
+    none = b"furrow_api_followed_requests 0.0\n"
     until(lambda: none in get(address, "/metrics")[1], "the end of every stream", READY_WITHIN_S)
 
 

@@ -139,7 +139,7 @@ def cancelled(target: Target) -> Tried:
 
 def _followed(target: Target) -> int:
     metrics = target.get("/metrics").partition(b"\nfurrow_api_followed_requests ")[2]
-    return int(metrics.partition(b"\n")[0] or 0)
+    return int(float(metrics.partition(b"\n")[0] or 0))
 
 
 QUICK = (

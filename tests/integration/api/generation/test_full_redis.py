@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -102,10 +103,11 @@ def test_full_it_refuses_what_is_new_and_ends_what_runs(
                 assert http.post(f"/v1/{path}", json=body).status_code == 503
             assert int(redis.hget(ModelKeys("tiny").load, "queued") or 0) == queued
             small.resume()
-            text = "".join(running.iter_lines())
-            assert text.count('"content":') > 5 and text.endswith("data: [DONE]")
-        limit = re.compile(rf"^furrow_redis_max_bytes\{{.*\}} {FULL}$", re.MULTILINE)
-        until(lambda: limit.search(http.get("/metrics").text))
+            *events, done = [line.removeprefix("data: ") for line in running.iter_lines() if line.startswith("data: ")]
+            deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+            assert "".join(delta.get("content") or "" for delta in deltas) == "you said hello" and done == "[DONE]"
+        limit = re.compile(r"^furrow_redis_max_bytes\{.*\} (\S+)$", re.MULTILINE)
+        until(lambda: float(limit.findall(http.get("/metrics").text)[0]) == FULL)
         until(lambda: http.get("/ready").json()["redis"][0]["used_bytes"] > 0.9 * MEMORY)
         until(lambda: any(line.get("action") == "redis_memory" for line in process.lines))
         small.claiming = True
