@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -86,15 +86,16 @@ class OrderedLeader(ScriptedLeader):
         self._deaths: dict[str, int] = {}
         """The length of a request's log after which this process kills itself."""
 
-    def lead(self, stopping: threading.Event) -> None:
+    def lead(self, stopping: Callable[[], bool]) -> None:
         """Put the model into the catalog and lead until `stopping`. A predecessor's lock is waited for."""
         catalog.put_spec(self.client, ModelSpec(name=self.model, source="script"))
         run(self.client, catalog.put_assets(self.model, self.assets))
-        while not stopping.wait(STEP_S if self.running else IDLE_S):
+        while not stopping():
+            time.sleep(STEP_S if self.running else IDLE_S)
             try:
                 self.turn()
             except Lost:
-                stopping.wait(TICK_S)
+                time.sleep(TICK_S)
             except (EpochOver, RedisUnavailable):
                 self.drop()
         self.leave()
@@ -155,13 +156,14 @@ def _wait(address: tuple[str, int]) -> None:
 def main() -> None:
     """Lead until SIGTERM."""
     die_with_parent()
-    stopping = threading.Event()
+    stopping = False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
+        nonlocal stopping  # a threading.Event would be set under its own lock, which this thread may hold just now
+        stopping = True
 
     signal.signal(signal.SIGTERM, stop)
-    OrderedLeader(os.environ["FURROW_REDIS_URL"], sys.argv[1]).lead(stopping)
+    OrderedLeader(os.environ["FURROW_REDIS_URL"], sys.argv[1]).lead(lambda: stopping)
 
 
 if __name__ == "__main__":

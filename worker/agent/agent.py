@@ -146,7 +146,7 @@ class Agent:
         """The state of the loop, and the pids of the ranks; for any thread."""
         silent_s = time.monotonic() - self.turned_at
         ranks = {
-            f"{model}:{name}": {str(rank): pid for rank, pid in replica.pids().items()}
+            f"{model}:{name}": {str(rank): process.pid for rank, process in list(replica.processes.items())}
             for (model, name), replica in list(self.replicas.by_place.items())
         }
         return {"ok": silent_s < SILENT_S, "silent_s": round(silent_s, 1), "plans": self.plans, "replicas": ranks}
