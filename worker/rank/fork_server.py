@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 """Prefixes of the files that a process with a context on a GPU has open."""
+_ENDED_S = 0.5
+"""Time for which a fork waits for threads to end: Python's `join` returns before the kernel's thread is gone."""
 
 
 def serve_forks(channel: socket.socket, tell: Callable[[str], None]) -> str | None:
@@ -52,7 +54,9 @@ def serve_forks(channel: socket.socket, tell: Callable[[str], None]) -> str | No
 
 def reason_against_fork() -> str:
     """Why a copy of this process would not work; "" if it would."""
-    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    until = time.monotonic() + _ENDED_S
+    while len(threads := _threads()) > 1 and time.monotonic() < until:
+        time.sleep(0.002)
     if len(threads) > 1:
         return f"it has {len(threads)} threads ({', '.join(sorted(threads))}), of which a fork copies one"
     torch = sys.modules.get("torch")
@@ -63,6 +67,15 @@ def reason_against_fork() -> str:
             if (name := str(file.readlink())).startswith(_DEVICE_FILES):
                 return f"it has {name} open, which no forked process can use"
     return ""
+
+
+def _threads() -> list[str]:
+    """The name of each thread of this process."""
+    names = list[str]()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            names.append((task / "comm").read_text().strip())
+    return names
 
 
 def _fork() -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from tests.supervisor import Host, supervised_host
+from tests.supervisor import ROOT, Host, supervised_host
 from tests.waiting import until
 from worker.supervision.client import ChildProcess, SupervisorClient
 from worker.supervision.wire import Ending
@@ -109,3 +110,14 @@ def test_a_server_that_hangs_is_an_error() -> None:
         until(lambda: [one.pid for one in children() if one.cmdline()[2:3] == [SERVER]] == [forks.pid], 40.0)
         host.lose_agent()
         assert [one.tag.get("kind") for one in host.connect().inherited] == [None]
+
+
+def test_a_thread_that_is_ending_is_waited_for() -> None:
+    """One that stays is the reason, by name; one that ends within the moment is none."""
+    code = (
+        "import threading, time; from worker.rank.fork_server import reason_against_fork as reason;"
+        "thread = threading.Thread(target=time.sleep, args=(0.1,)); thread.start(); assert not reason(), reason();"
+        "stays = threading.Thread(target=time.sleep, args=(2,), daemon=True); stays.start();"
+        "assert '2 threads' in reason()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
