@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from api.asgi.tasks import PeriodicTask
-from api.schemas.farm import FarmAway, FarmCard, HostCard
+from api.schemas.farm import FarmAway, FarmCard
 from control import access
 from control.errors import RedisUnavailable
 from control.placement import farm
@@ -29,27 +29,11 @@ def read_farm(client: SyncRedis, *, shared: bool = False) -> FarmCard:
     letters = run_every(client, [count_letters(one.model) for one in models])
     return FarmCard(
         models=models,
-        hosts=read_hosts(client),
+        hosts=farm.host_cards(client),
         apis=farm.living_apis(client),
         dead_letters={one.model: count for one, count in zip(models, letters, strict=True) if count},
         keys=run(client, access.count()),
     )
-
-
-def read_hosts(client: SyncRedis) -> list[HostCard]:
-    """Every known host with its assignments. Raises RedisUnavailable."""
-    living = {host.id: host for host in farm.living_hosts(client)}
-    drained = farm.drained_hosts(client)
-    return [
-        HostCard(
-            id=name,
-            alive=name in living,
-            drained=name in drained,
-            devices=list(living[name].devices) if name in living else [],
-            replicas=sorted(f"{one.spec.name}:{one.replica}" for one in farm.assignments(client, name)),
-        )
-        for name in farm.known_hosts(client)
-    ]
 
 
 class FarmEvents:

@@ -7,6 +7,7 @@ import msgspec
 from control.access import ApiKey
 from control.access.usage import Usage
 from control.messages import LOOKUP_TOKENS, GenerationRequest
+from control.placement.farm import HostCard
 from control.replicas.health import Overview
 from control.requests import OpenRequest
 
@@ -135,16 +136,6 @@ class Letter(msgspec.Struct, kw_only=True):
     """Entries of its token log."""
     at_ms: int
     params: GenerationRequest | None = None
-
-
-class HostCard(msgspec.Struct, kw_only=True):
-    """`alive`: its agent has a heartbeat; its ranks serve without one. `replicas`: assigned, as `model:replica`."""
-
-    id: str
-    alive: bool
-    drained: bool
-    devices: list[str]
-    replicas: list[str]
 
 
 class FarmCard(msgspec.Struct, kw_only=True):

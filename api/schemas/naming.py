@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from control.errors import RequestError
 
 Names = dict[str, str]
-"""What the client calls a chat request's parameters, by whole names or by patterns, which begin with ^."""
+"""The client's names of a chat request's parameters, whole or as patterns, which begin with ^."""
 
 
 @contextmanager

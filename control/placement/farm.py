@@ -66,6 +66,32 @@ def living_hosts(client: SyncRedis) -> list[Host]:
     ]
 
 
+class HostCard(msgspec.Struct, kw_only=True):
+    """`alive`: its agent has a heartbeat; its ranks serve without one. `replicas`: assigned, as `model:replica`."""
+
+    id: str
+    alive: bool
+    drained: bool
+    devices: list[str]
+    replicas: list[str]
+
+
+def host_cards(client: SyncRedis) -> list[HostCard]:
+    """Every known host with its assignments."""
+    living = {host.id: host for host in living_hosts(client)}
+    drained = drained_hosts(client)
+    return [
+        HostCard(
+            id=name,
+            alive=name in living,
+            drained=name in drained,
+            devices=list(living[name].devices) if name in living else [],
+            replicas=sorted(f"{one.spec.name}:{one.replica}" for one in assignments(client, name)),
+        )
+        for name in known_hosts(client)
+    ]
+
+
 def drained_hosts(client: SyncRedis) -> set[str]:
     """Those that get nothing new."""
     return run(client, read("SMEMBERS", keys.DRAINED, parse=set))

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from control import constants, keys
+from control.errors import ModelNotFound
 from control.keys import ModelKeys
 from control.messages import ModelAssets, ModelSpec
 from control.redis.clients import SyncRedis
@@ -55,6 +56,14 @@ def list_specs(client: SyncRedis) -> list[ModelSpec]:
     names = sorted(run(client, read("SMEMBERS", keys.MODELS, parse=list)))
     found = run_every(client, [_read_struct(ModelKeys(name).spec, ModelSpec) for name in names])
     return [spec for spec in found if spec is not None]
+
+
+def model_names(client: SyncRedis, model: str | None = None) -> list[str]:
+    """Every model's name, or just `model`. Raises ModelNotFound for one that the farm does not know."""
+    known = [spec.name for spec in list_specs(client)]
+    if model is not None and model not in known:
+        raise ModelNotFound(model, known)
+    return known if model is None else [model]
 
 
 def same(one: ModelSpec, other: ModelSpec) -> bool:

@@ -10,7 +10,7 @@
 --@arguments base word text count count count word word
 local base, rid, tenant, bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
--- What is taken now, of all and of the tenant. Requests whose images are gone, however they ended, are forgotten.
+-- The bytes that images take now, of all and of the tenant. Requests whose images are gone, in whatever way, are forgotten.
 local function taken()
   local all, own, known = 0, 0, redis.call('HGETALL', KEYS[2])
   for i = 1, #known, 2 do

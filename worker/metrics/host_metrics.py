@@ -24,7 +24,7 @@ ADDRESS_KEY = "metrics"
 
 
 class Records(Protocol):
-    """What a host's supervisor keeps for its agents."""
+    """The records that a host's supervisor keeps for its agents."""
 
     kept: dict[str, Any]
 

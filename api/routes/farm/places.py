@@ -6,7 +6,7 @@ from litestar import get, post
 from litestar.openapi import ResponseSpec
 from litestar.response import Stream
 
-from api.background.farm_events import read_farm, read_hosts
+from api.background.farm_events import read_farm
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
 from api.routes.generation import process_of
@@ -33,7 +33,7 @@ async def follow_farm(request: Http) -> Stream:
 @get("/hosts")
 async def show_hosts(request: Http) -> Hosts:
     """Every known host, with its state and its assigned replicas."""
-    return Hosts(data=await on_farm(request, read_hosts))
+    return Hosts(data=await on_farm(request, farm.host_cards))
 
 
 @post("/hosts/drain", status_code=200, operation_class=taking(HostToDrain))

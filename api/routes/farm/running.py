@@ -9,7 +9,6 @@ from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
 from api.schemas.farm import Done, RequestNamed, Requests
 from control import requests
-from control.errors import ModelNotFound
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.requests import OpenRequest
@@ -27,7 +26,7 @@ async def list_requests(
 
 
 def _list(client: SyncRedis, model: str | None) -> list[OpenRequest]:
-    found = [one for name in _models(client, model) for one in requests.open_requests(client, name, _MOST)]
+    found = [one for name in catalog.model_names(client, model) for one in requests.open_requests(client, name, _MOST)]
     return sorted(found, key=lambda one: -one.age_ms)
 
 
@@ -39,13 +38,6 @@ async def cancel_request(request: Http) -> Done:
 
 
 def _cancel(client: SyncRedis, rid: str) -> Done:
-    state = requests.cancel_any(client, _models(client, None), rid)
+    state = requests.cancel_any(client, catalog.model_names(client), rid)
     words = "ends with its next step" if state == "running" else f"is {state}"
     return Done(done=f"{rid}: {words}.", id=rid)
-
-
-def _models(client: SyncRedis, model: str | None) -> list[str]:
-    known = [spec.name for spec in catalog.list_specs(client)]
-    if model is not None and model not in known:
-        raise ModelNotFound(model, known)
-    return known if model is None else [model]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import click
 
 from control import requests as control_requests
-from control.errors import ModelNotFound
 from control.operations.options import connect_to_farm, redis_option
 from control.records import catalog
-from control.redis.clients import SyncRedis
 from control.requests.upkeep.life import life_of
 from ops.cli.tables import duration, echo_json, echo_table, json_option
 
@@ -28,7 +26,7 @@ def requests() -> None:
 def list_requests(model: str | None, tenant: str | None, as_json: bool, redis_url: str | None) -> None:
     """List the oldest 1,000 requests that wait or run, oldest first."""
     client = connect_to_farm(redis_url)
-    names = models(client, model)
+    names = catalog.model_names(client, model)
     found = [one for name in names for one in control_requests.open_requests(client, name, MOST)]
     found = sorted((one for one in found if tenant in (None, one.tenant)), key=lambda one: -one.age_ms)[:MOST]
     if as_json:
@@ -58,7 +56,7 @@ def show(rid: str, as_json: bool, redis_url: str | None) -> None:
     A request is kept for two minutes after its end.
     """
     client = connect_to_farm(redis_url)
-    life = life_of(client, models(client, None), rid)
+    life = life_of(client, catalog.model_names(client), rid)
     if as_json:
         echo_json(life)
         return
@@ -79,13 +77,5 @@ def show(rid: str, as_json: bool, redis_url: str | None) -> None:
 def cancel(rid: str, redis_url: str | None) -> None:
     """End the request RID: at once while it waits, with its next step while it runs."""
     client = connect_to_farm(redis_url)
-    state = control_requests.cancel_any(client, models(client, None), rid)
+    state = control_requests.cancel_any(client, catalog.model_names(client), rid)
     click.echo(f"{rid}: {'ends with its next step' if state == 'running' else f'is {state}'}.")
-
-
-def models(client: SyncRedis, name: str | None) -> list[str]:
-    """Every model, or the one named. Raises ModelNotFound."""
-    known = [spec.name for spec in catalog.list_specs(client)]
-    if name is not None and name not in known:
-        raise ModelNotFound(name, known)
-    return known if name is None else [name]

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import click
 import msgspec
 
-from control.errors import ModelNotFound
 from control.operations.options import connect_to_farm, redis_option
 from control.records import catalog
 from control.redis.connection import run, run_every
@@ -35,9 +34,7 @@ def history(model: str, as_json: bool, redis_url: str | None) -> None:
     Up to 64 of each are kept for a replica. A fault has the time of the epoch that it ended.
     """
     client = connect_to_farm(redis_url)
-    known = [spec.name for spec in catalog.list_specs(client)]
-    if model not in known:
-        raise ModelNotFound(model, known)
+    catalog.model_names(client, model)
     names = sorted(run(client, catalog.replicas(model)))
     formed = run_every(client, [health.formations(model, name) for name in names])
     poisons = run_every(client, [health.poison_history(model, name) for name in names])

@@ -28,16 +28,14 @@ def hosts(as_json: bool, redis_url: str | None) -> None:
     A host is away when its agent has no heartbeat; its ranks may serve all the same.
     """
     client = connect_to_farm(redis_url)
-    living = {host.id: host for host in farm.living_hosts(client)}
-    drained = farm.drained_hosts(client)
     found = [
         HostRow(
-            id=name,
-            state="drained" if name in drained else "alive" if name in living else "away",
-            devices=list(living[name].devices) if name in living else [],
-            replicas=sorted(f"{one.spec.name}:{one.replica}" for one in farm.assignments(client, name)),
+            id=one.id,
+            state="drained" if one.drained else "alive" if one.alive else "away",
+            devices=one.devices,
+            replicas=one.replicas,
         )
-        for name in farm.known_hosts(client)
+        for one in farm.host_cards(client)
     ]
     if as_json:
         echo_json(found)

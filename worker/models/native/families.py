@@ -62,7 +62,7 @@ class NativeFamily:
     norm_offset: bool = False
     """True if one is added to the weights of norms."""
     head_norms: int | None = None
-    """What the norms of query and key take together; None without such norms."""
+    """The reach of norms of query and key: EACH_HEAD, EACH_TURNED_HEAD or ALL_HEADS; None without such norms."""
     scaled_embedding: bool = False
     """True if embeddings are multiplied by the root of the hidden size."""
     output_gate: bool = False

@@ -121,7 +121,7 @@ def shown(client: Any, plans: bool) -> dict[str, float]:
 
 
 def test_the_farm_s_series(redis: ReplicaRedis) -> None:
-    """What Redis holds of models and hosts; nothing where this agent does not plan."""
+    """The state of models and hosts in Redis; nothing where this agent does not plan."""
     client = redis.client
     catalog.put_spec(client, ModelSpec(name="tiny", source="/x", replicas=2))
     desired.pause(client, "tiny", paused=True)

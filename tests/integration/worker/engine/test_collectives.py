@@ -38,7 +38,7 @@ def exchanged(collective: Collective) -> list[Tensor]:
 
 
 def rows_that_change(collective: Collective) -> tuple[bool, int]:
-    """What the collective says of itself, and how many of 16 rows have another sum beside others than alone."""
+    """The collective's word on itself, and how many of 16 rows have another sum beside others than alone."""
     rows = torch.randn(16, 896, generator=torch.Generator().manual_seed(collective.rank))
     together = collective.all_reduce(rows.clone())
     alone = [collective.all_reduce(row.clone()) for row in rows.split(1)]
